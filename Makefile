@@ -1,0 +1,44 @@
+# Needs Python 3.11+ and make. Every target creates .venv itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: run test check format setup test-engines clean
+
+run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
+	$(BIN)/warmroute demo $(ARGS)
+
+test: $(VENV)/.dev  ## the test suite, with coverage of the core
+	$(BIN)/python -m pytest --cov=router.core --cov-report=term --cov-fail-under=95 $(ARGS)
+
+check: $(VENV)/.dev  ## lint, types, floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev  ## make the linter happy where it can do so itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(VENV)/.dev  ## create .venv with everything
+
+test-engines: $(VENV)/.dev  ## tests against real vLLM on this CPU: 2.5 GB of disk, a few minutes
+	$(BIN)/python -m tests.engines.install
+	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venv-engines
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@ $(VENV)/.demo

@@ -1,0 +1,26 @@
+"""python -m loadtest INSTRUMENT ...: each instrument is a module with `main(argv) -> exit status`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+INSTRUMENTS = {
+    "engine": "simulated replicas with vLLM's HTTP surface and KV events",
+    "replay": "drive any OpenAI-compatible URL with a trace",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one instrument."""
+    if not argv or argv[0] not in INSTRUMENTS:
+        print("usage: python -m loadtest INSTRUMENT [--help]\n")
+        for name, text in INSTRUMENTS.items():
+            print(f"  {name:10} {text}")
+        return 0 if argv[:1] in (["--help"], ["-h"]) else 2
+    module = importlib.import_module(f"loadtest.{argv[0]}")
+    return int(module.main(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

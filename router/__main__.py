@@ -1,0 +1,110 @@
+"""argv -> settings -> run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from router import __version__, logs
+from router.core.policies import POLICIES
+from router.settings import Settings, SettingsError, load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `warmroute`. Returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["demo"]:
+        from loadtest.demo import main as demo
+
+        return demo(arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.command == "check-config":
+        return _check(options.file)
+    try:
+        settings = load(options.config, os.environ, _overrides(options))
+    except SettingsError as error:
+        return _complain(error)
+    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
+    return _run(settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="warmroute", description="A KV-cache-aware router for LLM servers.")
+    parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the router")
+    serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", help="port to listen on (8000)")
+    serve.add_argument("--admin-port", help="port of the admin listener (8001)")
+    serve.add_argument("--policy", help=f"placement policy (warm): {', '.join(POLICIES)}")
+    serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key")
+    check = commands.add_parser("check-config", help="say what is wrong with a settings file")
+    check.add_argument("file", type=Path)
+    commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
+    return parser
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    flags = {
+        "replicas": options.replica,
+        "listen.host": options.host,
+        "listen.port": options.port,
+        "listen.admin_port": options.admin_port,
+        "routing.policy": options.policy,
+    }
+    overrides = {key: value for key, value in flags.items() if value is not None}
+    for assignment in options.set:
+        key, _, value = assignment.partition("=")
+        overrides[key] = value
+    return overrides
+
+
+def _check(file: Path) -> int:
+    try:
+        load(file)
+    except SettingsError as error:
+        return _complain(error)
+    print(f"{file}: fine")
+    return 0
+
+
+def _complain(error: SettingsError) -> int:
+    for problem in error.problems:
+        print(f"warmroute: {problem}", file=sys.stderr)
+    return 2
+
+
+def _run(settings: Settings) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(settings))
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    from router.app import App
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        async with App(settings) as app:
+            print(f"listening {app.url} admin {app.admin_url}", flush=True)
+            await stop.wait()
+    except OSError as error:
+        print(f"warmroute: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

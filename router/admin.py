@@ -1,0 +1,148 @@
+"""The router's own pages: health, readiness, metrics, and what an operator wants to see at three in the morning."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from router.core.facts import Candidate
+from router.core.fleet import Member
+from router.core.routing import Router
+from router.metrics import CONTENT_TYPE, Metrics, RequestRecord
+
+
+class Pages:
+    """Handlers that read and never change anything."""
+
+    def __init__(
+        self,
+        router: Router,
+        metrics: Metrics,
+        *,
+        ready: Callable[[], bool],
+        clock: Callable[[], float],
+        decisions_max: int,
+    ) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._ready = ready
+        self._clock = clock
+        self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
+
+    def routes(self, *, admin: bool, metrics: bool) -> list[web.RouteDef]:
+        """The pages of one listener."""
+        routes = [web.get("/healthz", self.healthz), web.get("/readyz", self.readyz)]
+        if metrics:
+            routes.append(web.get("/metrics", self.metrics))
+        if admin:
+            routes += [
+                web.get("/admin/replicas", self.replicas),
+                web.get("/admin/decisions", self.last_decisions),
+                web.get("/admin/index", self.index),
+            ]
+        return routes
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """The process is alive."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """At least one replica is ready and the router is not draining."""
+        ready = self._ready()
+        return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus' text format."""
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def models(self, _: web.Request) -> web.Response:
+        """The union of what ready replicas serve, in OpenAI's list form."""
+        return _json({"object": "list", "data": list(self._models().values())})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """One model of the list."""
+        name = request.match_info["model"]
+        row = self._models().get(name)
+        if row is None:
+            error = {"message": f"The model '{name}' does not exist.", "type": "not_found_error", "param": "model"}
+            return _json({"error": {**error, "code": "model_not_found"}}, status=404)
+        return _json(row)
+
+    async def replicas(self, _: web.Request) -> web.Response:
+        """Every replica with health, load, grade, and what was learned of it."""
+        now_s = self._clock()
+        return _json({"replicas": [self._replica(m, now_s) for m in self._router.fleet.members.values()]})
+
+    async def last_decisions(self, _: web.Request) -> web.Response:
+        """The last requests, newest first, with the candidates that were weighed."""
+        return _json({"decisions": [_decision(record) for record in reversed(self.decisions)]})
+
+    async def index(self, _: web.Request) -> web.Response:
+        """Size of the prefix index."""
+        index = self._router.index
+        held = {m.id: {"blocks": index.blocks(m.id), "blocks_max": index.capacity(m.id)} for m in self._members()}
+        return _json({"keys": index.keys, "bytes": index.bytes_used, "bytes_max": index.bytes_max, "replicas": held})
+
+    def _members(self) -> list[Member]:
+        return list(self._router.fleet.members.values())
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        rows: dict[str, dict[str, Any]] = {}
+        for member in self._router.fleet.ready():
+            for model in member.models.values():
+                row = {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+                row |= {"root": model.root, "parent": model.parent, "max_model_len": model.max_model_len_tokens}
+                rows.setdefault(model.name, row)
+        return rows
+
+    def _replica(self, member: Member, now_s: float) -> dict[str, Any]:
+        model = self._router.fleet.model_of(member)
+        return {
+            "id": member.id,
+            "ready": member.health.fit,
+            "grade": member.grade,
+            "models": sorted(member.models),
+            "in_flight": len(member.leases),
+            "pending_prefill_ms": round(member.pending_ms(now_s), 1),
+            "load": member.load,
+            "share": round(member.share, 3),
+            "prefill": model,
+            "blocks": self._router.index.blocks(member.id),
+            "blocks_max": self._router.index.capacity(member.id),
+        }
+
+
+def _decision(record: RequestRecord) -> dict[str, Any]:
+    receipt = record.receipt
+    return {
+        "id": record.id,
+        "at_s": round(record.at_s, 3),
+        "route": record.route,
+        "model": record.model,
+        "status": record.status,
+        "ending": record.ending,
+        "error": record.error,
+        "retries": record.retries,
+        "ttft_s": record.ttft_s,
+        "duration_s": record.duration_s,
+        "usage": record.usage,
+        "replica": receipt and receipt.replica,
+        "reason": receipt and receipt.reason,
+        "grade": receipt and receipt.grade,
+        "prompt_tokens": receipt and receipt.prompt_tokens,
+        "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
+        "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(candidate)
+    return {key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def _json(value: Any, status: int = 200) -> web.Response:  # noqa: ANN401 - anything JSON
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

@@ -1,0 +1,41 @@
+"""Who answered which prompt, and with how many tokens.
+
+An answer's own blocks are in the KV cache of whoever gave it, but its text only comes back as part of a later
+prompt. So it is remembered under the key of the prompt it answered, and credited when a prompt quotes it.
+It also gives a conversation's own bytes per token, better than the model's mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`prompt_tokens` is 0 where the engine did not say."""
+
+    replica: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class AnswerMemory:
+    """Bounded; the answers given longest ago make room."""
+
+    def __init__(self, answers_max: int) -> None:
+        self._answers_max = answers_max
+        self._answers: dict[int, Answer] = {}
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def put(self, end_key: int, answer: Answer) -> None:
+        """Remember the answer to the prompt that ends at `end_key`; a later answer replaces it."""
+        self._answers.pop(end_key, None)
+        self._answers[end_key] = answer
+        if len(self._answers) > self._answers_max:
+            del self._answers[next(iter(self._answers))]
+
+    def get(self, end_key: int) -> Answer | None:
+        """The latest answer to that prompt."""
+        return self._answers.get(end_key)

@@ -1,0 +1,42 @@
+"""What a dialect must know: how to read a request for placement, and how to speak of usage and errors."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router.core.facts import Ask, Usage
+
+
+class BadBody(ValueError):
+    """The body cannot be a request of this dialect; `code` is stable, the message is for humans."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Dialect(Protocol):
+    """One API family. Pure: bytes in, facts or bytes out."""
+
+    name: str
+
+    def parse(self, path: str, body: bytes) -> Ask:
+        """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object."""
+
+    def usage(self, body: bytes) -> Usage | None:
+        """Token counts of an answer that did not stream."""
+
+    def stream_usage(self, tail: bytes) -> Usage | None:
+        """Token counts from the last bytes of a stream."""
+
+    def event_error(self, chunk: bytes) -> int | None:
+        """Status of the error that a stream's first event carries; None for a healthy event."""
+
+    def with_usage(self, body: bytes) -> bytes:
+        """The same request, asking for usage at the end of its stream; spliced, not re-serialised."""
+
+    def is_usage_event(self, event: bytes) -> bool:
+        """Whether this event exists only because `with_usage` asked for it."""
+
+    def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
+        """The dialect's own error body."""

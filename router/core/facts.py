@@ -1,0 +1,169 @@
+"""The nouns that every other module speaks in: frozen facts, no behaviour beyond their own arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Grade(StrEnum):
+    """How far the router's belief about what a replica holds can be trusted."""
+
+    EXACT = "exact"
+    CATCHING_UP = "catching-up"
+    ESTIMATED = "estimated"
+
+
+class Reason(StrEnum):
+    """Why a request went where it went; the values of `x-warmroute-reason`."""
+
+    WARM = "warm"  # the replica that holds the longest part of the prompt
+    SPILL = "spill"  # another holds more, but waiting there would cost more than computing again
+    COLD = "cold"  # no replica holds any of it
+    TIE = "tie"  # prices too close to tell apart: the hash ring decided
+    ONLY = "only"  # one candidate
+    POLICY = "policy"  # a policy that does not look at the cache
+    RETRY = "retry"  # a second attempt, after the first replica failed
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine as discovery reports it. `id` is its base URL without a trailing slash: stable across routers."""
+
+    id: str
+
+    @property
+    def url(self) -> str:
+        """Base URL to which a request's path is appended."""
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One row of an engine's `/v1/models`. `parent` is set for a LoRA adapter (vLLM, SGLang)."""
+
+    name: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len_tokens: int | None = None
+    created: int = 0
+    owned_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine's `/metrics` says of itself; None where it does not say."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None  # 0..1, blocks in use by live requests
+    kv_tokens_max: int | None = None  # capacity of the KV pool
+    block_tokens: int | None = None  # the engine's own block (page) size
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    cache_query_tokens_total: float | None = None
+    cache_hit_tokens_total: float | None = None
+    prefix_caching: bool | None = None  # False: nothing is ever held
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the chat template will see, as canonical bytes.
+
+    Turn n+1 of an append-only conversation starts with all bytes of turn n. `first_user_end` is the offset behind
+    the first user message; `assistant_spans` are (start, end) offsets of assistant messages, in order.
+    `opaque_bytes` counts bytes that stand for something else (an image's digest): they say nothing of bytes per token.
+    `bytes_per_token` is set where it is known, not learned: a prompt given as token ids.
+    """
+
+    text: bytes
+    first_user_end: int
+    assistant_spans: tuple[tuple[int, int], ...] = ()
+    opaque_bytes: int = 0
+    bytes_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A parsed request: only what placement needs to know of it."""
+
+    model: str | None
+    prompt: Prompt | None = None
+    stream: bool = False
+    salt: bytes = b""  # cache_salt and whatever else separates caches besides the model
+    session: str | None = None  # prompt_cache_key; a session header comes from the proxy
+    output_tokens_max: int | None = None
+    stored: bool = False  # the engine keeps the answer (Responses API): never retried
+    response_id: str | None = None  # previous_response_id: belongs to the replica that made it
+    wants_usage: bool = False  # the client asked for usage in its stream
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that may take the request, with everything a policy may weigh. Times are milliseconds."""
+
+    id: str
+    cached_tokens: int  # longest prefix believed held
+    uncached_tokens: int
+    pending_ms: float  # prefill work already sent there and not yet done, foreign waiting work included
+    uncached_ms: float  # prefill of this request's uncached part
+    evicted_ms: float  # work others would have to repeat: evicted tokens x chance that they are asked for again
+    kv_wait_ms: float  # until the KV pool has room for this request
+    in_flight: int  # open leases
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a policy is asked, besides the candidates."""
+
+    ring_key: str  # session hint, else the chain key behind the first user message
+    tie_ms: float  # prices closer than this cannot be told apart
+    backlog: float  # mean pending work of the fleet, in multiples of the learned time of BACKLOG_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's answer. `tied` says that the ring, not the price, decided."""
+
+    id: str
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine reports them; `cached_tokens` is None where its flags keep it silent."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+class Ending(StrEnum):
+    """How an attempt on a replica ended."""
+
+    OK = "ok"
+    REFUSED_BY_ENGINE = "refused"  # a 4xx: the request's fault, not the replica's
+    FAILED = "failed"  # the replica's fault
+    CLIENT_LEFT = "client_left"  # nobody's fault
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a lease."""
+
+    ending: Ending
+    usage: Usage | None = None
+    events: int = 0  # streamed events: tokens, where usage is not reported
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the client, the log and `/admin/decisions` are told of a placement."""
+
+    replica: str
+    policy: str
+    reason: Reason
+    grade: Grade
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    candidates: tuple[Candidate, ...] = field(default=(), repr=False)

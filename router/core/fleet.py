@@ -1,0 +1,225 @@
+"""What the router knows of each replica besides its cache: health, models, load, open leases, prefill speed.
+
+Pending prefill is a queue per replica, first in first out as engines schedule it. Each open lease waits there with
+the modelled time of its prefill until its first token (or its end). The head of the queue decays with the clock;
+a head overdue counts as done-any-moment, but what waits behind it still waits. A lease whose first token cannot be
+seen (an answer that does not stream) leaves the queue when its modelled time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
+from router.core.health import Health
+from router.core.prefill import PrefillFit, PrefillModel
+
+WORK_FADE = 0.95  # of the mean work a request brings, per request
+SHARE_FADE = 0.9  # of our share of a replica's work, per probe
+SHARE_TOKENS_MIN = 5_000  # computed tokens between two probes, below which a share says nothing
+
+
+@dataclass(slots=True)
+class Lease:
+    """A promise that a replica is working on a request, from placement to the end of the answer.
+
+    `role` is what the replica does for it; disaggregated prefill and decode will be two leases.
+    """
+
+    id: int
+    replica: str
+    receipt: Receipt
+    placed_s: float
+    model: str
+    streams: bool
+    prompt_tokens: int
+    cached_tokens: int
+    credited_tokens: int  # of the cached ones, credited from a past answer at this placement
+    prefill_ms: float
+    kv_tokens: int  # expected to be used: prompt and answer
+    keys: list[int]
+    end_key: int | None
+    held_blocks: int  # of `keys`, believed held before placement
+    text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
+    role: str = "both"
+    first_token_s: float | None = None
+    service_ms: float | None = None
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that the replica must compute."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(slots=True)
+class _Waiting:
+    ms: float
+    streams: bool
+
+
+@dataclass(slots=True)
+class Member:
+    """One replica's state. Mutated only by Fleet and Router."""
+
+    replica: Replica
+    health: Health = field(default_factory=Health)
+    grade: Grade = Grade.ESTIMATED
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    load: Load = field(default_factory=Load)
+    fit: PrefillFit = field(default_factory=PrefillFit)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    kv_tokens_in_use: int = 0  # of open leases: prompt and expected answer
+    share: float = 1.0  # of the replica's computed tokens that we sent
+    computed_tokens: float = 0.0  # that we sent since the last probe that was used
+    foreign_waiting: int = 0  # requests waiting there that are not ours
+    first_token_s: float = 0.0
+    _queue: dict[int, _Waiting] = field(default_factory=dict)
+    _queue_ms: float = 0.0
+    _head_since_s: float = 0.0
+
+    @property
+    def id(self) -> str:
+        """The replica's id."""
+        return self.replica.id
+
+    def pending_ms(self, now_s: float) -> float:
+        """Modelled time until everything we sent there is prefilled."""
+        self._decay(now_s)
+        if not self._queue:
+            return 0.0
+        head = next(iter(self._queue.values()))
+        return max(0.0, self._queue_ms - min((now_s - self._head_since_s) * 1e3, head.ms))
+
+    def waiting(self) -> int:
+        """Our requests whose prefill is not known to be done."""
+        return len(self._queue)
+
+    def open(self, lease: Lease, now_s: float) -> None:
+        """Take a lease on."""
+        self._decay(now_s)
+        if not self._queue:
+            self._head_since_s = now_s
+        self.leases[lease.id] = lease
+        self.kv_tokens_in_use += lease.kv_tokens
+        self._queue[lease.id] = _Waiting(lease.prefill_ms, lease.streams)
+        self._queue_ms += lease.prefill_ms
+
+    def prefilled(self, lease: Lease, now_s: float) -> None:
+        """The first token was seen; what it took is the replica's service time."""
+        lease.first_token_s = now_s
+        lease.service_ms = (now_s - max(lease.placed_s, self.first_token_s)) * 1e3
+        self.first_token_s = now_s
+        self._leave_queue(lease.id, now_s)
+
+    def close(self, lease: Lease, now_s: float) -> bool:
+        """Give a lease back; False when it was already back."""
+        if self.leases.pop(lease.id, None) is None:
+            return False
+        self.kv_tokens_in_use -= lease.kv_tokens
+        self._leave_queue(lease.id, now_s)
+        return True
+
+    def observe_load(self, load: Load) -> None:
+        """Take a probe's view: who else uses the replica, and how much of it is ours."""
+        before, self.load = self.load, load
+        ours = self.waiting()
+        self.foreign_waiting = max(0, (load.waiting or 0) - ours)
+        theirs = _computed(before, load)
+        if theirs is None:
+            self.computed_tokens = 0.0
+        elif theirs >= SHARE_TOKENS_MIN:
+            share = min(1.0, self.computed_tokens / theirs)
+            self.share = SHARE_FADE * self.share + (1 - SHARE_FADE) * share
+            self.computed_tokens = 0.0
+        else:
+            self.load = _keep_counters(before, load)
+
+    def _leave_queue(self, lease_id: int, now_s: float) -> None:
+        if lease_id not in self._queue:
+            return
+        if next(iter(self._queue)) == lease_id:
+            self._head_since_s = now_s
+        self._queue_ms -= self._queue.pop(lease_id).ms
+        if not self._queue:
+            self._queue_ms = 0.0  # sheds rounding errors
+
+    def _decay(self, now_s: float) -> None:
+        while self._queue:
+            lease_id, head = next(iter(self._queue.items()))
+            if head.streams or (now_s - self._head_since_s) * 1e3 < head.ms:
+                return
+            since_s = self._head_since_s
+            self._leave_queue(lease_id, now_s)
+            self._head_since_s = since_s + head.ms / 1e3
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All replicas, in a stable order, and what they have in common."""
+
+    members: dict[str, Member] = field(default_factory=dict)
+    prefill: PrefillFit = field(default_factory=PrefillFit)
+    mean_work_ms: float = 0.0  # of a request's uncached part
+    mean_open_ms: float = 0.0  # of a lease, from placement to end
+
+    def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
+        """Take a complete set; returns ids that joined and ids that left. State of those that stay is kept."""
+        wanted = {replica.id: replica for replica in replicas}
+        left = [id_ for id_ in self.members if id_ not in wanted]
+        joined = [id_ for id_ in wanted if id_ not in self.members]
+        for id_ in left:
+            del self.members[id_]
+        for id_ in joined:
+            self.members[id_] = Member(wanted[id_])
+        return joined, left
+
+    def ready(self) -> list[Member]:
+        """Members that may be sent requests."""
+        return [member for member in self.members.values() if member.health.fit]
+
+    def model_names(self) -> set[str]:
+        """Every model that any ready replica serves."""
+        return {name for member in self.ready() for name in member.models}
+
+    def model_of(self, member: Member) -> PrefillModel:
+        """The replica's own prefill model, or the fleet's until it has one."""
+        return member.fit.model if member.fit.observations else self.prefill.model
+
+    def backlog_ms(self, now_s: float) -> float:
+        """Mean pending prefill over ready replicas."""
+        ready = self.ready()
+        return sum(member.pending_ms(now_s) for member in ready) / len(ready) if ready else 0.0
+
+    def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """Learn from a lease that ended well: speed of prefill, size of requests, length of leases."""
+        usage = outcome.usage
+        uncached, cached = lease.uncached_tokens, lease.cached_tokens
+        if usage is not None and usage.cached_tokens is not None:
+            uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
+        if lease.service_ms is not None:
+            self.prefill.observe(uncached, cached, lease.service_ms, PrefillModel())
+            member.fit.observe(uncached, cached, lease.service_ms, self.prefill.model)
+        self.mean_open_ms += (1 - WORK_FADE) * ((now_s - lease.placed_s) * 1e3 - self.mean_open_ms)
+        self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)
+        member.computed_tokens += uncached + lease.credited_tokens
+
+
+_COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "cache_hit_tokens_total")
+
+
+def _computed(before: Load, after: Load) -> float | None:
+    """Tokens an engine computed between two probes, prompt and answer; None at first, after a restart, or unsaid."""
+    deltas = []
+    for name in _COUNTERS:
+        old, new = getattr(before, name), getattr(after, name)
+        if old is None or new is None or new < old:
+            return None
+        deltas.append(new - old)
+    prompt, generated, hits = deltas
+    return float(max(0.0, prompt - hits) + generated)
+
+
+def _keep_counters(before: Load, after: Load) -> Load:
+    """`after` with the counters of `before`, so that small deltas add up until they say something."""
+    return replace(after, **{name: getattr(before, name) for name in _COUNTERS})

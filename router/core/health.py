@@ -1,0 +1,57 @@
+"""Is a replica fit to be sent requests? A tiny machine fed with observations; only its flips are news.
+
+A refused connection is proof and takes a replica out at once; a failed health check may be a hiccup, so a few in a
+row are needed. One good check brings it back: the engine's own /health is 503 until it can serve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FAILURES_MAX = 2  # failed checks in a row before a replica is taken out
+
+
+@dataclass(slots=True)
+class Health:
+    """Starts unfit: a replica serves once it has answered."""
+
+    fit: bool = False
+    failures: int = 0
+
+    def observe(self, ok: bool, *, proof: bool = False) -> bool:
+        """Take one observation; `proof` (connection refused) needs no second. Returns whether `fit` flipped."""
+        before = self.fit
+        if ok:
+            self.failures, self.fit = 0, True
+        else:
+            self.failures += 1
+            if proof or self.failures >= FAILURES_MAX:
+                self.fit = False
+        return self.fit != before
+
+
+@dataclass(slots=True)
+class RetryBudget:
+    """Retries are at most `ratio` of requests plus `floor_per_s`, so a dead fleet is not hammered.
+
+    A token bucket in retries (as in finagle's and linkerd's budgets): each request deposits `ratio`, time deposits
+    `floor_per_s`, a retry withdraws one. Holds at most ten seconds' worth of the floor.
+    """
+
+    ratio: float = 0.2
+    floor_per_s: float = 10.0
+    tokens: float = 10.0
+    _at_s: float = 0.0
+
+    def deposit(self) -> None:
+        """A request came in."""
+        self.tokens = min(self.tokens + self.ratio, self.floor_per_s * 10)
+
+    def withdraw(self, now_s: float) -> bool:
+        """Ask for one retry now."""
+        self.tokens = min(self.tokens + (now_s - self._at_s) * self.floor_per_s, self.floor_per_s * 10)
+        self._at_s = now_s
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True

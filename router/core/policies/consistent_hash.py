@@ -1,0 +1,24 @@
+"""consistent_hash: the key's place on the ring, with bounded load; affinity without knowing any cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.core.facts import Candidate, Choice, Question
+from router.core.ring import Ring, load_bound
+
+
+@dataclass(slots=True)
+class ConsistentHash:
+    """Keyed by session hint or first user message, as the tie break of `warm` is."""
+
+    name: str = "consistent_hash"
+    cache_aware: bool = False
+    _ring: Ring = field(default_factory=Ring)
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """The first under the load bound."""
+        loads = {c.id: c.in_flight for c in candidates}
+        bound = load_bound(sum(loads.values()), len(loads))
+        return Choice(self._ring.pick(question.ring_key, loads, bound), tied=True)

@@ -1,0 +1,307 @@
+"""Which holder has which block: a flat map from block key to a bitmask of holders, with one LRU per holder.
+
+A key names a whole prefix (see blocks.py), so the map *is* the radix tree, and one walk that ANDs masks gives the
+longest match of every holder:
+
+    keys of the prompt    k1      k2      k3      k4
+    masks                 1111    1101    0101    0001
+    AND so far            1111    1101    0101    0001     holder 1 matches 1, holder 3: 2, holder 2: 3, holder 0: 4
+
+Recency is kept per *touch* (one prompt, root to leaf), not per block: `owner[key]` names the touch that used the key
+last, so touching 800 blocks is two C-level dict operations. The LRU order of blocks is: oldest touch first, and
+within one touch leaf first, since a prefix without its leaf is useful and a leaf without its prefix is not (vLLM
+frees blocks in that order too). Blocks under an open lease are pinned: before anything is evicted, pins that are
+not newer than it are touched again.
+
+Nothing grows without a limit: each holder has a capacity in blocks, and the whole a budget in bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+# Measured with tracemalloc, CPython 3.11, 64-bit: see tests/core/test_prefix.py.
+KEY_BYTES = 150  # one distinct key: map slot, key, mask
+HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
+SWEEP_KEYS = 512  # keys of departed holders purged per touch, so that purging never stalls the loop
+
+
+@dataclass(slots=True)
+class _Touch:
+    keys: list[int]
+    live: int  # keys whose owner is this touch
+    at_s: float
+
+
+@dataclass(slots=True)
+class _Holder:
+    bit: int
+    blocks_max: int
+    owner: dict[int, int] = field(default_factory=dict)  # key -> id of the touch that used it last
+    touches: dict[int, _Touch] = field(default_factory=dict)  # oldest first
+    pins: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # lease -> (touch, keys), oldest first
+
+
+class PrefixIndex:
+    """Longest match of every holder in one call; bounded by construction."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._masks: dict[int, int] = {}
+        self._holders: dict[str, _Holder] = {}
+        self._names: dict[int, str] = {}  # bit -> holder
+        self._alive = 0
+        self._held = 0  # (holder, key) pairs, the dying included
+        self._next_touch = 0
+        self._now_s = 0.0  # of the last touch
+        self._dying: deque[tuple[int, list[int]]] = deque()
+
+    # -- holders -------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, blocks_max: int) -> None:
+        """Make room for a holder of at most `blocks_max` blocks; known names only change their capacity."""
+        if name in self._holders:
+            self.resize(name, blocks_max)
+            return
+        used = self._alive
+        for bit, _ in self._dying:
+            used |= bit
+        bit = ~used & (used + 1)  # lowest free bit, so that masks stay short
+        self._holders[name] = _Holder(bit, blocks_max)
+        self._names[bit] = name
+        self._alive |= bit
+
+    def remove(self, name: str) -> None:
+        """Forget a holder at once; its keys are purged a few at a time by later calls."""
+        holder = self._holders.pop(name, None)
+        if holder is None:
+            return
+        self._alive &= ~holder.bit
+        del self._names[holder.bit]
+        self._dying.append((holder.bit, list(holder.owner)))
+
+    def clear(self, name: str) -> None:
+        """The holder stays, its blocks are gone (an engine restarted or was reset). Open leases keep no pin."""
+        blocks_max = self._holders[name].blocks_max
+        self.remove(name)
+        self.add(name, blocks_max)
+
+    def resize(self, name: str, blocks_max: int) -> None:
+        """A new capacity; what no longer fits is evicted."""
+        holder = self._holders[name]
+        holder.blocks_max = blocks_max
+        self._shrink(holder, blocks_max)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[int]) -> dict[str, int]:
+        """How many leading `keys` each holder has, for every holder that has at least one."""
+        names, found = self._names, dict[str, int]()
+        mask, masks = self._alive, self._masks
+        depth = 0
+        for key in keys:
+            held = masks.get(key, 0) & mask
+            if held != mask:
+                if depth:
+                    for bit in _bits(mask ^ held):
+                        found[names[bit]] = depth
+                mask = held
+                if not mask:
+                    return found
+            depth += 1
+        if depth:
+            for bit in _bits(mask):
+                found[names[bit]] = depth
+        return found
+
+    def holds(self, name: str, key: int) -> bool:
+        """Whether this holder has this one block, its prefix aside."""
+        return key in self._holders[name].owner
+
+    def blocks(self, name: str) -> int:
+        """Blocks held by one holder."""
+        return len(self._holders[name].owner)
+
+    def capacity(self, name: str) -> int:
+        """Blocks this holder may have."""
+        return self._holders[name].blocks_max
+
+    def oldest_s(self, name: str) -> float | None:
+        """When the blocks that would be evicted next were last used; None when there are none."""
+        for touch in self._holders[name].touches.values():
+            return touch.at_s
+        return None
+
+    @property
+    def keys(self) -> int:
+        """Distinct blocks known, of all holders."""
+        return len(self._masks)
+
+    @property
+    def bytes_used(self) -> int:
+        """Estimate of memory held, from measured costs per entry."""
+        return len(self._masks) * KEY_BYTES + self._held * HELD_BYTES
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def touch(self, name: str, keys: Sequence[int], now_s: float) -> None:
+        """The holder used this whole prefix now: all its blocks are held and most recent."""
+        self.sweep(SWEEP_KEYS)
+        holder = self._holders[name]
+        self._touch(holder, keys, now_s)
+        self._fit(holder)
+
+    def pin(self, name: str, lease: int, keys: Sequence[int], now_s: float) -> None:
+        """Touch, and keep these blocks from eviction until `unpin`."""
+        self.sweep(SWEEP_KEYS)
+        holder = self._holders[name]
+        held = list(keys)
+        holder.pins[lease] = (self._touch(holder, held, now_s), held)
+        self._fit(holder)
+
+    def unpin(self, name: str, lease: int, now_s: float, *, used: bool = True) -> None:
+        """End of a lease; `used` touches its blocks once more, as the engine does when it frees them.
+
+        A holder that was removed or cleared meanwhile is left alone.
+        """
+        holder = self._holders.get(name)
+        pin = holder.pins.pop(lease, None) if holder else None
+        if holder is None or pin is None:
+            return
+        if used:
+            self._touch(holder, pin[1], now_s)
+        self._fit(holder)
+
+    def retract(self, name: str, lease: int, kept: int, now_s: float) -> None:
+        """End of a lease whose prompt was never computed: blocks behind the first `kept` are not held after all,
+        unless somebody used them since."""
+        holder = self._holders.get(name)
+        pin = holder.pins.get(lease) if holder else None
+        if holder is None or pin is None:
+            return
+        touch_id, keys = pin
+        self.drop(name, [key for key in keys[kept:] if holder.owner.get(key) == touch_id])
+        self.unpin(name, lease, now_s, used=False)
+
+    def drop(self, name: str, keys: Iterable[int]) -> int:
+        """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
+        holder = self._holders[name]
+        dropped = 0
+        for key in keys:
+            touch_id = holder.owner.get(key)
+            if touch_id is not None:
+                self._forget(holder, key)
+                self._disown(holder, touch_id, 1)
+                dropped += 1
+        return dropped
+
+    def sweep(self, keys_max: int) -> int:
+        """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
+        while self._dying and keys_max > 0:
+            bit, keys = self._dying[0]
+            batch = keys[-keys_max:]
+            del keys[-keys_max:]
+            for key in batch:
+                self._unmask(key, bit)
+            keys_max -= len(batch)
+            if not keys:
+                self._dying.popleft()
+        return sum(len(keys) for _, keys in self._dying)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _touch(self, holder: _Holder, keys: Sequence[int], now_s: float) -> int:
+        owner, touch_id = holder.owner, self._next_touch
+        self._next_touch += 1
+        self._now_s = now_s
+        if not keys:
+            return touch_id
+        previous = Counter(map(owner.get, keys))
+        new = previous.pop(None, 0)
+        masks, bit = self._masks, holder.bit
+        self._held += new
+        for key in reversed(keys):  # new keys are nearly always the last ones
+            if not new:
+                break
+            if key not in owner:
+                masks[key] = masks.get(key, 0) | bit
+                new -= 1
+        owner.update(dict.fromkeys(keys, touch_id))
+        holder.touches[touch_id] = _Touch(list(keys), len(keys), now_s)
+        for earlier, count in previous.items():
+            if earlier is not None:
+                self._disown(holder, earlier, count)
+        return touch_id
+
+    def _disown(self, holder: _Holder, touch_id: int, count: int) -> None:
+        """`count` keys of a touch have a new owner or are gone; mostly dead lists are compacted (amortised O(1))."""
+        touch = holder.touches[touch_id]
+        touch.live -= count
+        if not touch.live:
+            del holder.touches[touch_id]
+        elif touch.live * 2 < len(touch.keys):
+            owner = holder.owner
+            touch.keys = [key for key in touch.keys if owner.get(key) == touch_id]
+
+    def _forget(self, holder: _Holder, key: int) -> None:
+        del holder.owner[key]
+        self._unmask(key, holder.bit)
+
+    def _unmask(self, key: int, bit: int) -> None:
+        left = self._masks[key] & ~bit
+        if left:
+            self._masks[key] = left
+        else:
+            del self._masks[key]
+        self._held -= 1
+
+    def _fit(self, holder: _Holder) -> None:
+        if len(holder.owner) > holder.blocks_max:
+            self._shrink(holder, holder.blocks_max)
+        while self.bytes_used > self.bytes_max and self._holders:
+            if self.sweep(SWEEP_KEYS * 8) or self._dying:
+                continue
+            oldest = min(
+                (h for h in self._holders.values() if h.touches),
+                key=lambda h: next(iter(h.touches.values())).at_s,
+                default=None,
+            )
+            if oldest is None:
+                return
+            self._shrink(oldest, max(0, len(oldest.owner) - 64), pinned_too=True)
+
+    def _shrink(self, holder: _Holder, blocks_max: int, *, pinned_too: bool = False) -> None:
+        """Evict least recently used blocks, leaf first, until `blocks_max` are left or only pinned ones are."""
+        retouches = 0 if pinned_too else len(holder.pins)
+        while len(holder.owner) > blocks_max and holder.touches:
+            touch_id, touch = next(iter(holder.touches.items()))
+            pin = next(iter(holder.pins.items()), None)
+            if not pinned_too and pin is not None and pin[1][0] <= touch_id:
+                if not retouches:
+                    return  # every block left belongs to a running request
+                retouches -= 1
+                lease, (_, keys) = pin
+                del holder.pins[lease]
+                holder.pins[lease] = (self._touch(holder, keys, self._now_s), keys)
+                continue
+            self._evict(holder, touch_id, touch, len(holder.owner) - blocks_max)
+
+    def _evict(self, holder: _Holder, touch_id: int, touch: _Touch, count: int) -> None:
+        owner = holder.owner
+        while count and touch.live:
+            key = touch.keys.pop()
+            if owner.get(key) == touch_id:
+                touch.live -= 1
+                count -= 1
+                self._forget(holder, key)
+        if not touch.live:
+            del holder.touches[touch_id]
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

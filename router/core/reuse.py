@@ -1,0 +1,98 @@
+"""How likely a prompt is asked for again, given how long it has been idle: learned from the gaps the router sees.
+
+Every prompt leaves a mark at its last full block. When a later prompt runs through that mark, the gap since is a
+*reuse*. A mark still waiting is censored: it may yet be reused. That is a survival curve, so the Kaplan-Meier
+estimator applies (Kaplan & Meier 1958): over log2 buckets of seconds, hazard(b) = reuses in b / marks that entered b,
+
+    P(asked again | idle t) = 1 - product over b >= bucket(t) of (1 - hazard(b))
+
+Marks outlive the cache entries they speak of: otherwise what was evicted too early would never be seen to return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log2
+
+HORIZON_S = 4_096.0  # a mark idle for longer counts as never reused
+BUCKETS = 13  # [0, 1) s, then one per power of two up to the horizon
+BIN_S = 4.0  # waiting marks are counted in bins this wide
+PRIOR = 1.0  # a reuse and an ending in the last bucket, before anything was seen: even odds
+
+
+class ReuseMemory:
+    """Marks at the ends of past prompts, bounded in number and age, and what their gaps teach."""
+
+    def __init__(self, marks_max: int) -> None:
+        self._marks_max = marks_max
+        self._marks: dict[int, float] = {}  # block key -> when it was left; oldest first
+        self._bins: dict[int, int] = {}  # floor(left / BIN_S) -> marks
+        self._reused = [0.0] * BUCKETS
+        self._ended = [0.0] * BUCKETS
+        self._odds = [0.5] * BUCKETS
+        self._odds_at_s = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def observe(self, keys: Sequence[int], now_s: float) -> float | None:
+        """A prompt with these block keys is asked for now: the deepest mark it runs through is reused, and a new
+        one left at its end. Returns the gap in seconds; None where no mark was found or the prompt has no block."""
+        if not keys:
+            return None
+        gap_s: float | None = None
+        marks = self._marks
+        for key in reversed(keys):
+            if key in marks:
+                gap_s = now_s - self._take(key)
+                self._reused[_bucket(gap_s)] += 1
+                break
+        if keys[-1] in marks:
+            self._take(keys[-1])
+        marks[keys[-1]] = now_s
+        bin_ = int(now_s // BIN_S)
+        self._bins[bin_] = self._bins.get(bin_, 0) + 1
+        self._forget(now_s)
+        return gap_s
+
+    def probability(self, idle_s: float, now_s: float) -> float:
+        """Chance that something idle for `idle_s` is asked for again; recomputed at most once a second."""
+        if now_s - self._odds_at_s >= 1.0:
+            self._refresh(now_s)
+        return self._odds[_bucket(idle_s)]
+
+    def _forget(self, now_s: float) -> None:
+        while self._marks:
+            oldest, left_s = next(iter(self._marks.items()))
+            if len(self._marks) <= self._marks_max and now_s - left_s <= HORIZON_S:
+                return
+            self._take(oldest)
+            self._ended[_bucket(now_s - left_s)] += 1
+
+    def _take(self, key: int) -> float:
+        left_s = self._marks.pop(key)
+        bin_ = int(left_s // BIN_S)
+        self._bins[bin_] -= 1
+        if not self._bins[bin_]:
+            del self._bins[bin_]
+        return left_s
+
+    def _refresh(self, now_s: float) -> None:
+        if self._odds_at_s > float("-inf"):
+            fade = exp(-(now_s - self._odds_at_s) / HORIZON_S)
+            self._reused = [count * fade for count in self._reused]
+            self._ended = [count * fade for count in self._ended]
+        self._odds_at_s = now_s
+        waiting = [0.0] * BUCKETS
+        for bin_, count in self._bins.items():
+            waiting[_bucket(now_s - bin_ * BIN_S)] += count
+        survive, at_risk = 1.0, 2 * PRIOR
+        for b in range(BUCKETS - 1, -1, -1):
+            reused = self._reused[b] + (PRIOR if b == BUCKETS - 1 else 0.0)
+            at_risk += self._reused[b] + self._ended[b] + waiting[b]
+            survive *= 1 - min(1.0, reused / at_risk)
+            self._odds[b] = 1 - survive
+
+
+def _bucket(seconds: float) -> int:
+    return 0 if seconds < 1 else min(BUCKETS - 1, 1 + int(log2(seconds)))

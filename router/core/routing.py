@@ -1,0 +1,373 @@
+"""Router: a request in, a lease out; leases back with what became of them.
+
+    route:   chain of keys -> credit a past answer -> match -> candidates -> policy -> lease
+    finish:  touch again and unpin, learn (bytes per token, prefill speed), remember who answered
+
+Knows nothing of HTTP: the same object places for a proxy, for a gateway's endpoint picker, and in virtual time.
+Synchronous and single-threaded by contract: a method runs to its end before the next begins, so there are no locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router.core import blocks
+from router.core.answers import Answer, AnswerMemory
+from router.core.facts import (
+    Ask,
+    Candidate,
+    Ending,
+    Grade,
+    Load,
+    Outcome,
+    Question,
+    Reason,
+    Receipt,
+    Replica,
+    ServedModel,
+)
+from router.core.fleet import Fleet, Lease, Member
+from router.core.policies import Policy
+from router.core.prefix import PrefixIndex
+from router.core.reuse import ReuseMemory
+from router.core.tokens import ModelTokens
+
+TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
+BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
+OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
+SPANS_MAX = 4  # latest assistant messages looked up for credit
+MODELS_MAX = 1_024  # models whose tokens are learned
+
+
+class NoReplica(Exception):
+    """No ready replica may take this request now."""
+
+
+class UnknownModel(Exception):
+    """Ready replicas exist, but none serves this model; `known` are those that are served."""
+
+    def __init__(self, known: list[str]) -> None:
+        super().__init__("unknown model")
+        self.known = known
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
+
+    keys: list[int]
+    root: int
+    end_key: int
+    spans: tuple[tuple[int, int, int], ...]  # (key of the prompt before it, start, end) of assistant messages
+    first_user_key: int
+
+
+def chain_of(ask: Ask, model: str) -> Chain | None:
+    """Hash a prompt; None where it is unknown. Safe in any thread."""
+    prompt = ask.prompt
+    if prompt is None:
+        return None
+    kind = b"ids" if prompt.bytes_per_token else b"text"
+    root = blocks.root_key(model.encode(errors="surrogatepass"), ask.salt, kind)
+    text = prompt.text
+    keys = blocks.chain(text, root)
+    spans = tuple(
+        (blocks.key_at(text, keys, root, start), start, end) for start, end in prompt.assistant_spans[-SPANS_MAX:]
+    )
+    end_key = blocks.key_at(text, keys, root, len(text))
+    return Chain(keys, root, end_key, spans, blocks.key_at(text, keys, root, prompt.first_user_end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """A request in tokens."""
+
+    prompt_tokens: int
+    bytes_per_token: float
+    text_bytes: int  # worth learning from; 0 when not
+
+
+class Router:
+    """All state of placement. `now_s` is any clock that does not go back."""
+
+    def __init__(self, policy: Policy, *, index_bytes_max: int, memory_max: int, blocks_max_default: int) -> None:
+        self.fleet = Fleet()
+        self.index = PrefixIndex(index_bytes_max)
+        self.reuse = ReuseMemory(memory_max)
+        self.answers = AnswerMemory(memory_max)
+        self.policy = policy
+        self._blocks_max_default = blocks_max_default
+        self._tokens: dict[str, ModelTokens] = {}
+        self._next_lease = 0
+
+    # -- what the edge tells us ----------------------------------------------------------------------------------
+
+    def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
+        """Take discovery's complete set; what left is purged, open leases on it may still be finished."""
+        joined, left = self.fleet.replace(replicas)
+        for id_ in left:
+            self.index.remove(id_)
+        for id_ in joined:
+            self.index.add(id_, self._blocks_max_default)
+        return joined, left
+
+    def observe_health(self, id_: str, ok: bool, *, proof: bool = False) -> bool:
+        """One health observation; returns whether the replica's fitness flipped."""
+        member = self.fleet.members.get(id_)
+        return member.health.observe(ok, proof=proof) if member else False
+
+    def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
+        """What a replica serves now."""
+        member = self.fleet.members.get(id_)
+        if member:
+            member.models = {model.name: model for model in models}
+
+    def observe_load(self, id_: str, load: Load) -> None:
+        """A probe's view; sizes the replica's LRU by the engine's capacity, scaled by our share of its work."""
+        member = self.fleet.members.get(id_)
+        if member is None:
+            return
+        if _restarted(member.load, load):
+            self.index.clear(id_)
+        member.observe_load(load)
+        if load.kv_tokens_max:
+            ratio = max((self.tokens(name).bytes_per_token for name in member.models), default=4.0)
+            held = load.kv_tokens_max * member.share * ratio / blocks.BLOCK_BYTES
+            self.index.resize(id_, max(1, int(held)))
+
+    def forget(self, id_: str) -> None:
+        """The replica's cache is gone (it restarted)."""
+        if id_ in self.fleet.members:
+            self.index.clear(id_)
+
+    # -- placing -------------------------------------------------------------------------------------------------
+
+    def resolve_model(self, model: str | None) -> str:
+        """The model meant; engines accept a request that names none when there is no choice.
+
+        Raises UnknownModel, or NoReplica when nothing is ready.
+        """
+        names = self.fleet.model_names()
+        if not self.fleet.ready():
+            raise NoReplica
+        if model is None:
+            bases = {m.name for member in self.fleet.ready() for m in member.models.values() if m.parent is None}
+            if len(bases) != 1:
+                raise UnknownModel(sorted(names))
+            return bases.pop()
+        if model not in names:
+            raise UnknownModel(sorted(names))
+        return model
+
+    def route(
+        self,
+        ask: Ask,
+        model: str | None,
+        chain: Chain | None,
+        now_s: float,
+        *,
+        ring_key: str,
+        body_tokens: int = 0,
+        exclude: frozenset[str] = frozenset(),
+        only: str | None = None,
+    ) -> Lease:
+        """Place one request on a fit replica that serves `model` (None: any) and is not excluded.
+
+        `body_tokens` sizes a prompt that is unknown; with `exclude` the placement is a retry; `only` names the one
+        replica that can answer. Raises NoReplica when no candidate is left.
+        """
+        members = [
+            m
+            for m in self.fleet.ready()
+            if m.id not in exclude and (model is None or model in m.models) and only in (None, m.id)
+        ]
+        if not members:
+            raise NoReplica
+        tokens = self.tokens(model or "")
+        size = self._size(ask, chain, tokens, body_tokens)
+        credit = self._credit_answer(chain, size, now_s) if chain and tokens.credits_answers else None
+        depths = self.index.match(chain.keys) if chain else {}
+        candidates = [self._candidate(m, size, depths.get(m.id, 0), now_s) for m in members]
+        unit = self.fleet.prefill.model
+        question = Question(
+            ring_key=ring_key,
+            tie_ms=unit.ms(TIE_TOKENS, 0) - unit.floor_ms,
+            backlog=self.fleet.backlog_ms(now_s) / unit.ms(BACKLOG_TOKENS, 0),
+        )
+        choice = self.policy.choose(question, candidates)
+        chosen = next(c for c in candidates if c.id == choice.id)
+        reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
+        lease = Lease(
+            id=self._next_lease,
+            replica=chosen.id,
+            receipt=self._receipt(chosen, candidates, reason, size),
+            placed_s=now_s,
+            model=model or "",
+            streams=ask.stream,
+            prompt_tokens=size.prompt_tokens,
+            cached_tokens=chosen.cached_tokens,
+            credited_tokens=credit[1] if credit and credit[0] == chosen.id else 0,
+            prefill_ms=chosen.uncached_ms,
+            kv_tokens=size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
+            keys=chain.keys if chain else [],
+            end_key=chain.end_key if chain else None,
+            held_blocks=depths.get(chosen.id, 0),
+            text_bytes=size.text_bytes,
+        )
+        self._open(lease, now_s)
+        return lease
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """The first body event of a stream arrived."""
+        member = self.fleet.members.get(lease.replica)
+        if member and lease.id in member.leases and lease.first_token_s is None:
+            member.prefilled(lease, now_s)
+
+    def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
+        member = self.fleet.members.get(lease.replica)
+        if member is None or not member.close(lease, now_s):
+            return
+        unseen = outcome.ending is Ending.CLIENT_LEFT and not lease.streams  # it may have been computed
+        if outcome.ending is Ending.OK or lease.first_token_s is not None or unseen:
+            self.index.unpin(lease.replica, lease.id, now_s)
+        else:
+            self.index.retract(lease.replica, lease.id, lease.held_blocks, now_s)
+        if outcome.ending is Ending.OK:
+            self._learn(member, lease, outcome, now_s)
+
+    def tokens(self, model: str) -> ModelTokens:
+        """What is learned of a model's tokens."""
+        known = self._tokens.get(model)
+        if known is None:
+            if len(self._tokens) >= MODELS_MAX:
+                self._tokens.pop(next(iter(self._tokens)))
+            known = self._tokens[model] = ModelTokens()
+        return known
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _open(self, lease: Lease, now_s: float) -> None:
+        self._next_lease += 1
+        self.fleet.members[lease.replica].open(lease, now_s)
+        self.reuse.observe(lease.keys, now_s)
+        self.index.pin(lease.replica, lease.id, lease.keys, now_s)
+
+    def _size(self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int) -> _Size:
+        prompt = ask.prompt
+        if prompt is None or chain is None:
+            return _Size(body_tokens, tokens.bytes_per_token, 0)
+        if prompt.bytes_per_token is not None:
+            return _Size(max(1, round(len(prompt.text) / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
+        ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
+        for key, start, _ in reversed(chain.spans) if plain else ():
+            answer = self.answers.get(key)
+            if answer is not None and answer.prompt_tokens:
+                ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
+                break
+        return _Size(max(1, round(len(prompt.text) / ratio)), ratio, len(prompt.text) if plain else 0)
+
+    def _credit_answer(self, chain: Chain, size: _Size, now_s: float) -> tuple[str, int] | None:
+        """Count a past answer as held by whoever gave it, now that a prompt quotes it: (replica, tokens)."""
+        for key, start, end in reversed(chain.spans):
+            answer = self.answers.get(key)
+            if answer is None:
+                continue
+            if answer.replica not in self.fleet.members:
+                return None
+            upto = min(end, start + int(answer.completion_tokens * size.bytes_per_token))
+            first, last = start // blocks.BLOCK_BYTES, upto // blocks.BLOCK_BYTES
+            held = self.index.match(chain.keys[:last]).get(answer.replica, 0)
+            if not first <= held < last:  # only behind a prefix that is still there
+                return None
+            self.index.touch(answer.replica, chain.keys[:last], now_s)
+            return answer.replica, round((last - held) * blocks.BLOCK_BYTES / size.bytes_per_token)
+        return None
+
+    def _candidate(self, member: Member, size: _Size, depth: int, now_s: float) -> Candidate:
+        cached = self._cached_tokens(member, size, depth)
+        uncached = size.prompt_tokens - cached
+        model = self.fleet.model_of(member)
+        evicted = self._evicted_tokens(member, size, uncached)
+        return Candidate(
+            id=member.id,
+            cached_tokens=cached,
+            uncached_tokens=uncached,
+            pending_ms=member.pending_ms(now_s) + member.foreign_waiting * self.fleet.mean_work_ms,
+            uncached_ms=model.ms(uncached, cached),
+            evicted_ms=evicted * model.per_token_ms * self._asked_again(member.id, now_s) if evicted else 0.0,
+            kv_wait_ms=self._kv_wait_ms(member, size),
+            in_flight=len(member.leases),
+        )
+
+    def _cached_tokens(self, member: Member, size: _Size, depth: int) -> int:
+        """Rounded and capped as the engine does: whole blocks, and never the last token (vLLM 0.32)."""
+        if member.load.prefix_caching is False:
+            return 0
+        block = member.load.block_tokens or 1
+        cached = min(int(depth * blocks.BLOCK_BYTES / size.bytes_per_token), size.prompt_tokens - 1)
+        return max(0, cached // block * block)
+
+    def _evicted_tokens(self, member: Member, size: _Size, uncached: int) -> float:
+        free = self.index.capacity(member.id) - self.index.blocks(member.id)
+        free_tokens = free * blocks.BLOCK_BYTES / size.bytes_per_token
+        return max(0.0, uncached - max(0.0, free_tokens))
+
+    def _asked_again(self, id_: str, now_s: float) -> float:
+        oldest_s = self.index.oldest_s(id_)
+        return self.reuse.probability(now_s - oldest_s, now_s) if oldest_s is not None else 0.0
+
+    def _kv_wait_ms(self, member: Member, size: _Size) -> float:
+        """Time until open leases have made room: the pool turns over once per mean lease."""
+        capacity = member.load.kv_tokens_max
+        if not capacity or not member.leases:
+            return 0.0
+        over = member.kv_tokens_in_use + size.prompt_tokens - capacity
+        return over / capacity * self.fleet.mean_open_ms if over > 0 else 0.0
+
+    def _reason(self, chosen: Candidate, candidates: list[Candidate], tied: bool, retry: bool) -> Reason:
+        longest = max(c.cached_tokens for c in candidates)
+        if retry:
+            return Reason.RETRY
+        if len(candidates) == 1:
+            return Reason.ONLY
+        if not self.policy.cache_aware:
+            return Reason.POLICY
+        if not longest:
+            return Reason.COLD
+        if chosen.cached_tokens == longest:
+            return Reason.WARM
+        return Reason.TIE if tied else Reason.SPILL
+
+    def _receipt(self, chosen: Candidate, candidates: list[Candidate], reason: Reason, size: _Size) -> Receipt:
+        grade: Grade = self.fleet.members[chosen.id].grade
+        return Receipt(
+            chosen.id, self.policy.name, reason, grade, size.prompt_tokens, chosen.cached_tokens, tuple(candidates)
+        )
+
+    def _learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        usage = outcome.usage
+        self.fleet.learn(member, lease, outcome, now_s)
+        tokens = self.tokens(lease.model)
+        if usage is not None and lease.text_bytes:
+            tokens.observe(lease.text_bytes, usage.prompt_tokens)
+        if usage is not None and usage.cached_tokens is not None and lease.credited_tokens:
+            tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - usage.cached_tokens)
+        if lease.end_key is not None:
+            counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
+            self.answers.put(lease.end_key, Answer(lease.replica, *counts))
+
+
+def ring_key(ask: Ask, chain: Chain | None, session: str | None, body: bytes) -> str:
+    """What the ring hashes: the session hint, else the chain key behind the first user message, else the body."""
+    hint = session or ask.session
+    if hint:
+        return hint
+    return format(chain.first_user_key if chain else blocks.root_key(body[:65_536]), "x")
+
+
+def _restarted(before: Load, after: Load) -> bool:
+    """Counters that went back: another process answers at this address."""
+    old, new = before.prompt_tokens_total, after.prompt_tokens_total
+    return old is not None and new is not None and new < old

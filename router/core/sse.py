@@ -1,0 +1,53 @@
+"""Server-sent events as engines send them: splitting a byte stream into whole events, and looking at its end.
+
+WHATWG HTML, section 9.2: events end with a blank line; lines end with LF, CRLF or CR. Engines and the proxies in
+front of them send LF or CRLF; a lone CR is not treated as a line end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_END = re.compile(rb"\r?\n\r?\n")
+EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
+
+
+class EventSplitter:
+    """feed(bytes) -> whole events, terminators included; joined, they are the input byte for byte."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Events completed by `data`; the incomplete rest is held."""
+        data = self._held + data
+        events, start = [], 0
+        for match in _END.finditer(data):
+            events.append(data[start : match.end()])
+            start = match.end()
+        self._held = data[start:]
+        if len(self._held) > EVENT_BYTES_MAX:
+            events.append(self._held)
+            self._held = b""
+        return events
+
+    def close(self) -> bytes:
+        """What was still held when the stream ended."""
+        held, self._held = self._held, b""
+        return held
+
+
+def payload(event: bytes) -> bytes:
+    """The data of one event: its `data:` lines joined by LF."""
+    lines = (line.rstrip(b"\r") for line in event.split(b"\n"))
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+
+
+def payloads_backwards(tail: bytes) -> Iterator[bytes]:
+    """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
+    given as it is."""
+    for event in reversed(_END.split(tail)):
+        data = payload(event)
+        if data:
+            yield data

@@ -1,0 +1,100 @@
+"""An engine's `/metrics` page -> Load.
+
+A full Prometheus parser takes tens of milliseconds for vLLM's 70 KB page; every probe of every replica would stall
+the event loop. One compiled expression picks the dozen lines that matter (0.3 ms). Names and labels as in vLLM 0.32
+and SGLang 0.5.23. Counters and gauges of several engines behind one page (data parallel ranks) are added up,
+usages averaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from router.core.facts import Load
+
+# name -> field; of two spellings an engine has one.
+_GAUGES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:gpu_cache_usage_perc": "kv_usage",  # vLLM before 0.10
+    "vllm:prompt_tokens_total": "prompt_tokens_total",
+    "vllm:generation_tokens_total": "generation_tokens_total",
+    "vllm:prefix_cache_queries_total": "cache_query_tokens_total",
+    "vllm:prefix_cache_hits_total": "cache_hit_tokens_total",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_usage",
+    "sglang:prompt_tokens_total": "prompt_tokens_total",
+    "sglang:generation_tokens_total": "generation_tokens_total",
+    "sglang:cached_tokens_total": "cache_hit_tokens_total",
+    "sglang:page_size": "block_tokens",
+    "sglang:num_pages": "num_pages",
+    "sglang:max_total_num_tokens": "kv_tokens_max",
+}
+_LINE = re.compile("^(" + "|".join(map(re.escape, _GAUGES)) + r")(?:\{[^\n]*\})? ([^ \n]+)", re.MULTILINE)
+_CONFIG = re.compile(r"^vllm:cache_config_info\{([^\n]*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def parse_load(page: str) -> Load:
+    """Read what is there; absent or unreadable values are None. Never raises on a malformed page."""
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for name, value in _LINE.findall(page):
+        number = _number(value)
+        if number is not None:
+            sums[_GAUGES[name]] += number
+            counts[_GAUGES[name]] += 1
+    block_tokens, kv_tokens_max, prefix_caching = _cache_config(page)
+    if block_tokens is None and sums.get("block_tokens"):
+        block_tokens = int(sums["block_tokens"] / counts["block_tokens"])
+    if kv_tokens_max is None and sums.get("kv_tokens_max"):
+        kv_tokens_max = int(sums["kv_tokens_max"])
+    if kv_tokens_max is None and block_tokens and sums.get("num_pages"):
+        kv_tokens_max = int(sums["num_pages"]) * block_tokens
+    queries = sums.get("cache_query_tokens_total")
+    if queries is None and "cache_hit_tokens_total" in sums:
+        queries = sums.get("prompt_tokens_total")  # SGLang counts hits against all prompt tokens
+    return Load(
+        running=_int(sums.get("running")),
+        waiting=_int(sums.get("waiting")),
+        kv_usage=sums["kv_usage"] / counts["kv_usage"] if counts.get("kv_usage") else None,
+        kv_tokens_max=kv_tokens_max,
+        block_tokens=block_tokens,
+        prompt_tokens_total=sums.get("prompt_tokens_total"),
+        generation_tokens_total=sums.get("generation_tokens_total"),
+        cache_query_tokens_total=queries,
+        cache_hit_tokens_total=sums.get("cache_hit_tokens_total"),
+        prefix_caching=prefix_caching,
+    )
+
+
+def _cache_config(page: str) -> tuple[int | None, int | None, bool | None]:
+    """vLLM's cache_config_info: block size, pool size in tokens (ranks added up), whether prefixes are cached."""
+    block_tokens: int | None = None
+    caching: bool | None = None
+    total = 0
+    for labels in _CONFIG.findall(page):
+        values = dict(_LABEL.findall(labels))
+        block = _number(values.get("block_size", ""))
+        blocks = _number(values.get("num_gpu_blocks", ""))
+        caching = {"True": True, "False": False}.get(values.get("enable_prefix_caching", ""), caching)
+        if block and block > 0:
+            block_tokens = int(block)
+            if blocks and blocks > 0:
+                total += int(block) * int(blocks)
+    return block_tokens, total or None, caching
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def _int(value: float | None) -> int | None:
+    return None if value is None else int(value)

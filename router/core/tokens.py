@@ -1,0 +1,46 @@
+"""Bytes per token, and whether answers come back as prompts: learned per model from what engines report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTES_PER_TOKEN = 4.0  # English text under any large vocabulary; gone after a few answers
+PRIOR_TOKENS = 200.0
+FADE = 0.99
+CREDIT_TRIALS_MIN = 5.0
+CREDIT_TRUE_MIN = 0.5
+
+
+@dataclass(slots=True)
+class ModelTokens:
+    """What is learned of one model's tokenizer and template."""
+
+    _bytes: float = BYTES_PER_TOKEN * PRIOR_TOKENS
+    _tokens: float = PRIOR_TOKENS
+    _credits: float = 0.0
+    _credits_true: float = 0.0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Mean over recent prompts, canonical bytes against the engine's count (template included)."""
+        return self._bytes / self._tokens
+
+    def observe(self, text_bytes: int, prompt_tokens: int) -> None:
+        """Take one prompt whose tokens an engine counted."""
+        if text_bytes <= 0 or prompt_tokens <= 0:
+            return
+        self._bytes = self._bytes * FADE + text_bytes
+        self._tokens = self._tokens * FADE + prompt_tokens
+
+    @property
+    def credits_answers(self) -> bool:
+        """Whether an answer's own blocks count as held.
+
+        Templates that drop what the model generated (its reasoning, say) break that; the engine's counts tell.
+        """
+        return self._credits < CREDIT_TRIALS_MIN or self._credits_true / self._credits >= CREDIT_TRUE_MIN
+
+    def observe_credit(self, credited_tokens: int, missing_tokens: int) -> None:
+        """A request with `credited_tokens` of an answer was `missing_tokens` short of the prediction."""
+        self._credits = self._credits * FADE + 1
+        self._credits_true = self._credits_true * FADE + (missing_tokens < credited_tokens / 2)

@@ -1,0 +1,156 @@
+"""The loops that ask engines for health, models and load, one per replica.
+
+A round is `/health`, then `/metrics`; `/v1/models` first and every few rounds. A replica without known models is not
+ready, since nothing could be routed to it. All that is heard goes to the Router, which knows what it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import aiohttp
+import msgspec
+
+from router.core.facts import Load, ServedModel
+from router.core.routing import Router
+from router.core.stats import parse_load
+
+log = logging.getLogger(__name__)
+
+MODELS_MAX = 1_024  # rows of a models page that are read
+PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
+
+
+class _Model(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    created: int | float = 0
+    owned_by: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class ProbeFailed(Exception):
+    """An engine did not answer as it should; `refused`: nobody listens."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Prober:
+    """Probes replicas and tells the Router."""
+
+    def __init__(
+        self,
+        router: Router,
+        on_lost: Callable[[str], None],
+        *,
+        interval_s: float,
+        timeout_s: float,
+        models_interval_s: float,
+        page_bytes_max: int,
+        kv_tokens_max: int,
+    ) -> None:
+        self._router = router
+        self._on_lost = on_lost
+        self._interval_s = interval_s
+        self._models_rounds = max(1, round(models_interval_s / interval_s))
+        self._page_bytes_max = page_bytes_max
+        self._kv_tokens_max = kv_tokens_max
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def watch(self, replica: str) -> None:
+        """Probe one replica until cancelled. Rounds are spread, so that a fleet is not asked all at once."""
+        rounds = 0
+        while True:
+            known = self._router.fleet.members.get(replica)
+            await self.probe(replica, models=not (known and known.models) or rounds % self._models_rounds == 0)
+            rounds += 1
+            await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets
+
+    async def probe(self, replica: str, *, models: bool) -> None:
+        """One round."""
+        try:
+            await self._get(f"{replica}/health")
+            if models:
+                self._router.observe_models(replica, await self._models(replica))
+        except ProbeFailed as failure:
+            self._heard(replica, ok=False, proof=failure.refused, why=str(failure))
+            return
+        load = await self._load(replica)
+        self._router.observe_load(replica, load)
+        member = self._router.fleet.members.get(replica)
+        has_models = bool(member and member.models)
+        self._heard(replica, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
+
+    def _heard(self, replica: str, *, ok: bool, proof: bool, why: str) -> None:
+        flipped = self._router.observe_health(replica, ok, proof=proof)
+        if flipped:
+            log.log(logging.INFO if ok else logging.WARNING, "replica %s", "ready" if ok else "not ready",
+                    extra={"fields": {"replica": replica, "why": why}})  # fmt: skip
+        if proof:
+            if flipped:
+                self._router.forget(replica)
+            self._on_lost(replica)
+
+    async def _models(self, replica: str) -> list[ServedModel]:
+        page = await self._get(f"{replica}/v1/models")
+        try:
+            models = msgspec.json.decode(page, type=_Models).data
+        except msgspec.DecodeError as error:
+            raise ProbeFailed(f"/v1/models: {error}") from error
+        return [
+            ServedModel(m.id, m.root, m.parent, m.max_model_len, int(m.created), m.owned_by)
+            for m in models[:MODELS_MAX]
+        ]
+
+    async def _load(self, replica: str) -> Load:
+        try:
+            page = await self._get(f"{replica}/metrics")
+        except ProbeFailed:
+            return self._with_capacity(Load())  # metrics are switched off: placed by what we know ourselves
+        text = page.decode(errors="replace")
+        if len(page) <= PARSE_BYTES_MAX:
+            return self._with_capacity(parse_load(text))
+        return self._with_capacity(await asyncio.get_running_loop().run_in_executor(None, parse_load, text))
+
+    def _with_capacity(self, load: Load) -> Load:
+        if load.kv_tokens_max is None and self._kv_tokens_max:
+            return replace(load, kv_tokens_max=self._kv_tokens_max)
+        return load
+
+    async def _get(self, url: str) -> bytes:
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise ProbeFailed(f"status {response.status}")
+                page = await response.content.read(self._page_bytes_max + 1)
+                while len(page) <= self._page_bytes_max and not response.content.at_eof():
+                    page += await response.content.read(self._page_bytes_max + 1 - len(page))
+        except TimeoutError as error:
+            raise ProbeFailed("no answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            cause = getattr(error, "os_error", None)
+            refused = getattr(cause, "errno", None) == errno.ECONNREFUSED
+            raise ProbeFailed("connection refused" if refused else type(error).__name__, refused=refused) from error
+        if len(page) > self._page_bytes_max:
+            raise ProbeFailed("page too long")
+        return page

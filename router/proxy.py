@@ -1,0 +1,403 @@
+"""The life of one request.
+
+    read -> parse -> identity and blocks -> match and place (a lease) -> call the replica -> relay bytes as they come
+    -> close the lease at the end of the answer -> one metrics call, one log line
+
+Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
+another replica. Bodies pass byte for byte in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from aiohttp import web
+from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
+from multidict import CIMultiDict
+
+from router.core.dialects import OPENAI, PATHS, BadBody, Dialect
+from router.core.facts import Ask, Ending, Outcome
+from router.core.fleet import Lease
+from router.core.health import RetryBudget
+from router.core.routing import Chain, NoReplica, Router, UnknownModel, chain_of, ring_key
+from router.metrics import RequestRecord
+from router.relay import ClientLeft, Relayed, relay
+from router.upstream import Answer, BrokeMidway, ConnectFailed, EngineFailed, Failure, TimedOut, Upstream
+
+RETRY_AFTER_S = 2
+CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
+ID_CHARS_MAX = 128
+RESPONSES = "/v1/responses"
+FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize")  # need no prefill
+BYTES_PER_TOKEN = 4
+
+# RFC 9110 section 7.6.1: these belong to one connection. Content-Length is made anew from the body.
+_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade", "content-length", "host", "expect")
+)  # fmt: skip
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+_MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
+
+
+class Refusal(Exception):
+    """The router itself answers, in the dialect's error body."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+@dataclass(slots=True)
+class _Question:
+    """A request as far as it is understood before placing."""
+
+    path: str  # with query, as the client encoded it
+    method: str
+    headers: CIMultiDict[str]
+    body: bytes
+    dialect: Dialect
+    ask: Ask
+    model: str | None
+    chain: Chain | None
+    ring_key: str
+    body_tokens: int
+    only: str | None
+    strip_usage: bool
+
+
+class ResponseOwners:
+    """Which replica made which stored response; bounded, oldest forgotten first."""
+
+    def __init__(self, ids_max: int) -> None:
+        self._ids_max = ids_max
+        self._owners: dict[str, str] = {}
+
+    def learn(self, head: bytes, replica: str) -> None:
+        """Find the response id at the beginning of an answer."""
+        found = _RESPONSE_ID.search(head, 0, 65_536)
+        if found:
+            self._owners[found[1].decode()] = replica
+            if len(self._owners) > self._ids_max:
+                del self._owners[next(iter(self._owners))]
+
+    def owner(self, response_id: str | None) -> str | None:
+        """The replica, if it is remembered."""
+        return self._owners.get(response_id) if response_id else None
+
+
+class Proxy:
+    """Answers requests that go to engines."""
+
+    def __init__(
+        self,
+        router: Router,
+        upstream: Upstream,
+        report: Callable[[RequestRecord], None],
+        failed: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float],
+        budget: RetryBudget,
+        retries_max: int,
+        retry_on_timeout: bool,
+        offload_bytes_min: int,
+        response_ids_max: int,
+        ask_usage: bool,
+        receipts: bool,
+    ) -> None:
+        self._router = router
+        self._upstream = upstream
+        self._report = report
+        self._failed = failed
+        self._clock = clock
+        self._budget = budget
+        self._retries_max = retries_max
+        self._retry_on_timeout = retry_on_timeout
+        self._offload_bytes_min = offload_bytes_min
+        self._owners = ResponseOwners(response_ids_max)
+        self._ask_usage = ask_usage
+        self._receipts = receipts
+        self.in_flight = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request, whatever happens; everything about it is reported once."""
+        record = RequestRecord(id=_request_id(request), route=_route(request.path), at_s=time.time())
+        started_s = self._clock()
+        self.in_flight += 1
+        try:
+            return await self._serve(request, record)
+        except Refusal as refusal:
+            return refuse(request, record, refusal, PATHS.get(request.path, OPENAI))
+        except (asyncio.CancelledError, ClientLeft):
+            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+            raise
+        finally:
+            self.in_flight -= 1
+            record.duration_s = self._clock() - started_s
+            self._report(record)
+
+    async def _serve(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
+        body = await _read(request)
+        read_s = self._clock()
+        question = await self._understand(request, body, record)
+        self._budget.deposit()
+        lease, answer, called_s = await self._call(question, record, read_s)
+        relayed = Relayed()
+        outcome = Outcome(Ending.CLIENT_LEFT)
+        try:
+            if question.ask.stream and not answer.whole:
+                now_s = self._clock()
+                self._router.first_token(lease, now_s)
+                record.ttft_s = now_s - called_s
+            response = self._head(request, answer, lease, record, question)
+            if answer.whole and not question.strip_usage:
+                relayed.see(answer.head)
+            else:
+                await response.prepare(request)
+                await relay(answer, response, relayed, self._clock, question.dialect if question.strip_usage else None)
+            outcome = _outcome(question, answer, relayed)
+        except BrokeMidway as error:
+            outcome = Outcome(Ending.FAILED)
+            record.error = str(error)
+            self._failed(lease.replica, "broke_midway")
+            if request.transport is not None:
+                request.transport.close()  # no clean end: the client must not take this for a whole answer
+        finally:
+            answer.close()
+            self._finish(lease, outcome, relayed, record)
+        return response
+
+    # -- parse, identity, blocks ---------------------------------------------------------------------------------
+
+    async def _understand(self, request: web.Request, body: bytes, record: RequestRecord) -> _Question:
+        """Parse the body and hash the prompt; long ones off the event loop. Raises Refusal."""
+        path = request.path
+        dialect = PATHS.get(path)
+        loop = asyncio.get_running_loop()
+        long = len(body) >= self._offload_bytes_min
+        try:
+            if dialect is None:
+                ask = _parse_other(request, body)
+            elif long:
+                ask = await loop.run_in_executor(None, dialect.parse, path, body)
+            else:
+                ask = dialect.parse(path, body)
+        except BadBody as error:
+            raise Refusal(400, error.code, str(error)) from error
+        model = self._model(ask, required=dialect is not None)
+        record.model, record.stream = model or "", ask.stream
+        chain = None
+        if ask.prompt is not None and model is not None:
+            chain = await loop.run_in_executor(None, chain_of, ask, model) if long else chain_of(ask, model)
+        strip_usage = self._ask_usage and dialect is not None and ask.stream and not ask.wants_usage
+        response_id = ask.response_id or request.match_info.get("response_id")
+        return _Question(
+            path=request.raw_path,
+            method=request.method,
+            headers=_forward_headers(request, record.id),
+            body=dialect.with_usage(body) if strip_usage and dialect else body,
+            dialect=dialect or OPENAI,
+            ask=ask,
+            model=model,
+            chain=chain,
+            ring_key=ring_key(ask, chain, request.headers.get("x-session-id"), body),
+            body_tokens=0 if path in FREE_PATHS else len(body) // BYTES_PER_TOKEN,
+            only=self._owners.owner(response_id),
+            strip_usage=strip_usage,
+        )
+
+    def _model(self, ask: Ask, *, required: bool) -> str | None:
+        try:
+            if ask.model is None and not required:
+                return None
+            return self._router.resolve_model(ask.model)
+        except NoReplica as error:
+            raise _none_ready() from error
+        except UnknownModel as error:
+            known = ", ".join(error.known[:20]) or "none"
+            what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"
+            raise Refusal(
+                404 if ask.model else 400, "model_not_found", f"{what}; served are: {known}.", "model"
+            ) from error
+
+    # -- place and call ------------------------------------------------------------------------------------------
+
+    async def _call(self, question: _Question, record: RequestRecord, read_s: float) -> tuple[Lease, Answer, float]:
+        """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
+        when the first replica was called. Raises Refusal."""
+        tried: frozenset[str] = frozenset()
+        first_s: float | None = None
+        failure: Failure | None = None
+        while True:
+            try:
+                lease = self._place(question, tried)
+            except NoReplica as error:
+                if failure is None or isinstance(failure, ConnectFailed):
+                    raise _none_ready() from error
+                raise _failed(failure) from error
+            first_s = first_s if first_s is not None else self._clock()
+            record.overhead_s = first_s - read_s
+            record.receipt = lease.receipt
+            try:
+                return lease, await self._attempt(question, lease), first_s
+            except Failure as error:
+                failure = error
+                self._note(lease, error)
+                if not self._may_retry(question, error, len(tried)):
+                    if isinstance(error, EngineFailed):  # what the engine said is the best answer there is
+                        return lease, error.answer, first_s
+                    self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
+                    raise _failed(error) from error
+                if isinstance(error, EngineFailed):
+                    error.answer.close()
+                self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
+                record.retries += (error.kind,)
+                tried |= {lease.replica}
+            except BaseException:
+                self._router.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
+                raise
+
+    def _place(self, question: _Question, tried: frozenset[str]) -> Lease:
+        return self._router.route(
+            question.ask,
+            question.model,
+            question.chain,
+            self._clock(),
+            ring_key=question.ring_key,
+            body_tokens=question.body_tokens,
+            exclude=tried,
+            only=question.only,
+        )
+
+    async def _attempt(self, question: _Question, lease: Lease) -> Answer:
+        answer = await self._upstream.call(
+            lease.replica,
+            question.method,
+            question.path,
+            question.headers,
+            question.body,
+            hold=not question.ask.stream,
+        )
+        if question.ask.stream and not answer.whole:
+            status = question.dialect.event_error(answer.head)
+            if status is not None and status >= 500:
+                raise EngineFailed(answer)
+        if question.path.startswith(RESPONSES):
+            self._owners.learn(answer.head, lease.replica)
+        return answer
+
+    def _note(self, lease: Lease, failure: Failure) -> None:
+        """A failed attempt is counted, and proof of death acted upon."""
+        self._failed(lease.replica, failure.kind)
+        if isinstance(failure, ConnectFailed) and failure.refused:
+            if self._router.observe_health(lease.replica, False, proof=True):
+                self._router.forget(lease.replica)
+            self._upstream.lost(lease.replica)
+
+    def _may_retry(self, question: _Question, failure: Failure, tried: int) -> bool:
+        allowed = failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+        if question.ask.stored and not isinstance(failure, ConnectFailed):
+            allowed = False  # it may have been stored there
+        return allowed and tried < self._retries_max and self._budget.withdraw(self._clock())
+
+    # -- answer --------------------------------------------------------------------------------------------------
+
+    def _head(
+        self, request: web.Request, answer: Answer, lease: Lease, record: RequestRecord, question: _Question
+    ) -> web.StreamResponse:
+        record.status = answer.status
+        headers = CIMultiDict((k, v) for k, v in answer.headers.items() if k.lower() not in _HOP)
+        headers["x-warmroute-request-id"] = record.id
+        if self._receipts:
+            receipt = lease.receipt
+            headers["x-warmroute-replica"] = receipt.replica
+            headers["x-warmroute-reason"] = receipt.reason
+            headers["x-warmroute-grade"] = receipt.grade
+            headers["x-warmroute-predicted-cached-tokens"] = str(receipt.predicted_cached_tokens)
+        if answer.whole and not question.strip_usage:
+            return web.Response(status=answer.status, headers=headers, body=answer.head)
+        return web.StreamResponse(status=answer.status, headers=headers)
+
+    def _finish(self, lease: Lease, outcome: Outcome, relayed: Relayed, record: RequestRecord) -> None:
+        now_s = self._clock()
+        self._router.finish(lease, outcome, now_s)
+        record.ending = outcome.ending
+        record.usage = outcome.usage
+        if record.ttft_s is not None:
+            record.events = relayed.events
+            if lease.first_token_s is not None and relayed.events > 2 and relayed.last_s:
+                record.inter_token_s = (relayed.last_s - lease.first_token_s) / (relayed.events - 1)
+
+
+def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> web.Response:
+    """The router's own error, in the words of the dialect."""
+    record.status, record.error, record.ending = refusal.status, refusal.code, "refused"
+    headers = {"x-warmroute-request-id": record.id}
+    if refusal.status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    body = dialect.error(refusal.status, refusal.code, str(refusal), refusal.param)
+    return web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
+
+
+def _outcome(question: _Question, answer: Answer, relayed: Relayed) -> Outcome:
+    if answer.status >= 500:
+        return Outcome(Ending.FAILED)
+    if answer.status >= 400:
+        return Outcome(Ending.REFUSED_BY_ENGINE)
+    if question.ask.stream and not answer.whole:
+        return Outcome(Ending.OK, question.dialect.stream_usage(relayed.tail), relayed.events)
+    return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+
+
+async def _read(request: web.Request) -> bytes:
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
+    try:
+        return await request.read()
+    except HTTPRequestEntityTooLarge as error:
+        raise Refusal(413, "body_too_large", f"The request body is larger than {error.max_size} bytes.") from error  # type: ignore[attr-defined]
+
+
+def _parse_other(request: web.Request, body: bytes) -> Ask:
+    """A path whose prompts the index does not read: its model, and whatever keeps it with a replica."""
+    if request.content_type.startswith("multipart/"):
+        found = _MULTIPART_MODEL.search(body)
+        return Ask(found[1].decode(errors="replace") if found else None)
+    if not body:
+        return Ask(None)
+    ask = OPENAI.parse(request.path, body)
+    return replace(ask, prompt=None, stored=request.path == RESPONSES and ask.stored is not False)
+
+
+def _forward_headers(request: web.Request, request_id: str) -> CIMultiDict[str]:
+    named = {token.strip().lower() for token in request.headers.get("Connection", "").split(",")}
+    headers = CIMultiDict(
+        (k, v) for k, v in request.headers.items() if k.lower() not in _HOP and k.lower() not in named
+    )
+    headers["X-Request-Id"] = request_id
+    return headers
+
+
+def _request_id(request: web.Request) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    return given if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable() else uuid4().hex
+
+
+def _route(path: str) -> str:
+    """The label of a path: response ids are left out."""
+    return RESPONSES + "/{id}" if path.startswith(RESPONSES + "/") else path
+
+
+def _none_ready() -> Refusal:
+    return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")
+
+
+def _failed(failure: Failure) -> Refusal:
+    if isinstance(failure, TimedOut):
+        return Refusal(504, "timed_out", "The replica did not answer in time.")
+    return Refusal(502, "engine_failed", "The replica failed before it answered.")

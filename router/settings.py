@@ -1,0 +1,316 @@
+"""Every setting: nested frozen dataclasses, one docstring a field (unit, default, reason).
+
+Sources, later ones win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is
+`limits: {body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and
+`--set limits.body_bytes_max=...` on the command line. Unknown keys are errors that name the nearest right one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from router.core.policies import POLICIES
+
+ENV_PREFIX = "WARMROUTE_"
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Positive = Annotated[int, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Ratio = Annotated[float, Meta(ge=0)]
+
+
+class SettingsError(ValueError):
+    """What is wrong with the settings, one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """Where the router listens."""
+
+    host: str = "127.0.0.1"
+    """Address of the main listener. Loopback unless told otherwise: nobody is served by accident."""
+    port: Port = 8000
+    """Port of the main listener; 0 takes a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address of the admin listener: metrics, replicas, decisions. Loopback, since it has no keys."""
+    admin_port: Port = 8001
+    """Port of the admin listener; 0 takes a free one."""
+    metrics_on_main: bool = True
+    """Whether `/metrics` is on the main listener too. On: a scrape works before any thought of ports."""
+    keepalive_s: Seconds = 75.0
+    """Seconds an idle client connection is kept. As nginx."""
+    drain_s: Ratio = 25.0
+    """Seconds that running answers may take to finish after SIGTERM. Inside Kubernetes' default grace of 30."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """How requests are placed."""
+
+    policy: str = "warm"
+    """Name of the placement policy; all but `warm` are for comparison."""
+    index_bytes_max: Positive = 256 << 20
+    """Bytes the prefix index may take, all replicas together. 256 MiB holds some 800,000 blocks of 512 bytes."""
+    blocks_max_default: Positive = 4_096
+    """Blocks of 512 bytes believed held by a replica whose capacity is unknown: half a million tokens."""
+    kv_tokens_max: Count = 0
+    """KV capacity of a replica in tokens where its metrics report none; 0 leaves `blocks_max_default`."""
+    memory_max: Positive = 65_536
+    """Past prompts remembered, to learn how soon they are asked for again and who answered them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """How replicas are asked for health and load."""
+
+    interval_s: Seconds = 1.0
+    """Seconds between two rounds. A silent replica is out after two of them, one that refuses at once."""
+    timeout_s: Seconds = 5.0
+    """Seconds a probe may take. A busy engine answers late and is not dead: long, and two failures in a row."""
+    models_interval_s: Seconds = 10.0
+    """Seconds between two looks at `/v1/models`. Adapters are loaded at run time."""
+    page_bytes_max: Positive = 8 << 20
+    """Bytes of a metrics or models page that are read; a longer one is a failed probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSettings:
+    """How replicas are called."""
+
+    connect_timeout_s: Seconds = 2.0
+    """Seconds to connect. In one cluster that takes a millisecond."""
+    first_byte_timeout_s: Seconds = 600.0
+    """Seconds from sending a request to the first byte of its answer. A long prompt behind a queue takes minutes."""
+    idle_timeout_s: Seconds = 300.0
+    """Seconds between two pieces of an answer. vLLM told to stop may keep a silent connection open for ever."""
+    keepalive_s: Seconds = 3.0
+    """Seconds an idle connection to a replica is kept. Less than uvicorn's 5, so that we close first."""
+    retries_max: Count = 1
+    """Further replicas tried when one fails before the client got a byte."""
+    retry_on_timeout: bool = False
+    """Whether a request that timed out is tried elsewhere. Off: it has cost minutes of GPU time already."""
+    retry_ratio: Ratio = 0.2
+    """Retries per request allowed on average, as Envoy's and linkerd's budgets: a dead fleet is not hammered."""
+    retry_floor_per_s: Ratio = 10.0
+    """Retries per second that are allowed whatever the ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """What may come in, and what is kept of it."""
+
+    body_bytes_max: Positive = 32 << 20
+    """Bytes of a request body. A million tokens with some images; more is 413."""
+    held_answer_bytes_max: Count = 1 << 20
+    """Bytes of an answer that does not stream held until it is whole, so that a cut one can be retried."""
+    offload_bytes_min: Count = 256 << 10
+    """Bytes of a body from which it is parsed off the event loop. Larger ones take over a millisecond."""
+    response_ids_max: Positive = 65_536
+    """Response ids remembered, so that follow-ups reach the replica that stored them."""
+    decisions_max: Positive = 512
+    """Last decisions kept for `/admin/decisions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """What clients may ask for."""
+
+    passthrough: tuple[str, ...] = (
+        "/tokenize",
+        "/detokenize",
+        "/v1/tokenize",
+        "/v1/detokenize",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/score",
+        "/v1/score",
+        "/classify",
+        "/v1/classify",
+        "/pooling",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/responses",
+    )
+    """Further paths, passed to the least costly replica. Everything else is 404: engines have paths that flush
+    caches, load adapters or put them to sleep, and those are not for clients."""
+    ask_usage: bool = False
+    """Ask engines for usage at the end of streams whose clients did not, and take it out again. Off: the bodies of
+    healthy requests stay as they are."""
+    receipts: bool = True
+    """Whether answers carry `x-warmroute-*` headers that say where a request went and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is written to standard error."""
+
+    level: str = "info"
+    """One of debug, info, warning, error."""
+    requests: bool = True
+    """Whether each request leaves a line. Lines hold no prompt and no answer."""
+    format: str = "json"
+    """`json`, or `text` for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set."""
+
+    replicas: tuple[str, ...] = ()
+    """Base URLs of the engines, such as http://10.0.0.1:8000."""
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    """Where the router listens."""
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    """How requests are placed."""
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    """How replicas are asked for health and load."""
+    upstream: UpstreamSettings = field(default_factory=UpstreamSettings)
+    """How replicas are called."""
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    """What may come in."""
+    api: ApiSettings = field(default_factory=ApiSettings)
+    """What clients may ask for."""
+    log: LogSettings = field(default_factory=LogSettings)
+    """What is logged."""
+
+
+def load(
+    file: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings from all sources; `overrides` maps dotted keys to values. Raises SettingsError with every problem."""
+    problems: list[str] = []
+    keys = field_keys()
+    flat = _flatten(_read_file(file, problems), keys, problems) if file else {}
+    flat |= _from_env(env or {}, keys, problems)
+    for key, value in (overrides or {}).items():
+        if key in keys:
+            flat[key] = value
+        else:
+            problems.append(f"unknown setting '{key}'{_nearest(key, keys)}")
+    values = {}
+    for key, raw in flat.items():
+        try:
+            values[key] = _convert(raw, keys[key])
+        except msgspec.ValidationError as error:
+            problems.append(f"'{key}': {error}, not {raw!r}")
+    settings: Settings = _build(Settings, "", values)
+    problems += _check(settings)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def field_keys() -> dict[str, Any]:
+    """Dotted key of every setting -> its type, limits included."""
+    keys: dict[str, Any] = {}
+    for name, hint in get_type_hints(Settings, include_extras=True).items():
+        if dataclasses.is_dataclass(hint):
+            keys |= {f"{name}.{inner}": h for inner, h in get_type_hints(hint, include_extras=True).items()}
+        else:
+            keys[name] = hint
+    return keys
+
+
+def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{file}: {error.strerror or error}")
+        return {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not YAML: {' '.join(str(error).split())}")
+        return {}
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        problems.append(f"{file}: the top level must be a mapping of settings")
+        return {}
+    return tree
+
+
+def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """A file's tree as dotted keys; unknown ones become problems."""
+    sections = {key.split(".")[0] for key in keys if "." in key}
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name not in sections:
+            flat[str(name)] = value
+        elif isinstance(value, dict):
+            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
+        elif value is not None:
+            problems.append(f"'{name}' must be a mapping, not {value!r}")
+    for key in flat.keys() - keys.keys():
+        problems.append(f"unknown setting '{key}'{_nearest(key, [*keys, *sections])}")
+    return {key: value for key, value in flat.items() if key in keys}
+
+
+def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
+    for name in env.keys() - names.keys():
+        if name.startswith(ENV_PREFIX):
+            problems.append(f"unknown environment variable '{name}'{_nearest(name, names)}")
+    return {names[name]: value for name, value in env.items() if name in names}
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    return f"; the nearest is '{difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)[0]}'"
+
+
+def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type
+    """Check type and limits; strings from flags and the environment are read as the type they stand for."""
+    if isinstance(value, str) and type_ == tuple[str, ...]:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    return msgspec.convert(value, type_, strict=not isinstance(value, str))
+
+
+def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any settings class
+    arguments: dict[str, Any] = {}
+    for name, hint in get_type_hints(type_).items():
+        if dataclasses.is_dataclass(hint):
+            arguments[name] = _build(hint, f"{name}.", values)
+        elif prefix + name in values:
+            arguments[name] = values[prefix + name]
+    return type_(**arguments)
+
+
+def _check(settings: Settings) -> list[str]:
+    """Values of the right type that still make no sense."""
+    problems = []
+    for url in settings.replicas:
+        try:
+            parts = urlsplit(url)
+            fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+            fine = fine and (parts.port is None or parts.port > 0)
+        except ValueError:
+            fine = False
+        if not fine:
+            problems.append(f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000")
+    if len({url.rstrip("/") for url in settings.replicas}) < len(settings.replicas):
+        problems.append("'replicas': a URL is given twice")
+    if settings.routing.policy not in POLICIES:
+        policy = settings.routing.policy
+        problems.append(f"'routing.policy': there is no policy '{policy}'{_nearest(policy, POLICIES)}")
+    if settings.log.level not in ("debug", "info", "warning", "error"):
+        problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
+    if settings.log.format not in ("json", "text"):
+        problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
+    problems += [
+        f"'api.passthrough': '{path}' must start with /" for path in settings.api.passthrough if path[:1] != "/"
+    ]
+    return problems
