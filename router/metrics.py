@@ -22,7 +22,7 @@ from router.core.fleet import Member
 from router.core.routing import Router
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-disable_created_metrics()  # a `_created` twin of every counter helps nobody here
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` twin of every counter helps nobody here
 HIT_RATE_WINDOW_S = 300.0
 
 _LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)

@@ -159,7 +159,8 @@ class Proxy:
                 relayed.see(answer.head)
             else:
                 await response.prepare(request)
-                await relay(answer, response, relayed, self._clock, question.dialect if question.strip_usage else None)
+                strip = question.dialect if question.strip_usage else None
+                await relay(answer.head, answer.pieces(), response, relayed, self._clock, strip)
             outcome = _outcome(question, answer, relayed)
         except BrokeMidway as error:
             outcome = Outcome(Ending.FAILED)

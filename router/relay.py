@@ -7,14 +7,13 @@ once, at the end, from the last few kilobytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from router.core.dialects import Dialect
 from router.core.sse import EventSplitter
-from router.upstream import Answer
 
 TAIL_BYTES = 8 << 10
 
@@ -49,15 +48,16 @@ class Relayed:
 
 
 async def relay(
-    answer: Answer,
+    head: bytes,
+    pieces: AsyncIterator[bytes],
     response: web.StreamResponse,
     relayed: Relayed,
     clock: Callable[[], float],
     strip_usage: Dialect | None = None,
 ) -> None:
-    """Write the answer's body to the client. With `strip_usage`, the event that we asked for is left out.
+    """Write a body to the client: `head`, then `pieces`. With `strip_usage`, the event that we asked for is left out.
 
-    Raises BrokeMidway when the engine breaks off, ClientLeft when the client does.
+    Raises ClientLeft when the client does, and whatever `pieces` raises.
     """
     splitter = EventSplitter() if strip_usage else None
 
@@ -71,8 +71,8 @@ async def relay(
             except ConnectionError as error:
                 raise ClientLeft from error
 
-    await pass_on(answer.head)
-    async for piece in answer.pieces():
+    await pass_on(head)
+    async for piece in pieces:
         await pass_on(piece)
     relayed.last_s = clock()
     try:
