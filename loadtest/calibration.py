@@ -1,0 +1,114 @@
+"""How long an engine's steps take: named calibrations, each with its source.
+
+A transformer's forward step reads all weights once (a floor), computes every new token (linear), attends from
+every new token to its context (the product of the two, so late tokens of a long prompt are dearer), and reads
+the KV cache of every sequence that decodes (linear in their contexts). Four coefficients say it all:
+
+    step_s = floor_s + token_s * (prefill tokens + decodes)
+             + pair_s * sum(prefill tokens x their context) + read_s * sum(decode contexts)
+
+All are the engine's own time. What gateways, tokenizers and HTTP add to a published time to first token is
+not in them: our own router and client add theirs, and counting somebody else's as well would count it twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class StepTimes(Protocol):
+    """What the engine model asks of a calibration."""
+
+    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+        """One step. `prefill_pairs` sums, over its prefill tokens, the tokens each attends to."""
+        ...
+
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+        """That many pure decode steps in a row, every context one token longer each time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTimes:
+    """The formula of the module's docstring; seconds."""
+
+    floor_s: float
+    token_s: float
+    pair_s: float
+    read_s: float
+
+    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+        """See `StepTimes`."""
+        return (
+            self.floor_s
+            + self.token_s * (prefill_tokens + decodes)
+            + self.pair_s * prefill_pairs
+            + self.read_s * context_tokens
+        )
+
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+        """See `StepTimes`."""
+        grown = decodes * iterations * (iterations - 1) / 2
+        one_s = self.floor_s + self.token_s * decodes + self.read_s * context_tokens
+        return iterations * one_s + self.read_s * grown
+
+
+@dataclass(frozen=True, slots=True)
+class MockerTimes:
+    """Dynamo's mocker: quadratic in a pass's uncached tokens, and in the share of KV that decodes use."""
+
+    kv_tokens: int
+
+    def _decode_s(self, context_tokens: int) -> float:
+        # Shared prefixes count once in the mocker and once per sequence here, hence the cap.
+        share = min(1.0, context_tokens / self.kv_tokens)
+        return (-25.74 * share**2 + 54.01 * share + 5.74) / 1e3
+
+    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+        """See `StepTimes`."""
+        prefill_s = (4.209989e-7 * prefill_tokens**2 + 1.518344e-2 * prefill_tokens + 16.50) / 1e3
+        return (prefill_s if prefill_tokens else 0.0) + (self._decode_s(context_tokens) if decodes else 0.0)
+
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+        """See `StepTimes`."""
+        return sum(self._decode_s(context_tokens + decodes * i) for i in range(iterations))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One model on one kind of machine."""
+
+    times: StepTimes
+    kv_tokens: int
+    """What the KV cache holds unless told otherwise."""
+    context_tokens_max: int
+    """Longest prompt + answer (vLLM's max_model_len)."""
+
+
+_MOCKER_KV_TOKENS = 409_600
+
+CALIBRATIONS: dict[str, Calibration] = {
+    # Qwen3-32B bf16, two H100: llm-d's guides and its "73-capacity" ladder. Prefill: 15,928 tok/s in one
+    # 8,192-token chunk = 0.514 s, of which attention 64 layers x 64 heads x 128 x 4 = 2.1 MFLOP a pair at 2 x
+    # 989 TFLOP/s x 0.65 = 1.6 ns; 7.2k tokens cold then take 0.45 s (published TTFT 0.42-0.45 s). Published
+    # TTFT of the same prompt cached is 0.15 s, ours 0.03 s: the rest is their stack. Decode: 65.6 GB of
+    # weights from 2 x 3.35 TB/s at 0.8, all-reduce and launches: 18 ms; KV 262,144 bytes a token at 0.87 of
+    # the same bandwidth: 45 ns. 8 sequences of 7.7k: 21 ms (published ITL p90 22-23 ms at 3 QPS); 90 of them:
+    # 54 ms, 1,670 tok/s (published 48-61 ms and 1,310-1,970 tok/s a pod when saturated).
+    "qwen3-32b-2xh100": Calibration(LinearTimes(18e-3, 5.40e-5, 1.6e-9, 4.5e-8), 307_328, 131_072),
+    # Llama-3.1-8B bf16, one A100-40GB. Linear part: Vidur's profile of Llama-3-8B on an A100, 9.7 ms for 1
+    # token (there with 2.0 TB/s; here 1.56, hence 12 ms) and 273.6 ms for 4,096. Attention: 32 x 32 x 128 x 4
+    # = 0.52 MFLOP a pair at 312 TFLOP/s x 0.6. KV: 131,072 bytes a token at 0.8 x 1.56 TB/s, (40 x 0.9 - 16 -
+    # 2) GB.
+    "llama-3.1-8b-a100": Calibration(LinearTimes(12e-3, 6.39e-5, 2.8e-9, 1.05e-7), 137_216, 131_072),
+    # Llama-3.1-70B bf16, four H100. Linear part: Vidur's profile of Llama-2-70B TP4, 222.8 ms for 4,096
+    # tokens. Attention: 80 x 64 x 128 x 4 = 2.6 MFLOP a pair at 4 x 989 TFLOP/s x 0.6. KV: 327,680 bytes a
+    # token, over 4 GPUs, at 0.85. llm-d's "37-capacity": ITL mean 26 -> 58 ms (their 13 -> 29 were halved by
+    # a client bug, inference-perf #566) and 2,320 tok/s a pod; ours 25 ms at 20 sequences of 9k, 2,200 tok/s
+    # in 61 ms at 134.
+    "llama-3.1-70b-4xh100": Calibration(LinearTimes(19e-3, 5.09e-5, 1.1e-9, 2.88e-8), 461_376, 131_072),
+    # One 8B-class GPU as Dynamo's mocker has it (the model is not named there); KV as an H100-80GB would
+    # hold.
+    "mocker-8b": Calibration(MockerTimes(_MOCKER_KV_TOKENS), _MOCKER_KV_TOKENS, 131_072),
+}

@@ -1,0 +1,320 @@
+"""What an instrument found: rows, the JSON envelope around them, a table and a chart.
+
+Every instrument reports rows of one shape, so that runs compare across instruments, routers and commits.
+Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal
+and as a plain SVG file, from the same rows; nothing is fetched to show either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+@dataclass(slots=True)
+class Row:
+    """One measurement; what does not apply to it stays None and is left out of the JSON."""
+
+    workload: str | None = None
+    policy: str | None = None
+    router: str | None = None
+    case: str | None = None
+    replicas: int | None = None
+    load: float | None = None
+    load_unit: str | None = None
+    """`sessions` active at a time, or `requests/s` offered."""
+    seed: int | None = None
+    requests: int | None = None
+    errors: int | None = None
+    """Requests that failed in any way but a rejection, timeouts included."""
+    rejected: int | None = None
+    """Requests refused for load (429, 503)."""
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    ttft_p99_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p99_s: float | None = None
+    output_tokens_per_s: float | None = None
+    goodput: float | None = None
+    """Requests a second whose first token came within the run's limit."""
+    token_hit_rate: float | None = None
+    genuine_hit_rate: float | None = None
+    replay_hit_rate: float | None = None
+    """The part of token_hit_rate earned by prompts already sent, byte for byte, in the same run."""
+    imbalance: float | None = None
+    """Computed prompt tokens, the busiest replica's over the mean."""
+    goal: str | None = None
+    expected: float | None = None
+    got: float | None = None
+    ok: bool | None = None
+    duration_s: float | None = None
+    hit_rate_source: str | None = None
+    """`engines` (their counters) or `usage` (what answers reported)."""
+    errors_by_kind: dict[str, int] = field(default_factory=dict)
+    requests_by_replica: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that apply."""
+        return {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+            if value is not None and value != {}
+        }
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The nearest-rank percentile: a value that was measured, never one between two. None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = max(1, -(-len(ordered) * percent // 100))
+    return ordered[int(rank) - 1]
+
+
+# The envelope
+
+
+def envelope(command: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON document of an instrument's run."""
+    return {
+        "command": command,
+        "commit": commit(Path(__file__).resolve().parent),
+        "machine": machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": [row.as_dict() for row in rows],
+    }
+
+
+def write_json(path: Path, command: str, rows: Sequence[Row]) -> None:
+    """Write the run's document."""
+    path.write_text(json.dumps(envelope(command, rows), indent=2) + "\n", encoding="utf-8")
+
+
+def commit(folder: Path) -> str | None:
+    """The commit this code was checked out at, with `+` if files differ from it; None if it was not."""
+    try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+    return done.stdout.strip()
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory_bytes / 1e9, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+# Table and chart in the terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field as people read it."""
+
+    name: str
+    title: str
+    form: str = "{}"
+    scale: float = 1.0
+    rank: int = 0
+    """Where the terminal is narrow, columns of the highest rank are left out first; 0 never is."""
+
+
+COLUMNS = (
+    Column("workload", "workload"),
+    Column("policy", "policy"),
+    Column("requests", "requests", "{:,}", rank=1),
+    Column("errors", "errors", rank=1),
+    Column("rejected", "rejected", rank=2),
+    Column("token_hit_rate", "token hits", "{:.1f} %", 100),
+    Column("ttft_p50_s", "TTFT p50", "{:.2f} s", rank=1),
+    Column("ttft_p90_s", "TTFT p90", "{:.2f} s"),
+    Column("ttft_p99_s", "TTFT p99", "{:.2f} s", rank=2),
+    Column("e2e_p50_s", "e2e p50", "{:.1f} s", rank=3),
+    Column("e2e_p99_s", "e2e p99", "{:.1f} s", rank=4),
+    Column("output_tokens_per_s", "output tok/s", "{:,.0f}", rank=3),
+    Column("goodput", "goodput/s", "{:.2f}", rank=3),
+    Column("imbalance", "imbalance", "{:.2f}", rank=2),
+)
+
+
+def shown(row: Row, column: Column) -> str:
+    """A field as text; `-` where it does not apply."""
+    value = getattr(row, column.name)
+    if value is None:
+        return "-"
+    return column.form.format(value * column.scale if isinstance(value, float) else value)
+
+
+def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Table:
+    """The rows, with the columns that any of them fills and that fit into so many characters."""
+    columns = [c for c in COLUMNS if any(getattr(row, c.name) is not None for row in rows)]
+    while _width(columns, rows) > width and (worst := max(columns, key=lambda c: c.rank)).rank > 0:
+        columns.remove(worst)
+    drawn = Table(title=title, title_justify="left")
+    for column in columns:
+        label = column.name in {"workload", "policy"}
+        drawn.add_column(column.title, justify="left" if label else "right", no_wrap=True)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is None or following.workload != row.workload
+        drawn.add_row(*(shown(row, column) for column in columns), end_section=last)
+    return drawn
+
+
+def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+    frame = 3
+    return 1 + sum(frame + max(len(c.title), *(len(shown(row, c)) for row in rows)) for c in columns)
+
+
+BAR_CHARACTERS = 40
+CHARTED = (
+    Column("token_hit_rate", "token hit rate", "{:.1f} %", 100),
+    Column("ttft_p90_s", "p90 TTFT", "{:.2f} s"),
+)
+
+
+def chart_lines(rows: Sequence[Row]) -> list[str]:
+    """Bars of the charted fields, a group per workload, as text."""
+    lines: list[str] = []
+    for column in CHARTED:
+        lines += ["", column.title]
+        for workload, group in _groups(rows):
+            top = _largest(group, column)
+            for i, row in enumerate(group):
+                value = getattr(row, column.name)
+                bar = "█" * max(1, round(BAR_CHARACTERS * value / top)) if value and top else ""
+                label = f"{workload if i == 0 else '':<14} {row.policy or '':<12}"
+                lines.append(f"  {label} {bar} {shown(row, column)}")
+    return lines
+
+
+def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.workload or "", []).append(row)
+    return list(groups.items())
+
+
+def _largest(rows: Sequence[Row], column: Column) -> float:
+    return max((getattr(row, column.name) or 0.0 for row in rows), default=0.0)
+
+
+def print_report(console: Console, rows: Sequence[Row], title: str | None = None) -> None:
+    """The table and, where there is something to compare, the chart."""
+    console.print(table(rows, title, console.width))
+    if len(rows) > 1:
+        console.print("\n".join(chart_lines(rows)), highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the console while the block runs, or a line every tenth where it is no terminal."""
+    if not console.is_terminal:
+        step = max(1, total // 10)
+
+        def tell(done: int) -> None:
+            if done % step == 0 or done == total:
+                console.print(f"{title}: {done} of {total}", highlight=False)
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=4) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+# Chart as SVG
+
+PANEL_WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, GROUP_GAP, TOP = 470, 90, 60, 20, 34, 78
+NOTE_CHARACTERS = 140
+COLOURS = {"round_robin": "#9aa5b1", "warm": "#e4572e"}
+OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
+
+
+def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str]) -> str:
+    """The charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
+    groups = _groups(rows)
+    notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
+    body_height = sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups)
+    height = TOP + body_height + 24 + 17 * len(notes)
+    width = PANEL_WIDTH * len(CHARTED) + 40
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+            f' viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">'
+        ),
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _svg_text(20, 30, title, 'font-size="17" font-weight="600"'),
+    ]
+    for i, column in enumerate(CHARTED):
+        parts += _svg_panel(20 + i * PANEL_WIDTH, groups, column)
+    for i, note in enumerate(notes):
+        style = 'font-size="12" fill="#5f6b7a"'
+        parts.append(_svg_text(20, TOP + body_height + 24 + 17 * i, note, style))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _svg_panel(left: int, groups: Sequence[tuple[str, Sequence[Row]]], column: Column) -> list[str]:
+    parts = [_svg_text(left, TOP - 18, column.title, 'font-weight="600"')]
+    room = PANEL_WIDTH - LABEL_WIDTH - VALUE_WIDTH - 20
+    y = TOP
+    for workload, group in groups:
+        top = _largest(group, column)
+        parts.append(_svg_text(left, y + 12, workload, 'fill="#5f6b7a"'))
+        y += 20
+        for i, row in enumerate(group):
+            size = room * (getattr(row, column.name) or 0.0) / top if top else 0.0
+            colour = COLOURS.get(row.policy or "", OTHER_COLOURS[i % len(OTHER_COLOURS)])
+            parts += [
+                _svg_text(left + LABEL_WIDTH - 8, y + 14, row.policy or "", 'text-anchor="end"'),
+                (
+                    f'<rect x="{left + LABEL_WIDTH}" y="{y + 2}" width="{size:.1f}" height="{BAR_HEIGHT - 4}"'
+                    f' rx="2" fill="{colour}"/>'
+                ),
+                _svg_text(left + LABEL_WIDTH + int(size) + 6, y + 14, shown(row, column)),
+            ]
+            y += BAR_HEIGHT
+        y += GROUP_GAP - 20
+    return parts
+
+
+def _svg_text(x: int, y: int, text: str, style: str = "") -> str:
+    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'
