@@ -26,8 +26,8 @@ ENV_PREFIX = "WARMROUTE_"
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-Ratio = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+Ratio = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class SettingsError(ValueError):

@@ -40,3 +40,11 @@ def key_at(text: bytes, keys: Sequence[int], root: int, end: int) -> int:
     tail = memoryview(text)[full * BLOCK_BYTES : end]
     # The extra byte keeps a tail of no bytes, or one that is a whole block elsewhere, apart from block keys.
     return xxh3_64_intdigest(bytes(tail) + b"\x00end", parent)
+
+
+def answer_keys(end_key: int, answer_bytes: int) -> list[int]:
+    """Keys that stand for an answer's blocks until its text is seen: they fill the cache, and match no prompt."""
+    return [xxh3_64_intdigest(b"answer", end_key + i & _MASK) for i in range(-(-answer_bytes // BLOCK_BYTES))]
+
+
+_MASK = (1 << 64) - 1

@@ -110,6 +110,7 @@ class Candidate:
     evicted_ms: float  # work others would have to repeat: evicted tokens x chance that they are asked for again
     kv_wait_ms: float  # until the KV pool has room for this request
     in_flight: int  # open leases
+    footprint_blocks: int = 0  # blocks it is believed to hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,16 @@ seen (an answer that does not stream) leaves the queue when its modelled time is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
 from router.core.health import Health
 from router.core.prefill import PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
-SHARE_FADE = 0.9  # of our share of a replica's work, per probe
-SHARE_TOKENS_MIN = 5_000  # computed tokens between two probes, below which a share says nothing
+SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
+SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by one side and not yet by the other
+SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
 
 
 @dataclass(slots=True)
@@ -40,7 +41,6 @@ class Lease:
     kv_tokens: int  # expected to be used: prompt and answer
     keys: list[int]
     end_key: int | None
-    held_blocks: int  # of `keys`, believed held before placement
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
     role: str = "both"
     first_token_s: float | None = None
@@ -70,8 +70,8 @@ class Member:
     fit: PrefillFit = field(default_factory=PrefillFit)
     leases: dict[int, Lease] = field(default_factory=dict)
     kv_tokens_in_use: int = 0  # of open leases: prompt and expected answer
-    share: float = 1.0  # of the replica's computed tokens that we sent
-    computed_tokens: float = 0.0  # that we sent since the last probe that was used
+    sent_prompt_tokens: float = 0.0  # that we sent, faded
+    seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
     foreign_waiting: int = 0  # requests waiting there that are not ours
     first_token_s: float = 0.0
     _queue: dict[int, _Waiting] = field(default_factory=dict)
@@ -102,6 +102,7 @@ class Member:
             self._head_since_s = now_s
         self.leases[lease.id] = lease
         self.kv_tokens_in_use += lease.kv_tokens
+        self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         self._queue[lease.id] = _Waiting(lease.prefill_ms, lease.streams)
         self._queue_ms += lease.prefill_ms
 
@@ -123,17 +124,19 @@ class Member:
     def observe_load(self, load: Load) -> None:
         """Take a probe's view: who else uses the replica, and how much of it is ours."""
         before, self.load = self.load, load
-        ours = self.waiting()
-        self.foreign_waiting = max(0, (load.waiting or 0) - ours)
-        theirs = _computed(before, load)
-        if theirs is None:
-            self.computed_tokens = 0.0
-        elif theirs >= SHARE_TOKENS_MIN:
-            share = min(1.0, self.computed_tokens / theirs)
-            self.share = SHARE_FADE * self.share + (1 - SHARE_FADE) * share
-            self.computed_tokens = 0.0
-        else:
-            self.load = _keep_counters(before, load)
+        self.foreign_waiting = max(0, (load.waiting or 0) - self.waiting())
+        old, new = before.prompt_tokens_total, load.prompt_tokens_total
+        if old is not None and new is not None and new > old:
+            self.sent_prompt_tokens *= SHARE_FADE
+            self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
+
+    @property
+    def share(self) -> float:
+        """Part of the replica's prompt tokens that come through us: others fill its cache too."""
+        if self.seen_prompt_tokens < SHARE_TOKENS_MIN:
+            return 1.0
+        share = self.sent_prompt_tokens / self.seen_prompt_tokens
+        return share if share < SHARE_ALL else 1.0
 
     def _leave_queue(self, lease_id: int, now_s: float) -> None:
         if lease_id not in self._queue:
@@ -202,24 +205,3 @@ class Fleet:
             member.fit.observe(uncached, cached, lease.service_ms, self.prefill.model)
         self.mean_open_ms += (1 - WORK_FADE) * ((now_s - lease.placed_s) * 1e3 - self.mean_open_ms)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)
-        member.computed_tokens += uncached + lease.credited_tokens
-
-
-_COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "cache_hit_tokens_total")
-
-
-def _computed(before: Load, after: Load) -> float | None:
-    """Tokens an engine computed between two probes, prompt and answer; None at first, after a restart, or unsaid."""
-    deltas = []
-    for name in _COUNTERS:
-        old, new = getattr(before, name), getattr(after, name)
-        if old is None or new is None or new < old:
-            return None
-        deltas.append(new - old)
-    prompt, generated, hits = deltas
-    return float(max(0.0, prompt - hits) + generated)
-
-
-def _keep_counters(before: Load, after: Load) -> Load:
-    """`after` with the counters of `before`, so that small deltas add up until they say something."""
-    return replace(after, **{name: getattr(before, name) for name in _COUNTERS})

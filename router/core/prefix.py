@@ -11,7 +11,8 @@ Recency is kept per *touch* (one prompt, root to leaf), not per block: `owner[ke
 last, so touching 800 blocks is two C-level dict operations. The LRU order of blocks is: oldest touch first, and
 within one touch leaf first, since a prefix without its leaf is useful and a leaf without its prefix is not (vLLM
 frees blocks in that order too). Blocks under an open lease are pinned: before anything is evicted, pins that are
-not newer than it are touched again.
+not newer than it are touched again. Blocks that only open leases vouch for are *unproven*: they count as held, so
+that a burst of one prefix stays together, and are gone when all those leases fail.
 
 Nothing grows without a limit: each holder has a capacity in blocks, and the whole a budget in bytes.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 # Measured with tracemalloc, CPython 3.11, 64-bit: see tests/core/test_prefix.py.
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
@@ -42,6 +44,7 @@ class _Holder:
     owner: dict[int, int] = field(default_factory=dict)  # key -> id of the touch that used it last
     touches: dict[int, _Touch] = field(default_factory=dict)  # oldest first
     pins: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # lease -> (touch, keys), oldest first
+    unproven: dict[int, int] = field(default_factory=dict)  # key under way, never seen computed -> its open leases
 
 
 class PrefixIndex:
@@ -92,7 +95,7 @@ class PrefixIndex:
         """A new capacity; what no longer fits is evicted."""
         holder = self._holders[name]
         holder.blocks_max = blocks_max
-        self._shrink(holder, blocks_max)
+        self._fit(holder)
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -130,8 +133,11 @@ class PrefixIndex:
 
     def oldest_s(self, name: str) -> float | None:
         """When the blocks that would be evicted next were last used; None when there are none."""
-        for touch in self._holders[name].touches.values():
-            return touch.at_s
+        holder = self._holders[name]
+        pinned = {touch_id for touch_id, _ in holder.pins.values()}
+        for touch_id, touch in holder.touches.items():
+            if touch_id not in pinned:
+                return touch.at_s
         return None
 
     @property
@@ -151,39 +157,46 @@ class PrefixIndex:
         self.sweep(SWEEP_KEYS)
         holder = self._holders[name]
         self._touch(holder, keys, now_s)
+        self._prove(holder, keys)
         self._fit(holder)
 
     def pin(self, name: str, lease: int, keys: Sequence[int], now_s: float) -> None:
-        """Touch, and keep these blocks from eviction until `unpin`."""
+        """Touch, and keep these blocks from eviction until `unpin` or `retract`; new ones are unproven."""
         self.sweep(SWEEP_KEYS)
         holder = self._holders[name]
-        held = list(keys)
+        held, owner, unproven = list(keys), holder.owner, holder.unproven
+        for key in [key for key in held if key not in owner or key in unproven]:
+            unproven[key] = unproven.get(key, 0) + 1
         holder.pins[lease] = (self._touch(holder, held, now_s), held)
         self._fit(holder)
 
-    def unpin(self, name: str, lease: int, now_s: float, *, used: bool = True) -> None:
-        """End of a lease; `used` touches its blocks once more, as the engine does when it frees them.
+    def unpin(self, name: str, lease: int, now_s: float, *, grown: Sequence[int] = ()) -> None:
+        """End of a lease whose prompt was computed: its blocks are touched once more, as the engine does when it
+        frees them, and those that have `grown` behind them. A holder removed or cleared meanwhile is left alone."""
+        holder = self._holders.get(name)
+        pin = holder.pins.pop(lease, None) if holder else None
+        if holder is not None and pin is not None:
+            self._touch(holder, [*pin[1], *grown], now_s)
+            self._prove(holder, pin[1])
+            self._fit(holder)
 
-        A holder that was removed or cleared meanwhile is left alone.
-        """
+    def retract(self, name: str, lease: int) -> None:
+        """End of a lease whose prompt was never computed: unproven blocks that no other lease is computing are not
+        held after all."""
         holder = self._holders.get(name)
         pin = holder.pins.pop(lease, None) if holder else None
         if holder is None or pin is None:
             return
-        if used:
-            self._touch(holder, pin[1], now_s)
+        gone, unproven = [], holder.unproven
+        for key in pin[1]:
+            leases = unproven.get(key)
+            if leases == 1:
+                del unproven[key]
+                gone.append(key)
+            elif leases is not None:
+                unproven[key] = leases - 1
+        self.drop(name, gone)
         self._fit(holder)
-
-    def retract(self, name: str, lease: int, kept: int, now_s: float) -> None:
-        """End of a lease whose prompt was never computed: blocks behind the first `kept` are not held after all,
-        unless somebody used them since."""
-        holder = self._holders.get(name)
-        pin = holder.pins.get(lease) if holder else None
-        if holder is None or pin is None:
-            return
-        touch_id, keys = pin
-        self.drop(name, [key for key in keys[kept:] if holder.owner.get(key) == touch_id])
-        self.unpin(name, lease, now_s, used=False)
 
     def drop(self, name: str, keys: Iterable[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
@@ -245,6 +258,11 @@ class PrefixIndex:
             owner = holder.owner
             touch.keys = [key for key in touch.keys if owner.get(key) == touch_id]
 
+    def _prove(self, holder: _Holder, keys: Sequence[int]) -> None:
+        if holder.unproven:
+            for key in keys:
+                holder.unproven.pop(key, None)
+
     def _forget(self, holder: _Holder, key: int) -> None:
         del holder.owner[key]
         self._unmask(key, holder.bit)
@@ -261,7 +279,8 @@ class PrefixIndex:
         if len(holder.owner) > holder.blocks_max:
             self._shrink(holder, holder.blocks_max)
         while self.bytes_used > self.bytes_max and self._holders:
-            if self.sweep(SWEEP_KEYS * 8) or self._dying:
+            if self._dying:
+                self.sweep(SWEEP_KEYS * 8)
                 continue
             oldest = min(
                 (h for h in self._holders.values() if h.touches),
@@ -282,11 +301,15 @@ class PrefixIndex:
                 if not retouches:
                     return  # every block left belongs to a running request
                 retouches -= 1
-                lease, (_, keys) = pin
-                del holder.pins[lease]
-                holder.pins[lease] = (self._touch(holder, keys, self._now_s), keys)
+                self._renew(holder, *pin)
                 continue
             self._evict(holder, touch_id, touch, len(holder.owner) - blocks_max)
+
+    def _renew(self, holder: _Holder, lease: int, pin: tuple[int, list[int]]) -> None:
+        """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
+        keys = list(takewhile(holder.owner.__contains__, pin[1]))
+        del holder.pins[lease]
+        holder.pins[lease] = (self._touch(holder, keys, self._now_s), pin[1])
 
     def _evict(self, holder: _Holder, touch_id: int, touch: _Touch, count: int) -> None:
         owner = holder.owner

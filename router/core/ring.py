@@ -1,12 +1,12 @@
 """The consistent-hash ring: which replica a key prefers, the same on every router, whatever else they know.
 
 uhashring does the hashing; this adds the walk with bounded load (Mirrokni, Thorup & Zadimoghaddam 2018): from the
-key's place on, the first candidate whose open leases are under BOUND x the mean.
+key's place on, the first candidate that is under the bound, BOUND x the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import ceil
 
 from uhashring import HashRing
@@ -16,9 +16,10 @@ VNODES = 160
 BOUND = 1.25
 
 
-def load_bound(in_flight: int, replicas: int) -> int:
-    """Open leases that a replica may have before the walk passes it by: BOUND x the mean, this request included."""
-    return ceil(BOUND * (in_flight + 1) / max(1, replicas))
+def under_bound(loads: Mapping[str, float], more: float) -> set[str]:
+    """Ids whose load is under BOUND x the mean load, what is about to be added (`more`) included."""
+    bound = ceil(BOUND * (sum(loads.values()) + more) / max(1, len(loads)))
+    return {id_ for id_, load in loads.items() if load < bound}
 
 
 class Ring:
@@ -28,32 +29,28 @@ class Ring:
         self._ring = _new_ring([])
         self._known: frozenset[str] = frozenset()
 
-    def pick(self, key: str, in_flight: Mapping[str, int], bound: int) -> str:
-        """First of the ids of `in_flight` (id -> open leases) behind `key` that is under `bound`.
+    def pick(self, key: str, ids: Collection[str], under: Collection[str]) -> str:
+        """First of `ids` behind `key` that is `under` the bound; when none is, the first.
 
-        When all are at it, the first one. Raises ValueError when there are none.
+        Raises ValueError when there are no ids.
         """
-        self._learn(in_flight)
+        self._learn(ids)
         first: str | None = None
         for id_ in self._ring.iterate_nodes(key):
-            load = in_flight.get(id_)
-            if load is None:
-                continue
-            if load < bound:
-                return str(id_)
-            first = first or str(id_)
+            if id_ in ids:
+                if id_ in under:
+                    return str(id_)
+                first = first or str(id_)
         if first is None:
             raise ValueError("no candidates")
         return first
 
-    def _learn(self, ids: Mapping[str, int]) -> None:
-        if ids.keys() <= self._known:
+    def _learn(self, ids: Collection[str]) -> None:
+        if self._known.issuperset(ids):
             return
-        departed = self._known - ids.keys()
-        if len(departed) > len(ids) + 16:  # pods come and go under new names: start afresh
-            self._known = frozenset(ids)
-        else:
-            self._known |= ids.keys()
+        wanted = frozenset(ids)
+        # Pods come and go under new names: when most of what is known has left, start afresh.
+        self._known = wanted if len(self._known - wanted) > len(wanted) + 16 else self._known | wanted
         self._ring = _new_ring(sorted(self._known))
 
 

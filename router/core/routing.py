@@ -212,7 +212,6 @@ class Router:
             kv_tokens=size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
             keys=chain.keys if chain else [],
             end_key=chain.end_key if chain else None,
-            held_blocks=depths.get(chosen.id, 0),
             text_bytes=size.text_bytes,
         )
         self._open(lease, now_s)
@@ -231,9 +230,9 @@ class Router:
             return
         unseen = outcome.ending is Ending.CLIENT_LEFT and not lease.streams  # it may have been computed
         if outcome.ending is Ending.OK or lease.first_token_s is not None or unseen:
-            self.index.unpin(lease.replica, lease.id, now_s)
+            self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
-            self.index.retract(lease.replica, lease.id, lease.held_blocks, now_s)
+            self.index.retract(lease.replica, lease.id)
         if outcome.ending is Ending.OK:
             self._learn(member, lease, outcome, now_s)
 
@@ -245,6 +244,12 @@ class Router:
                 self._tokens.pop(next(iter(self._tokens)))
             known = self._tokens[model] = ModelTokens()
         return known
+
+    def _answer_keys(self, lease: Lease, outcome: Outcome) -> list[int]:
+        if lease.end_key is None:
+            return []
+        tokens = outcome.usage.completion_tokens if outcome.usage else outcome.events
+        return blocks.answer_keys(lease.end_key, int(tokens * self.tokens(lease.model).bytes_per_token))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -263,7 +268,7 @@ class Router:
         ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
         for key, start, _ in reversed(chain.spans) if plain else ():
             answer = self.answers.get(key)
-            if answer is not None and answer.prompt_tokens:
+            if answer is not None and answer.prompt_tokens and start:
                 ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
                 break
         return _Size(max(1, round(len(prompt.text) / ratio)), ratio, len(prompt.text) if plain else 0)
@@ -281,6 +286,7 @@ class Router:
             held = self.index.match(chain.keys[:last]).get(answer.replica, 0)
             if not first <= held < last:  # only behind a prefix that is still there
                 return None
+            self.index.drop(answer.replica, blocks.answer_keys(key, (last - held) * blocks.BLOCK_BYTES))
             self.index.touch(answer.replica, chain.keys[:last], now_s)
             return answer.replica, round((last - held) * blocks.BLOCK_BYTES / size.bytes_per_token)
         return None
@@ -299,6 +305,7 @@ class Router:
             evicted_ms=evicted * model.per_token_ms * self._asked_again(member.id, now_s) if evicted else 0.0,
             kv_wait_ms=self._kv_wait_ms(member, size),
             in_flight=len(member.leases),
+            footprint_blocks=self.index.blocks(member.id),
         )
 
     def _cached_tokens(self, member: Member, size: _Size, depth: int) -> int:

@@ -44,6 +44,11 @@ def payload(event: bytes) -> bytes:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
 
 
+def first_payload(chunk: bytes) -> bytes:
+    """Data of the first event of a stream's first bytes."""
+    return payload(_END.split(chunk, 1)[0])
+
+
 def payloads_backwards(tail: bytes) -> Iterator[bytes]:
     """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
     given as it is."""

@@ -13,6 +13,8 @@ from collections import defaultdict
 
 from router.core.facts import Load
 
+NUMBER_MAX = 2.0**53  # beyond it, as below zero and for NaN, a value is nonsense and counts as absent
+
 # name -> field; of two spellings an engine has one.
 _GAUGES = {
     "vllm:num_requests_running": "running",
@@ -48,7 +50,7 @@ def parse_load(page: str) -> Load:
             sums[_GAUGES[name]] += number
             counts[_GAUGES[name]] += 1
     block_tokens, kv_tokens_max, prefix_caching = _cache_config(page)
-    if block_tokens is None and sums.get("block_tokens"):
+    if block_tokens is None and sums.get("block_tokens", 0) >= 1:
         block_tokens = int(sums["block_tokens"] / counts["block_tokens"])
     if kv_tokens_max is None and sums.get("kv_tokens_max"):
         kv_tokens_max = int(sums["kv_tokens_max"])
@@ -81,10 +83,9 @@ def _cache_config(page: str) -> tuple[int | None, int | None, bool | None]:
         block = _number(values.get("block_size", ""))
         blocks = _number(values.get("num_gpu_blocks", ""))
         caching = {"True": True, "False": False}.get(values.get("enable_prefix_caching", ""), caching)
-        if block and block > 0:
+        if block and block >= 1:
             block_tokens = int(block)
-            if blocks and blocks > 0:
-                total += int(block) * int(blocks)
+            total += int(block) * int(blocks or 0)
     return block_tokens, total or None, caching
 
 
@@ -93,7 +94,7 @@ def _number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    return number if number == number and abs(number) != float("inf") else None
+    return number if 0 <= number <= NUMBER_MAX else None
 
 
 def _int(value: float | None) -> int | None:

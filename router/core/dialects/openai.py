@@ -33,6 +33,8 @@ USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (emb
 
 _ABSENT = Raw(b"")
 _T = TypeVar("_T")
+# Raw fields are checked for UTF-8 and for depth (CPython's recursion limit) only when they are decoded.
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class _Body(msgspec.Struct):
@@ -119,7 +121,7 @@ class OpenAI:
         """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
         try:
             fields = _decode_body(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
         model = _as(str, fields.model)
         if model is None and fields.model not in (_ABSENT, b"null"):
@@ -131,7 +133,7 @@ class OpenAI:
             stream=_as(bool, fields.stream) or False,
             salt=(_as(str, fields.cache_salt) or "").encode(errors="surrogatepass"),
             session=_as(str, fields.prompt_cache_key),
-            output_tokens_max=_as(int, fields.max_completion_tokens) or _as(int, fields.max_tokens),
+            output_tokens_max=_positive(fields.max_completion_tokens) or _positive(fields.max_tokens),
             stored=bool(_as(bool, fields.store)),
             response_id=_as(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
@@ -154,14 +156,16 @@ class OpenAI:
         """vLLM reports an engine failure as `data: {"error": {..., "code": 500}}` on status 200."""
         if not chunk.startswith(b"data:") or b'"error"' not in chunk[:4096]:
             return None
-        data = sse.payload(chunk.split(b"\n\n", 1)[0])
         try:
-            error = _decode_error(data).error
-            if error in (_ABSENT, b"null"):
-                return None
-            code = _decode_error_code(error).code
-        except msgspec.DecodeError:
+            error = _decode_error(sse.first_payload(chunk)).error
+        except _UNREADABLE:
             return None
+        if error in (_ABSENT, b"null"):
+            return None
+        try:
+            code = _decode_error_code(error).code
+        except _UNREADABLE:
+            return 500  # an error, if not an object
         return code if isinstance(code, int) and 400 <= code < 600 else 500
 
     def with_usage(self, body: bytes) -> bytes:
@@ -181,7 +185,7 @@ class OpenAI:
             return False
         try:
             answer = _decode_answer(sse.payload(event))
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             return False
         return answer.usage is not None and answer.choices == []
 
@@ -206,8 +210,13 @@ def _as(type_: type[_T], raw: Raw) -> _T | None:
         return None
     try:
         return msgspec.json.decode(raw, type=type_)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return None
+
+
+def _positive(raw: Raw) -> int | None:
+    value = _as(int, raw)
+    return value if value is not None and value > 0 else None
 
 
 def _prompt(path: str, fields: _Body) -> Prompt | None:
@@ -216,7 +225,7 @@ def _prompt(path: str, fields: _Body) -> Prompt | None:
             return _chat_prompt(fields)
         given = fields.input if path.endswith("/embeddings") else fields.prompt
         return _text_prompt(_decode_prompt(given)) if given else None
-    except (msgspec.DecodeError, UnicodeEncodeError, OverflowError):
+    except _UNREADABLE:
         return None
 
 
@@ -295,12 +304,15 @@ def _canonical(raw: Raw) -> bytes:
 def _usage(data: bytes) -> Usage | None:
     try:
         usage = _decode_answer(data).usage
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         usage = _cut_usage(data)
-    if usage is None:
+    if usage is None or usage.prompt_tokens < 0:
         return None
     details = usage.prompt_tokens_details
-    return Usage(usage.prompt_tokens, usage.completion_tokens or 0, details.cached_tokens if details else None)
+    cached = details.cached_tokens if details else None
+    if cached is not None:
+        cached = min(max(0, cached), usage.prompt_tokens)
+    return Usage(usage.prompt_tokens, max(0, usage.completion_tokens or 0), cached)
 
 
 _USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
@@ -311,5 +323,5 @@ def _cut_usage(data: bytes) -> _Usage | None:
     found = _USAGE_AT.findall(data)
     try:
         return msgspec.json.decode(found[-1], type=_Usage) if found else None
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.facts import Candidate, Choice, Question
-from router.core.ring import Ring, load_bound
+from router.core.ring import Ring, under_bound
 
 
 @dataclass(slots=True)
@@ -20,5 +20,4 @@ class ConsistentHash:
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """The first under the load bound."""
         loads = {c.id: c.in_flight for c in candidates}
-        bound = load_bound(sum(loads.values()), len(loads))
-        return Choice(self._ring.pick(question.ring_key, loads, bound), tied=True)
+        return Choice(self._ring.pick(question.ring_key, loads, under_bound(loads, 1)), tied=True)

@@ -8,10 +8,11 @@ the fleet's queues are, so near saturation a hit is worth more than a short queu
 prompt from thrashing a replica whose conversations will be back.
 
 Prices within the tie band cannot be told apart by a model this simple. There a replica that holds at least half of
-the prompt, and more than any other in the band, keeps it while it is under the load bound: a short conversation
-stays at home. Otherwise the consistent-hash ring with bounded load decides: several routers then agree without
-talking, a shared system prompt does not pull every newcomer to its first holder, and a conversation whose cache was
-lost everywhere settles in one place. Neither ever overrides a price outside the band.
+the prompt, and more than any other in the band, keeps it while its open leases are under the load bound: a short
+conversation stays at home. Otherwise the consistent-hash ring decides, with bounded load, where load is open leases
+and also what a replica holds: conversations will be back, so memory is future load. Several routers then agree
+without talking, a shared system prompt does not pull every newcomer to its first holder, and a conversation whose
+cache was lost everywhere settles in one place. None of this ever overrides a price outside the band.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.facts import Candidate, Choice, Question
-from router.core.ring import Ring, load_bound
+from router.core.ring import Ring, under_bound
 
 
 @dataclass(slots=True)
@@ -39,12 +40,14 @@ class Warm:
         band = [c for c in candidates if prices[c.id] - cheapest <= question.tie_ms]
         if len(band) == 1:
             return Choice(band[0].id)
-        total = sum(c.in_flight for c in candidates)
+        free = under_bound({c.id: c.in_flight for c in candidates}, 1)
         longest = max(c.cached_tokens for c in band)
-        homes = [c for c in band if c.cached_tokens == longest and c.cached_tokens >= c.uncached_tokens]
-        bound = load_bound(total, len(candidates))
-        loads = {c.id: c.in_flight for c in homes if c.in_flight < bound} or {c.id: c.in_flight for c in band}
-        return Choice(self._ring.pick(question.ring_key, loads, bound), tied=True)
+        homes = {c.id for c in band if c.cached_tokens == longest and c.cached_tokens >= c.uncached_tokens} & free
+        if homes:
+            return Choice(self._ring.pick(question.ring_key, homes, homes), tied=True)
+        roomy = under_bound({c.id: c.footprint_blocks for c in candidates}, 1)
+        ids = {c.id for c in band}
+        return Choice(self._ring.pick(question.ring_key, ids, free & roomy or free), tied=True)
 
 
 def price(candidate: Candidate, factor: float) -> float:
