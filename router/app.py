@@ -40,6 +40,7 @@ class App:
         self._stack = AsyncExitStack()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._draining = False
+        self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.url = self.admin_url = ""
 
     async def __aenter__(self) -> Self:
@@ -163,6 +164,12 @@ class App:
     async def _discover(self, discovery: Discovery) -> None:
         async for replicas in discovery.watch():
             self._replace(replicas)
+            self.discovered.set()
+
+    async def probe_now(self) -> None:
+        """Ask every replica once, without waiting for the next round."""
+        await self.discovered.wait()
+        await asyncio.gather(*(self._prober.probe(id_, models=True) for id_ in list(self.router.fleet.members)))
 
     def _replace(self, replicas: frozenset[Replica]) -> None:
         joined, left = self.router.replace(sorted(replicas, key=lambda replica: replica.id))

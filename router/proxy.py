@@ -10,6 +10,7 @@ another replica. Bodies pass byte for byte in both directions.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from router.core.routing import Chain, NoReplica, Router, UnknownModel, chain_of
 from router.metrics import RequestRecord
 from router.relay import ClientLeft, Relayed, relay
 from router.upstream import Answer, BrokeMidway, ConnectFailed, EngineFailed, Failure, TimedOut, Upstream
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
@@ -136,6 +139,10 @@ class Proxy:
         except (asyncio.CancelledError, ClientLeft):
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
             raise
+        except Exception:
+            log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
+            bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
+            return refuse(request, record, bug, PATHS.get(request.path, OPENAI))
         finally:
             self.in_flight -= 1
             record.duration_s = self._clock() - started_s
@@ -302,8 +309,8 @@ class Proxy:
 
     def _may_retry(self, question: _Question, failure: Failure, tried: int) -> bool:
         allowed = failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
-        if question.ask.stored and not isinstance(failure, ConnectFailed):
-            allowed = False  # it may have been stored there
+        if question.path.startswith(RESPONSES) and question.ask.stored is not False:
+            allowed = isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
         return allowed and tried < self._retries_max and self._budget.withdraw(self._clock())
 
     # -- answer --------------------------------------------------------------------------------------------------
@@ -361,7 +368,8 @@ async def _read(request: web.Request) -> bytes:
     try:
         return await request.read()
     except HTTPRequestEntityTooLarge as error:
-        raise Refusal(413, "body_too_large", f"The request body is larger than {error.max_size} bytes.") from error  # type: ignore[attr-defined]
+        limit = request.client_max_size
+        raise Refusal(413, "body_too_large", f"The request body is larger than {limit} bytes.") from error
 
 
 def _parse_other(request: web.Request, body: bytes) -> Ask:
@@ -372,7 +380,7 @@ def _parse_other(request: web.Request, body: bytes) -> Ask:
     if not body:
         return Ask(None)
     ask = OPENAI.parse(request.path, body)
-    return replace(ask, prompt=None, stored=request.path == RESPONSES and ask.stored is not False)
+    return replace(ask, prompt=None)
 
 
 def _forward_headers(request: web.Request, request_id: str) -> CIMultiDict[str]:

@@ -93,7 +93,7 @@ class Ask:
     salt: bytes = b""  # cache_salt and whatever else separates caches besides the model
     session: str | None = None  # prompt_cache_key; a session header comes from the proxy
     output_tokens_max: int | None = None
-    stored: bool = False  # the engine keeps the answer (Responses API): never retried
+    stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
     response_id: str | None = None  # previous_response_id: belongs to the replica that made it
     wants_usage: bool = False  # the client asked for usage in its stream
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 BYTES_PER_TOKEN = 4.0  # English text under any large vocabulary; gone after a few answers
 PRIOR_TOKENS = 200.0
+RATIO_MIN, RATIO_MAX = 0.5, 64.0
 FADE = 0.99
 CREDIT_TRIALS_MIN = 5.0
 CREDIT_TRUE_MIN = 0.5
@@ -27,8 +28,8 @@ class ModelTokens:
 
     def observe(self, text_bytes: int, prompt_tokens: int) -> None:
         """Take one prompt whose tokens an engine counted."""
-        if text_bytes <= 0 or prompt_tokens <= 0:
-            return
+        if prompt_tokens <= 0 or not RATIO_MIN <= text_bytes / prompt_tokens <= RATIO_MAX:
+            return  # no tokenizer does that: an engine that counts otherwise
         self._bytes = self._bytes * FADE + text_bytes
         self._tokens = self._tokens * FADE + prompt_tokens
 

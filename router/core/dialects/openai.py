@@ -134,7 +134,7 @@ class OpenAI:
             salt=(_as(str, fields.cache_salt) or "").encode(errors="surrogatepass"),
             session=_as(str, fields.prompt_cache_key),
             output_tokens_max=_positive(fields.max_completion_tokens) or _positive(fields.max_tokens),
-            stored=bool(_as(bool, fields.store)),
+            stored=_as(bool, fields.store),
             response_id=_as(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
         )

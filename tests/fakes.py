@@ -1,0 +1,231 @@
+"""A scriptable engine: a real aiohttp server on port 0 that speaks as much OpenAI as the router needs.
+
+Replies are played from `script` (one per generation request, then the default again), so a test says exactly what
+goes wrong, and when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from router.app import App
+from router.settings import Settings, load
+
+Reply = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Seen:
+    """A request as it arrived."""
+
+    method: str
+    path: str
+    headers: CIMultiDict[str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class FakeEngine:
+    """`async with FakeEngine() as engine`."""
+
+    models: tuple[str, ...] = ("m",)
+    script: deque[Reply] = field(default_factory=deque)
+    seen: list[Seen] = field(default_factory=list)
+    healthy: bool = True
+    metrics: str | None = None
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # a client left while we were at work
+    at_work: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)  # what `held` replies wait for
+    port: int = 0
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_route("*", "/{path:.*}", self._generate)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Close the listener and all connections: what a kill -9 looks like from outside."""
+        await self._runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics) if self.metrics is not None else web.Response(status=404)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        rows = [{"id": name, "object": "model", "owned_by": "fake", "created": 1} for name in self.models]
+        return web.json_response({"object": "list", "data": rows})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append(Seen(request.method, request.raw_path, CIMultiDict(request.headers), body))
+        reply = self.script.popleft() if self.script else ok
+        try:
+            return await reply(self, request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.cancelled.set()
+            raise
+
+
+def events(words: int = 3, *, usage: dict[str, Any] | None = None) -> list[bytes]:
+    """A chat stream, event by event."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {"content": f"w{i} "}}]} for i in range(words)]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    if usage is not None:
+        chunks.append({"choices": [], "usage": usage})
+    return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
+
+
+USAGE = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 32}}
+
+
+async def ok(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """A healthy answer, streaming if asked to."""
+    body = engine.seen[-1].json if engine.seen[-1].body[:1] == b"{" else {}
+    if not body.get("stream"):
+        answer = {
+            "id": "x",
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}],
+            "usage": USAGE,
+        }
+        return web.json_response(answer)
+    asked = (body.get("stream_options") or {}).get("include_usage")
+    return await stream(request, events(usage=USAGE if asked else None))
+
+
+async def stream(request: web.Request, pieces: list[bytes]) -> web.StreamResponse:
+    """Send these pieces as an event stream."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+def status(code: int, body: str = "{}", headers: dict[str, str] | None = None) -> Reply:
+    """An error answer."""
+
+    async def reply(_: FakeEngine, __: web.Request) -> web.Response:
+        return web.Response(status=code, text=body, content_type="application/json", headers=headers)
+
+    return reply
+
+
+async def reset(_: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Close the connection instead of an answer."""
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+async def headers_then_reset(_: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Headers, as engines send them before prefill, and then nothing but a closed connection."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def empty_stream(_: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """A stream that ends cleanly before its first event."""
+    return await stream(request, [])
+
+
+async def error_event(_: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """What vLLM 0.32 sends when its core dies: an error as first event, and [DONE]."""
+    return await stream(request, [b'data: {"error": {"message": "dead", "code": 500}}\n\n', b"data: [DONE]\n\n"])
+
+
+async def breaks_midway(_: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Two events, then the connection is gone."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in events()[:2]:
+        await response.write(piece)
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def silent(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Headers, then silence until `go_on`; then a healthy stream."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    engine.at_work.set()
+    await engine.go_on.wait()
+    for piece in events():
+        await response.write(piece)
+    return response
+
+
+async def mute(engine: FakeEngine, _: web.Request) -> web.StreamResponse:
+    """Not even headers until `go_on`."""
+    engine.at_work.set()
+    await engine.go_on.wait()
+    return web.json_response({"choices": [], "usage": USAGE})
+
+
+async def half_then_waits(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Two events, then waits for `go_on`, then the rest."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    pieces = events()
+    for piece in pieces[:2]:
+        await response.write(piece)
+    engine.at_work.set()
+    await engine.go_on.wait()
+    for piece in pieces[2:]:
+        await response.write(piece)
+    return response
+
+
+def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
+    """Settings for tests: free ports, no waiting for the next probe round."""
+    urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
+    base = {"listen.port": 0, "listen.admin_port": 0, "listen.drain_s": 2.0, "probe.interval_s": 3600.0}
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load(overrides={"replicas": urls, **base, **dotted})
+
+
+@asynccontextmanager
+async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator[App]:
+    """A router in front of these engines, every replica probed once."""
+    async with App(settings(*engines, **overrides)) as app:
+        await app.probe_now()
+        yield app
+
+
+def idle(app: App) -> bool:
+    """Nothing is left open, anywhere."""
+    members = app.router.fleet.members.values()
+    return app.proxy.in_flight == 0 and all(not m.leases and m.kv_tokens_in_use == 0 for m in members)
