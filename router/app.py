@@ -23,7 +23,8 @@ from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.metrics import Metrics, RequestRecord
 from router.probe import Prober
-from router.proxy import RESPONSES, Proxy, Refusal, refuse
+from router.proxy import Proxy, refuse
+from router.reading import RESPONSES, Reader, Refusal
 from router.settings import Settings
 from router.upstream import Upstream
 
@@ -95,8 +96,15 @@ class App:
             clock=time.monotonic,
             decisions_max=s.limits.decisions_max,
         )
+        self.reader = Reader(
+            self.router,
+            offload_bytes_min=s.limits.offload_bytes_min,
+            response_ids_max=s.limits.response_ids_max,
+            ask_usage=s.api.ask_usage,
+        )
         self.proxy = Proxy(
             self.router,
+            self.reader,
             self._upstream,
             self._report,
             self.metrics.failed,
@@ -104,9 +112,6 @@ class App:
             budget=RetryBudget(s.upstream.retry_ratio, s.upstream.retry_floor_per_s),
             retries_max=s.upstream.retries_max,
             retry_on_timeout=s.upstream.retry_on_timeout,
-            offload_bytes_min=s.limits.offload_bytes_min,
-            response_ids_max=s.limits.response_ids_max,
-            ask_usage=s.api.ask_usage,
             receipts=s.api.receipts,
         )
         self._task(self._upstream.watch())

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from aiohttp import web
-from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from multidict import CIMultiDict
 
-from router.core.dialects import OPENAI, PATHS, BadBody, Dialect
-from router.core.facts import Ask, Ending, Outcome
+from router.core.dialects import OPENAI, PATHS, Dialect
+from router.core.facts import Ending, Outcome
 from router.core.fleet import Lease
 from router.core.health import RetryBudget
-from router.core.routing import Chain, NoReplica, Router, UnknownModel, chain_of, ring_key
+from router.core.routing import NoReplica, Router
 from router.metrics import RequestRecord
+from router.reading import HOP_HEADERS, RESPONSES, Question, Reader, Refusal, none_ready, read
 from router.relay import ClientLeft, Relayed, relay
 from router.upstream import Answer, BrokeMidway, ConnectFailed, EngineFailed, Failure, TimedOut, Upstream
 
@@ -35,63 +33,6 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 2
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
 ID_CHARS_MAX = 128
-RESPONSES = "/v1/responses"
-FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize")  # need no prefill
-BYTES_PER_TOKEN = 4
-
-# RFC 9110 section 7.6.1: these belong to one connection. Content-Length is made anew from the body.
-_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-     "transfer-encoding", "upgrade", "content-length", "host", "expect")
-)  # fmt: skip
-_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
-_MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
-
-
-class Refusal(Exception):
-    """The router itself answers, in the dialect's error body."""
-
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-
-
-@dataclass(slots=True)
-class _Question:
-    """A request as far as it is understood before placing."""
-
-    path: str  # with query, as the client encoded it
-    method: str
-    headers: CIMultiDict[str]
-    body: bytes
-    dialect: Dialect
-    ask: Ask
-    model: str | None
-    chain: Chain | None
-    ring_key: str
-    body_tokens: int
-    only: str | None
-    strip_usage: bool
-
-
-class ResponseOwners:
-    """Which replica made which stored response; bounded, oldest forgotten first."""
-
-    def __init__(self, ids_max: int) -> None:
-        self._ids_max = ids_max
-        self._owners: dict[str, str] = {}
-
-    def learn(self, head: bytes, replica: str) -> None:
-        """Find the response id at the beginning of an answer."""
-        found = _RESPONSE_ID.search(head, 0, 65_536)
-        if found:
-            self._owners[found[1].decode()] = replica
-            if len(self._owners) > self._ids_max:
-                del self._owners[next(iter(self._owners))]
-
-    def owner(self, response_id: str | None) -> str | None:
-        """The replica, if it is remembered."""
-        return self._owners.get(response_id) if response_id else None
 
 
 class Proxy:
@@ -100,6 +41,7 @@ class Proxy:
     def __init__(
         self,
         router: Router,
+        reader: Reader,
         upstream: Upstream,
         report: Callable[[RequestRecord], None],
         failed: Callable[[str, str], None],
@@ -108,12 +50,10 @@ class Proxy:
         budget: RetryBudget,
         retries_max: int,
         retry_on_timeout: bool,
-        offload_bytes_min: int,
-        response_ids_max: int,
-        ask_usage: bool,
         receipts: bool,
     ) -> None:
         self._router = router
+        self._reader = reader
         self._upstream = upstream
         self._report = report
         self._failed = failed
@@ -121,9 +61,6 @@ class Proxy:
         self._budget = budget
         self._retries_max = retries_max
         self._retry_on_timeout = retry_on_timeout
-        self._offload_bytes_min = offload_bytes_min
-        self._owners = ResponseOwners(response_ids_max)
-        self._ask_usage = ask_usage
         self._receipts = receipts
         self.in_flight = 0
 
@@ -149,9 +86,10 @@ class Proxy:
             self._report(record)
 
     async def _serve(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
-        body = await _read(request)
+        body = await read(request)
         read_s = self._clock()
-        question = await self._understand(request, body, record)
+        question = await self._reader.understand(request, body, record.id)
+        record.model, record.stream = question.model or "", question.ask.stream
         self._budget.deposit()
         lease, answer, called_s = await self._call(question, record, read_s)
         relayed = Relayed()
@@ -180,62 +118,9 @@ class Proxy:
             self._finish(lease, outcome, relayed, record)
         return response
 
-    # -- parse, identity, blocks ---------------------------------------------------------------------------------
-
-    async def _understand(self, request: web.Request, body: bytes, record: RequestRecord) -> _Question:
-        """Parse the body and hash the prompt; long ones off the event loop. Raises Refusal."""
-        path = request.path
-        dialect = PATHS.get(path)
-        loop = asyncio.get_running_loop()
-        long = len(body) >= self._offload_bytes_min
-        try:
-            if dialect is None:
-                ask = _parse_other(request, body)
-            elif long:
-                ask = await loop.run_in_executor(None, dialect.parse, path, body)
-            else:
-                ask = dialect.parse(path, body)
-        except BadBody as error:
-            raise Refusal(400, error.code, str(error)) from error
-        model = self._model(ask, required=dialect is not None)
-        record.model, record.stream = model or "", ask.stream
-        chain = None
-        if ask.prompt is not None and model is not None:
-            chain = await loop.run_in_executor(None, chain_of, ask, model) if long else chain_of(ask, model)
-        strip_usage = self._ask_usage and dialect is not None and ask.stream and not ask.wants_usage
-        response_id = ask.response_id or request.match_info.get("response_id")
-        return _Question(
-            path=request.raw_path,
-            method=request.method,
-            headers=_forward_headers(request, record.id),
-            body=dialect.with_usage(body) if strip_usage and dialect else body,
-            dialect=dialect or OPENAI,
-            ask=ask,
-            model=model,
-            chain=chain,
-            ring_key=ring_key(ask, chain, request.headers.get("x-session-id"), body),
-            body_tokens=0 if path in FREE_PATHS else len(body) // BYTES_PER_TOKEN,
-            only=self._owners.owner(response_id),
-            strip_usage=strip_usage,
-        )
-
-    def _model(self, ask: Ask, *, required: bool) -> str | None:
-        try:
-            if ask.model is None and not required:
-                return None
-            return self._router.resolve_model(ask.model)
-        except NoReplica as error:
-            raise _none_ready() from error
-        except UnknownModel as error:
-            known = ", ".join(error.known[:20]) or "none"
-            what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"
-            raise Refusal(
-                404 if ask.model else 400, "model_not_found", f"{what}; served are: {known}.", "model"
-            ) from error
-
     # -- place and call ------------------------------------------------------------------------------------------
 
-    async def _call(self, question: _Question, record: RequestRecord, read_s: float) -> tuple[Lease, Answer, float]:
+    async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Lease, Answer, float]:
         """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
         when the first replica was called. Raises Refusal."""
         tried: frozenset[str] = frozenset()
@@ -246,7 +131,7 @@ class Proxy:
                 lease = self._place(question, tried)
             except NoReplica as error:
                 if failure is None or isinstance(failure, ConnectFailed):
-                    raise _none_ready() from error
+                    raise none_ready() from error
                 raise _failed(failure) from error
             first_s = first_s if first_s is not None else self._clock()
             record.overhead_s = first_s - read_s
@@ -270,7 +155,7 @@ class Proxy:
                 self._router.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
                 raise
 
-    def _place(self, question: _Question, tried: frozenset[str]) -> Lease:
+    def _place(self, question: Question, tried: frozenset[str]) -> Lease:
         return self._router.route(
             question.ask,
             question.model,
@@ -282,7 +167,7 @@ class Proxy:
             only=question.only,
         )
 
-    async def _attempt(self, question: _Question, lease: Lease) -> Answer:
+    async def _attempt(self, question: Question, lease: Lease) -> Answer:
         answer = await self._upstream.call(
             lease.replica,
             question.method,
@@ -296,7 +181,7 @@ class Proxy:
             if status is not None and status >= 500:
                 raise EngineFailed(answer)
         if question.path.startswith(RESPONSES):
-            self._owners.learn(answer.head, lease.replica)
+            self._reader.owners.learn(answer.head, lease.replica)
         return answer
 
     def _note(self, lease: Lease, failure: Failure) -> None:
@@ -307,7 +192,7 @@ class Proxy:
                 self._router.forget(lease.replica)
             self._upstream.lost(lease.replica)
 
-    def _may_retry(self, question: _Question, failure: Failure, tried: int) -> bool:
+    def _may_retry(self, question: Question, failure: Failure, tried: int) -> bool:
         allowed = failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
         if question.path.startswith(RESPONSES) and question.ask.stored is not False:
             allowed = isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
@@ -316,10 +201,10 @@ class Proxy:
     # -- answer --------------------------------------------------------------------------------------------------
 
     def _head(
-        self, request: web.Request, answer: Answer, lease: Lease, record: RequestRecord, question: _Question
+        self, request: web.Request, answer: Answer, lease: Lease, record: RequestRecord, question: Question
     ) -> web.StreamResponse:
         record.status = answer.status
-        headers = CIMultiDict((k, v) for k, v in answer.headers.items() if k.lower() not in _HOP)
+        headers = CIMultiDict((k, v) for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS)
         headers["x-warmroute-request-id"] = record.id
         if self._receipts:
             receipt = lease.receipt
@@ -342,6 +227,16 @@ class Proxy:
                 record.inter_token_s = (relayed.last_s - lease.first_token_s) / (relayed.events - 1)
 
 
+def _outcome(question: Question, answer: Answer, relayed: Relayed) -> Outcome:
+    if answer.status >= 500:
+        return Outcome(Ending.FAILED)
+    if answer.status >= 400:
+        return Outcome(Ending.REFUSED_BY_ENGINE)
+    if question.ask.stream and not answer.whole:
+        return Outcome(Ending.OK, question.dialect.stream_usage(relayed.tail), relayed.events)
+    return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+
+
 def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> web.Response:
     """The router's own error, in the words of the dialect."""
     record.status, record.error, record.ending = refusal.status, refusal.code, "refused"
@@ -352,46 +247,6 @@ def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialec
     return web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
 
 
-def _outcome(question: _Question, answer: Answer, relayed: Relayed) -> Outcome:
-    if answer.status >= 500:
-        return Outcome(Ending.FAILED)
-    if answer.status >= 400:
-        return Outcome(Ending.REFUSED_BY_ENGINE)
-    if question.ask.stream and not answer.whole:
-        return Outcome(Ending.OK, question.dialect.stream_usage(relayed.tail), relayed.events)
-    return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
-
-
-async def _read(request: web.Request) -> bytes:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
-    try:
-        return await request.read()
-    except HTTPRequestEntityTooLarge as error:
-        limit = request.client_max_size
-        raise Refusal(413, "body_too_large", f"The request body is larger than {limit} bytes.") from error
-
-
-def _parse_other(request: web.Request, body: bytes) -> Ask:
-    """A path whose prompts the index does not read: its model, and whatever keeps it with a replica."""
-    if request.content_type.startswith("multipart/"):
-        found = _MULTIPART_MODEL.search(body)
-        return Ask(found[1].decode(errors="replace") if found else None)
-    if not body:
-        return Ask(None)
-    ask = OPENAI.parse(request.path, body)
-    return replace(ask, prompt=None)
-
-
-def _forward_headers(request: web.Request, request_id: str) -> CIMultiDict[str]:
-    named = {token.strip().lower() for token in request.headers.get("Connection", "").split(",")}
-    headers = CIMultiDict(
-        (k, v) for k, v in request.headers.items() if k.lower() not in _HOP and k.lower() not in named
-    )
-    headers["X-Request-Id"] = request_id
-    return headers
-
-
 def _request_id(request: web.Request) -> str:
     given = request.headers.get("X-Request-Id", "")
     return given if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable() else uuid4().hex
@@ -400,10 +255,6 @@ def _request_id(request: web.Request) -> str:
 def _route(path: str) -> str:
     """The label of a path: response ids are left out."""
     return RESPONSES + "/{id}" if path.startswith(RESPONSES + "/") else path
-
-
-def _none_ready() -> Refusal:
-    return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")
 
 
 def _failed(failure: Failure) -> Refusal:

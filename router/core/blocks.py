@@ -12,10 +12,47 @@ BLOCK_BYTES is ours, not the engine's: 512 bytes (about 128 tokens) keeps Python
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
+from router.core.facts import Ask
+
 BLOCK_BYTES = 512
+SPANS_MAX = 4  # latest assistant messages whose keys are made
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
+
+    keys: list[int]
+    root: int
+    end_key: int
+    spans: tuple[tuple[int, int, int], ...]  # (key of the prompt before it, start, end) of assistant messages
+    first_user_key: int
+
+
+def chain_of(ask: Ask, model: str) -> Chain | None:
+    """Hash the prompt of a request for `model`; None where it is unknown. Safe in any thread."""
+    prompt = ask.prompt
+    if prompt is None:
+        return None
+    kind = b"ids" if prompt.bytes_per_token else b"text"
+    root = root_key(model.encode(errors="surrogatepass"), ask.salt, kind)
+    text = prompt.text
+    keys = chain(text, root)
+    spans = tuple((key_at(text, keys, root, start), start, end) for start, end in prompt.assistant_spans[-SPANS_MAX:])
+    end_key = key_at(text, keys, root, len(text))
+    return Chain(keys, root, end_key, spans, key_at(text, keys, root, prompt.first_user_end))
+
+
+def ring_key(ask: Ask, chain: Chain | None, session: str | None, body: bytes) -> str:
+    """What the ring hashes: the session hint, else the chain key behind the first user message, else the body."""
+    hint = session or ask.session
+    if hint:
+        return hint
+    return format(chain.first_user_key if chain else root_key(body[:65_536]), "x")
 
 
 def root_key(*identity: bytes) -> int:

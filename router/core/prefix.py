@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-# Measured with tracemalloc, CPython 3.11, 64-bit: see tests/core/test_prefix.py.
+# Upper bounds, for an index after much churn; tests/core measures them with tracemalloc (CPython 3.11, 64-bit).
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
 SWEEP_KEYS = 512  # keys of departed holders purged per touch, so that purging never stalls the loop

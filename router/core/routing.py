@@ -10,10 +10,10 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from router.core import blocks
 from router.core.answers import Answer, AnswerMemory
+from router.core.blocks import Chain
 from router.core.facts import (
     Ask,
     Candidate,
@@ -30,13 +30,13 @@ from router.core.facts import (
 from router.core.fleet import Fleet, Lease, Member
 from router.core.policies import Policy
 from router.core.prefix import PrefixIndex
+from router.core.pricing import Pricer, Size
 from router.core.reuse import ReuseMemory
 from router.core.tokens import ModelTokens
 
 TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
 OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
-SPANS_MAX = 4  # latest assistant messages looked up for credit
 MODELS_MAX = 1_024  # models whose tokens are learned
 
 
@@ -52,42 +52,6 @@ class UnknownModel(Exception):
         self.known = known
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
-
-    keys: list[int]
-    root: int
-    end_key: int
-    spans: tuple[tuple[int, int, int], ...]  # (key of the prompt before it, start, end) of assistant messages
-    first_user_key: int
-
-
-def chain_of(ask: Ask, model: str) -> Chain | None:
-    """Hash a prompt; None where it is unknown. Safe in any thread."""
-    prompt = ask.prompt
-    if prompt is None:
-        return None
-    kind = b"ids" if prompt.bytes_per_token else b"text"
-    root = blocks.root_key(model.encode(errors="surrogatepass"), ask.salt, kind)
-    text = prompt.text
-    keys = blocks.chain(text, root)
-    spans = tuple(
-        (blocks.key_at(text, keys, root, start), start, end) for start, end in prompt.assistant_spans[-SPANS_MAX:]
-    )
-    end_key = blocks.key_at(text, keys, root, len(text))
-    return Chain(keys, root, end_key, spans, blocks.key_at(text, keys, root, prompt.first_user_end))
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """A request in tokens."""
-
-    prompt_tokens: int
-    bytes_per_token: float
-    text_bytes: int  # worth learning from; 0 when not
-
-
 class Router:
     """All state of placement. `now_s` is any clock that does not go back."""
 
@@ -97,6 +61,7 @@ class Router:
         self.reuse = ReuseMemory(memory_max)
         self.answers = AnswerMemory(memory_max)
         self.policy = policy
+        self._pricer = Pricer(self.fleet, self.index, self.reuse)
         self._blocks_max_default = blocks_max_default
         self._tokens: dict[str, ModelTokens] = {}
         self._next_lease = 0
@@ -186,9 +151,9 @@ class Router:
             raise NoReplica
         tokens = self.tokens(model or "")
         size = self._size(ask, chain, tokens, body_tokens)
-        credit = self._credit_answer(chain, size, now_s) if chain and tokens.credits_answers else None
+        credit = self._credit_answer(chain, size, now_s) if chain and tokens.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
-        candidates = [self._candidate(m, size, depths.get(m.id, 0), now_s) for m in members]
+        candidates = [self._pricer.candidate(m, size, depths.get(m.id, 0), now_s) for m in members]
         unit = self.fleet.prefill.model
         question = Question(
             ring_key=ring_key,
@@ -249,7 +214,9 @@ class Router:
         if lease.end_key is None:
             return []
         tokens = outcome.usage.completion_tokens if outcome.usage else outcome.events
-        return blocks.answer_keys(lease.end_key, int(tokens * self.tokens(lease.model).bytes_per_token))
+        answer_bytes = int(tokens * self.tokens(lease.model).bytes_per_token)
+        most = self.index.capacity(lease.replica) * blocks.BLOCK_BYTES
+        return blocks.answer_keys(lease.end_key, min(answer_bytes, most))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -259,21 +226,21 @@ class Router:
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)
 
-    def _size(self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int) -> _Size:
+    def _size(self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int) -> Size:
         prompt = ask.prompt
         if prompt is None or chain is None:
-            return _Size(body_tokens, tokens.bytes_per_token, 0)
+            return Size(body_tokens, tokens.bytes_per_token, 0)
         if prompt.bytes_per_token is not None:
-            return _Size(max(1, round(len(prompt.text) / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
+            return Size(max(1, round(len(prompt.text) / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
         ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
         for key, start, _ in reversed(chain.spans) if plain else ():
             answer = self.answers.get(key)
             if answer is not None and answer.prompt_tokens and start:
                 ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
                 break
-        return _Size(max(1, round(len(prompt.text) / ratio)), ratio, len(prompt.text) if plain else 0)
+        return Size(max(1, round(len(prompt.text) / ratio)), ratio, len(prompt.text) if plain else 0)
 
-    def _credit_answer(self, chain: Chain, size: _Size, now_s: float) -> tuple[str, int] | None:
+    def _credit_answer(self, chain: Chain, size: Size, now_s: float) -> tuple[str, int] | None:
         """Count a past answer as held by whoever gave it, now that a prompt quotes it: (replica, tokens)."""
         for key, start, end in reversed(chain.spans):
             answer = self.answers.get(key)
@@ -291,48 +258,6 @@ class Router:
             return answer.replica, round((last - held) * blocks.BLOCK_BYTES / size.bytes_per_token)
         return None
 
-    def _candidate(self, member: Member, size: _Size, depth: int, now_s: float) -> Candidate:
-        cached = self._cached_tokens(member, size, depth)
-        uncached = size.prompt_tokens - cached
-        model = self.fleet.model_of(member)
-        evicted = self._evicted_tokens(member, size, uncached)
-        return Candidate(
-            id=member.id,
-            cached_tokens=cached,
-            uncached_tokens=uncached,
-            pending_ms=member.pending_ms(now_s) + member.foreign_waiting * self.fleet.mean_work_ms,
-            uncached_ms=model.ms(uncached, cached),
-            evicted_ms=evicted * model.per_token_ms * self._asked_again(member.id, now_s) if evicted else 0.0,
-            kv_wait_ms=self._kv_wait_ms(member, size),
-            in_flight=len(member.leases),
-            footprint_blocks=self.index.blocks(member.id),
-        )
-
-    def _cached_tokens(self, member: Member, size: _Size, depth: int) -> int:
-        """Rounded and capped as the engine does: whole blocks, and never the last token (vLLM 0.32)."""
-        if member.load.prefix_caching is False:
-            return 0
-        block = member.load.block_tokens or 1
-        cached = min(int(depth * blocks.BLOCK_BYTES / size.bytes_per_token), size.prompt_tokens - 1)
-        return max(0, cached // block * block)
-
-    def _evicted_tokens(self, member: Member, size: _Size, uncached: int) -> float:
-        free = self.index.capacity(member.id) - self.index.blocks(member.id)
-        free_tokens = free * blocks.BLOCK_BYTES / size.bytes_per_token
-        return max(0.0, uncached - max(0.0, free_tokens))
-
-    def _asked_again(self, id_: str, now_s: float) -> float:
-        oldest_s = self.index.oldest_s(id_)
-        return self.reuse.probability(now_s - oldest_s, now_s) if oldest_s is not None else 0.0
-
-    def _kv_wait_ms(self, member: Member, size: _Size) -> float:
-        """Time until open leases have made room: the pool turns over once per mean lease."""
-        capacity = member.load.kv_tokens_max
-        if not capacity or not member.leases:
-            return 0.0
-        over = member.kv_tokens_in_use + size.prompt_tokens - capacity
-        return over / capacity * self.fleet.mean_open_ms if over > 0 else 0.0
-
     def _reason(self, chosen: Candidate, candidates: list[Candidate], tied: bool, retry: bool) -> Reason:
         longest = max(c.cached_tokens for c in candidates)
         if retry:
@@ -347,7 +272,7 @@ class Router:
             return Reason.WARM
         return Reason.TIE if tied else Reason.SPILL
 
-    def _receipt(self, chosen: Candidate, candidates: list[Candidate], reason: Reason, size: _Size) -> Receipt:
+    def _receipt(self, chosen: Candidate, candidates: list[Candidate], reason: Reason, size: Size) -> Receipt:
         grade: Grade = self.fleet.members[chosen.id].grade
         return Receipt(
             chosen.id, self.policy.name, reason, grade, size.prompt_tokens, chosen.cached_tokens, tuple(candidates)
@@ -364,14 +289,6 @@ class Router:
         if lease.end_key is not None:
             counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
             self.answers.put(lease.end_key, Answer(lease.replica, *counts))
-
-
-def ring_key(ask: Ask, chain: Chain | None, session: str | None, body: bytes) -> str:
-    """What the ring hashes: the session hint, else the chain key behind the first user message, else the body."""
-    hint = session or ask.session
-    if hint:
-        return hint
-    return format(chain.first_user_key if chain else blocks.root_key(body[:65_536]), "x")
 
 
 def _restarted(before: Load, after: Load) -> bool:

@@ -10,6 +10,7 @@ RATIO_MIN, RATIO_MAX = 0.5, 64.0
 FADE = 0.99
 CREDIT_TRIALS_MIN = 5.0
 CREDIT_TRUE_MIN = 0.5
+CREDIT_RETRY = 20
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class ModelTokens:
     _tokens: float = PRIOR_TOKENS
     _credits: float = 0.0
     _credits_true: float = 0.0
+    _denied: int = 0
 
     @property
     def bytes_per_token(self) -> float:
@@ -40,6 +42,13 @@ class ModelTokens:
         Templates that drop what the model generated (its reasoning, say) break that; the engine's counts tell.
         """
         return self._credits < CREDIT_TRIALS_MIN or self._credits_true / self._credits >= CREDIT_TRUE_MIN
+
+    def try_credit(self) -> bool:
+        """Whether to credit now: where it proved wrong, once in CREDIT_RETRY requests, to learn when that changes."""
+        if self.credits_answers:
+            return True
+        self._denied = (self._denied + 1) % CREDIT_RETRY
+        return not self._denied
 
     def observe_credit(self, credited_tokens: int, missing_tokens: int) -> None:
         """A request with `credited_tokens` of an answer was `missing_tokens` short of the prediction."""
