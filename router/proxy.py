@@ -233,6 +233,8 @@ def _outcome(question: Question, answer: Answer, relayed: Relayed) -> Outcome:
     if answer.status >= 400:
         return Outcome(Ending.REFUSED_BY_ENGINE)
     if question.ask.stream and not answer.whole:
+        if question.dialect.event_error(answer.head) is not None:
+            return Outcome(Ending.FAILED)
         return Outcome(Ending.OK, question.dialect.stream_usage(relayed.tail), relayed.events)
     return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
 

@@ -8,14 +8,16 @@ seen (an answer that does not stream) leaves the queue when its modelled time is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
 from router.core.health import Health
-from router.core.prefill import PrefillFit, PrefillModel
+from router.core.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
+FOREIGN_PROBES = 3
 SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
 SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by one side and not yet by the other
 SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
@@ -72,7 +74,8 @@ class Member:
     kv_tokens_in_use: int = 0  # of open leases: prompt and expected answer
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
-    foreign_waiting: int = 0  # requests waiting there that are not ours
+    _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
+    _queue_peak: int = 0
     first_token_s: float = 0.0
     _queue: dict[int, _Waiting] = field(default_factory=dict)
     _queue_ms: float = 0.0
@@ -91,9 +94,10 @@ class Member:
         head = next(iter(self._queue.values()))
         return max(0.0, self._queue_ms - min((now_s - self._head_since_s) * 1e3, head.ms))
 
-    def waiting(self) -> int:
-        """Our requests whose prefill is not known to be done."""
-        return len(self._queue)
+    @property
+    def foreign_waiting(self) -> int:
+        """Requests waiting there that are not ours."""
+        return min(self._foreign)
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
@@ -105,9 +109,11 @@ class Member:
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         self._queue[lease.id] = _Waiting(lease.prefill_ms, lease.streams)
         self._queue_ms += lease.prefill_ms
+        self._queue_peak = max(self._queue_peak, len(self._queue))
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
+        self._decay(now_s)
         lease.first_token_s = now_s
         lease.service_ms = (now_s - max(lease.placed_s, self.first_token_s)) * 1e3
         self.first_token_s = now_s
@@ -115,6 +121,7 @@ class Member:
 
     def close(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back; False when it was already back."""
+        self._decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
         self.kv_tokens_in_use -= lease.kv_tokens
@@ -124,7 +131,10 @@ class Member:
     def observe_load(self, load: Load) -> None:
         """Take a probe's view: who else uses the replica, and how much of it is ours."""
         before, self.load = self.load, load
-        self.foreign_waiting = max(0, (load.waiting or 0) - self.waiting())
+        # Our own count moves while the engine's is under way, so only an excess over the most we had waiting, seen in
+        # several probes, is somebody else's.
+        self._foreign.append(max(0, (load.waiting or 0) - max(self._queue_peak, len(self._queue))))
+        self._queue_peak = len(self._queue)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
             self.sent_prompt_tokens *= SHARE_FADE
@@ -164,6 +174,7 @@ class Fleet:
     members: dict[str, Member] = field(default_factory=dict)
     prefill: PrefillFit = field(default_factory=PrefillFit)
     mean_work_ms: float = 0.0  # of a request's uncached part
+    mean_prompt_tokens: float = 0.0
     mean_open_ms: float = 0.0  # of a lease, from placement to end
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
@@ -201,7 +212,8 @@ class Fleet:
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
         if lease.service_ms is not None:
-            self.prefill.observe(uncached, cached, lease.service_ms, PrefillModel())
-            member.fit.observe(uncached, cached, lease.service_ms, self.prefill.model)
+            self.prefill.observe(uncached, cached, lease.service_ms, PrefillModel(), GUESS_WEIGHT)
+            member.fit.observe(uncached, cached, lease.service_ms, self.prefill.model, PRIOR_WEIGHT)
         self.mean_open_ms += (1 - WORK_FADE) * ((now_s - lease.placed_s) * 1e3 - self.mean_open_ms)
+        self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)

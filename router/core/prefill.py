@@ -15,9 +15,10 @@ from itertools import combinations
 
 LEARN_TOKENS_MIN = 1_000  # below it the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-PRIOR_WEIGHT = 3.0  # observations that the prior counts for
+PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
+GUESS_WEIGHT = 0.01  # and the first guess in the fleet's: gone with the first answer, except where that says nothing
 FLEET_FLOOR_MS = 20.0
-FLEET_MS_PER_TOKEN = 0.1  # 10,000 tokens/s: a prior of the right order on any current GPU, gone after a few answers
+FLEET_MS_PER_TOKEN = 0.1  # 10,000 tokens/s: the first guess
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not prefill
 
 
@@ -45,32 +46,29 @@ class PrefillFit:
     _xx: list[list[float]] = field(default_factory=lambda: [[0.0] * 3 for _ in range(3)])
     _xy: list[float] = field(default_factory=lambda: [0.0] * 3)
 
-    def observe(self, uncached_tokens: int, cached_tokens: int, service_ms: float, prior: PrefillModel) -> None:
-        """Take one observation; too small prompts and impossible times are ignored."""
+    def observe(
+        self, uncached_tokens: int, cached_tokens: int, service_ms: float, prior: PrefillModel, weight: float
+    ) -> None:
+        """Take one observation; `prior` counts for `weight` observations. Small prompts and impossible times are
+        ignored."""
         if uncached_tokens < LEARN_TOKENS_MIN or service_ms < 0:
             return
         if self.observations >= PRIOR_WEIGHT:
             expected = self.model.ms(uncached_tokens, cached_tokens)
             service_ms = min(max(service_ms, expected / OUTLIER), expected * OUTLIER)
-        x = _features(uncached_tokens, cached_tokens)
         for i in range(3):
-            self._xy[i] = self._xy[i] * FORGET + x[i] * service_ms
-            for j in range(3):
-                self._xx[i][j] = self._xx[i][j] * FORGET + x[i] * x[j]
+            self._xy[i] *= FORGET
+            self._xx[i] = [value * FORGET for value in self._xx[i]]
+        _add(self._xx, self._xy, uncached_tokens, cached_tokens, service_ms, 1.0)
         self.observations += 1
-        self.model = self._solve(prior)
+        self.model = self._solve(prior, weight)
 
-    def _solve(self, prior: PrefillModel) -> PrefillModel:
-        """Least squares with `prior` as PRIOR_WEIGHT pseudo-observations, over the best non-negative support."""
+    def _solve(self, prior: PrefillModel, weight: float) -> PrefillModel:
+        """Least squares with `prior` as pseudo-observations of this weight, over the best non-negative support."""
         xx = [row[:] for row in self._xx]
         xy = self._xy[:]
-        for tokens, cached in ((0, 0), (2_000, 0), (8_000, 16_000)):
-            x = _features(tokens, cached)
-            y = prior.ms(tokens, cached)
-            for i in range(3):
-                xy[i] += PRIOR_WEIGHT / 3 * x[i] * y
-                for j in range(3):
-                    xx[i][j] += PRIOR_WEIGHT / 3 * x[i] * x[j]
+        for tokens, cached in ((100, 0), (2_000, 0), (8_000, 16_000)):
+            _add(xx, xy, tokens, cached, prior.ms(tokens, cached), weight / 3)
         best, best_loss = (prior.floor_ms, prior.per_token_ms, prior.per_token_context_ms), float("inf")
         for size in (3, 2, 1):
             for support in combinations(range(3), size):
@@ -93,13 +91,24 @@ def _features(uncached_tokens: float, cached_tokens: float) -> tuple[float, floa
     return 1.0, n, n * (cached_tokens + uncached_tokens / 2) / 1e3
 
 
+def _add(
+    xx: list[list[float]], xy: list[float], uncached_tokens: float, cached_tokens: float, ms: float, weight: float
+) -> None:
+    x = _features(uncached_tokens, cached_tokens)
+    weight /= uncached_tokens / 1e3
+    for i in range(3):
+        xy[i] += weight * x[i] * ms
+        for j in range(3):
+            xx[i][j] += weight * x[i] * x[j]
+
+
 def _solve_on(xx: list[list[float]], xy: list[float], support: tuple[int, ...]) -> list[float] | None:
     """Solve the normal equations restricted to `support` by elimination; None when singular."""
     rows = [[xx[i][j] for j in support] + [xy[i]] for i in support]
     size = len(rows)
     for col in range(size):
         pivot = max(range(col, size), key=lambda r: abs(rows[r][col]))
-        if abs(rows[pivot][col]) < 1e-9:
+        if abs(rows[pivot][col]) < 1e-15:
             return None
         rows[col], rows[pivot] = rows[pivot], rows[col]
         for r in range(size):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from router.core import blocks
 from router.core.facts import Candidate
 from router.core.fleet import Fleet, Member
+from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
 from router.core.reuse import ReuseMemory
 
@@ -44,7 +45,7 @@ class Pricer:
             uncached_tokens=uncached,
             pending_ms=member.pending_ms(now_s) + member.foreign_waiting * self._fleet.mean_work_ms,
             uncached_ms=model.ms(uncached, cached),
-            evicted_ms=evicted * model.per_token_ms * self._asked_again(member.id, now_s) if evicted else 0.0,
+            evicted_ms=self._evicted_ms(member, model, evicted, now_s) if evicted else 0.0,
             kv_wait_ms=self._kv_wait_ms(member, size),
             in_flight=len(member.leases),
             footprint_blocks=self._index.blocks(member.id),
@@ -62,6 +63,13 @@ class Pricer:
         free = self._index.capacity(member.id) - self._index.blocks(member.id)
         free_tokens = free * blocks.BLOCK_BYTES / size.bytes_per_token
         return max(0.0, uncached - max(0.0, free_tokens))
+
+    def _evicted_ms(self, member: Member, model: PrefillModel, evicted: float, now_s: float) -> float:
+        """Work that others would have to do again, at the price of the middle of a mean prompt: attention makes late
+        tokens dear."""
+        context = self._fleet.mean_prompt_tokens / 2
+        per_token_ms = model.per_token_ms + model.per_token_context_ms * context
+        return evicted * per_token_ms * self._asked_again(member.id, now_s)
 
     def _asked_again(self, id_: str, now_s: float) -> float:
         oldest_s = self._index.oldest_s(id_)

@@ -52,7 +52,9 @@ def first_payload(chunk: bytes) -> bytes:
 def payloads_backwards(tail: bytes) -> Iterator[bytes]:
     """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
     given as it is."""
-    for event in reversed(_END.split(tail)):
+    first, *whole = _END.split(tail)
+    for event in reversed(whole):
         data = payload(event)
         if data:
             yield data
+    yield payload(first) or first

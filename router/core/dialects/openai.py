@@ -52,7 +52,6 @@ class _Body(msgspec.Struct):
     chat_template: Raw = _ABSENT
     chat_template_kwargs: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
-    suffix: Raw = _ABSENT
     cache_salt: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
     max_tokens: Raw = _ABSENT
@@ -124,7 +123,7 @@ class OpenAI:
         except _UNREADABLE as error:
             raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
         model = _as(str, fields.model)
-        if model is None and fields.model not in (_ABSENT, b"null"):
+        if model is None and _given(fields.model):
             raise BadBody("invalid_model", "The field 'model' must be a string.")
         options = _as(dict, fields.stream_options) or {}
         return Ask(
@@ -160,7 +159,7 @@ class OpenAI:
             error = _decode_error(sse.first_payload(chunk)).error
         except _UNREADABLE:
             return None
-        if error in (_ABSENT, b"null"):
+        if not _given(error):
             return None
         try:
             code = _decode_error_code(error).code
@@ -214,6 +213,11 @@ def _as(type_: type[_T], raw: Raw) -> _T | None:
         return None
 
 
+def _given(raw: Raw) -> bool:
+    """Present and not null. (A Raw never equals bytes.)"""
+    return bool(raw) and bytes(raw) != b"null"
+
+
 def _positive(raw: Raw) -> int | None:
     value = _as(int, raw)
     return value if value is not None and value > 0 else None
@@ -233,7 +237,7 @@ def _chat_prompt(fields: _Body) -> Prompt:
     out: list[bytes] = []
     for name in _HEAD:
         raw = getattr(fields, name)
-        if raw and raw != b"null":
+        if _given(raw):
             out += (GS, name.encode(), US, _canonical(raw))
     size = sum(map(len, out))
     first_user_end, spans, opaque = 0, [], 0
@@ -243,7 +247,7 @@ def _chat_prompt(fields: _Body) -> Prompt:
         opaque += _content(message.content, out)
         for name in _FIELDS:
             raw = getattr(message, name)
-            if raw and raw != b"null":
+            if _given(raw):
                 out += (GS, name.encode(), US, _canonical(raw))
         size += sum(map(len, out[before:]))
         if message.role == "assistant":

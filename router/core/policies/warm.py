@@ -47,7 +47,7 @@ class Warm:
             return Choice(self._ring.pick(question.ring_key, homes, homes), tied=True)
         roomy = under_bound({c.id: c.footprint_blocks for c in candidates}, 1)
         ids = {c.id for c in band}
-        return Choice(self._ring.pick(question.ring_key, ids, free & roomy or free), tied=True)
+        return Choice(self._ring.pick(question.ring_key, ids, ids & free & roomy or free), tied=True)
 
 
 def price(candidate: Candidate, factor: float) -> float:
