@@ -82,10 +82,10 @@ WORKLOADS = (
     Workload(
         name="conversation",
         trace="mooncake_conversation",
-        requests=600,
-        time_scale=30,
+        requests=500,
+        time_scale=25,
         kv_tokens=KV_TOKENS,
-        speed=0.65,
+        speed=2.4,
     ),
     replace(AGENT, name="agent-ample", kv_tokens=4 * KV_TOKENS),
 )
