@@ -119,7 +119,9 @@ class Question:
 
     ring_key: str  # session hint, else the chain key behind the first user message
     tie_ms: float  # prices closer than this cannot be told apart
-    backlog: float  # mean pending work of the fleet, in multiples of the learned time of BACKLOG_TOKENS
+    unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: what a queue is measured in
+    backlog: float  # mean pending work of the fleet, in units
+    home: str = ""  # replica that gave the conversation's last answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,13 +154,7 @@ class Router:
         credit = self._credit_answer(chain, size, now_s) if chain and tokens.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
         candidates = [self._pricer.candidate(m, size, depths.get(m.id, 0), now_s) for m in members]
-        unit = self.fleet.prefill.model
-        question = Question(
-            ring_key=ring_key,
-            tie_ms=unit.ms(TIE_TOKENS, 0) - unit.floor_ms,
-            backlog=self.fleet.backlog_ms(now_s) / unit.ms(BACKLOG_TOKENS, 0),
-        )
-        choice = self.policy.choose(question, candidates)
+        choice = self.policy.choose(self._question(ring_key, chain, now_s), candidates)
         chosen = next(c for c in candidates if c.id == choice.id)
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
         lease = Lease(
@@ -225,6 +219,18 @@ class Router:
         self.fleet.members[lease.replica].open(lease, now_s)
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)
+
+    def _question(self, ring_key: str, chain: Chain | None, now_s: float) -> Question:
+        model = self.fleet.prefill.model
+        unit_ms = model.ms(BACKLOG_TOKENS, 0)
+        answers = (self.answers.get(key) for key, _, _ in reversed(chain.spans)) if chain else ()
+        return Question(
+            ring_key=ring_key,
+            tie_ms=model.ms(TIE_TOKENS, 0) - model.floor_ms,
+            unit_ms=unit_ms,
+            backlog=self.fleet.backlog_ms(now_s) / unit_ms,
+            home=next((answer.replica for answer in answers if answer), ""),
+        )
 
     def _size(self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int) -> Size:
         prompt = ask.prompt

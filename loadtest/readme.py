@@ -1,0 +1,284 @@
+"""`python -m loadtest.readme`: the parts of README.md that are rendered and never typed.
+
+A figure that was typed by hand is wrong one release later. So the demo's table comes from the JSON that the demo
+wrote, and the tables of settings, metrics and policies come from the code itself; the test suite fails while README
+differs from what this renders. Each part stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+
+    python -m loadtest.readme demo.json            put the demo's figures into README.md
+    python -m loadtest.readme --tables             put the tables of settings, metrics and policies there
+    python -m loadtest.readme --check demo.json    exit 1 unless the demo kept what README promises
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadtest.demo import FIXED, WORKLOADS, Workload, verdicts
+from loadtest.demo import POLICIES as COMPARED
+from loadtest.report import COLUMNS, Row, shown
+from loadtest.traces import TraceError, read_trace
+from router import settings
+from router.core.facts import Grade, Load, Reason, Receipt, Replica, Usage
+from router.core.policies import POLICIES
+from router.core.routing import Router
+from router.metrics import Metrics, RequestRecord
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+COMMAND = 'make run ARGS="--exit --json demo.json"'
+SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s")
+
+AGENT_HIT_RATIO_MIN = 3.0  # warm over round robin, token hit rate
+AGENT_TTFT_RATIO_MAX = 0.5  # warm over round robin, p90 time to first token
+
+
+class ReadmeError(ValueError):
+    """A part cannot be rendered or has no place; the message says why."""
+
+
+# What the code says of itself
+
+
+def settings_table() -> str:
+    """Every setting with its default, as YAML writes it, and its docstring."""
+    defaults, texts = settings.Settings(), _setting_texts()
+    rows = []
+    for key in settings.field_keys():
+        section, _, name = key.rpartition(".")
+        value = getattr(getattr(defaults, section) if section else defaults, name)
+        rows.append((f"`{key}`", _default(key, value), texts[key]))
+    return _table(("key", "default", "what it is, and why that default"), rows)
+
+
+def _setting_texts() -> dict[str, str]:
+    """Dotted key -> the docstring under the field, which only the source has."""
+    by_class: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(settings)).body:
+        if isinstance(node, ast.ClassDef):
+            by_class[node.name] = dict(_documented(node.body))
+    sections = {name: hint.__name__ for name, hint in inspect.get_annotations(settings.Settings, eval_str=True).items()}
+    texts = {}
+    for key in settings.field_keys():
+        section, _, name = key.rpartition(".")
+        texts[key] = by_class[sections[section] if section else "Settings"][name]
+    return texts
+
+
+def _documented(body: Sequence[ast.stmt]) -> Iterable[tuple[str, str]]:
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(text.value.value).split())
+
+
+def _default(key: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return f"`[{', '.join(value)}]`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int) and "bytes" in key and value >= 1 << 10:
+        size, unit = (value >> 20, "MiB") if value >= 1 << 20 else (value >> 10, "KiB")
+        return f"`{value}` ({size} {unit})"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def metrics_table() -> str:
+    """Every metric with its type, its labels and its help text, read from the registry of a router with a replica."""
+    rows = []
+    for family in _exercised_metrics().registry.collect():
+        if not family.samples:
+            raise ReadmeError(f"{family.name} has no series: add what it needs to _exercised_metrics")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = dict.fromkeys(label for s in family.samples for label in s.labels if label != "le")
+        rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation))
+    return _table(("name", "type", "labels", "meaning"), rows)
+
+
+def _exercised_metrics() -> Metrics:
+    """Metrics with at least one series each: a replica that reports everything, and a request that failed once."""
+    id_ = "http://10.0.0.1:8000"
+    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    router.replace([Replica(id_)])
+    router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
+    metrics = Metrics(router, lambda: 1, lambda: 0.0)
+    receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
+    record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
+    record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
+    record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), ("connect",)
+    metrics.observe(record)
+    metrics.failed(id_, "connect")
+    return metrics
+
+
+def policies_table() -> str:
+    """Every policy with the first sentence of its module."""
+    rows = []
+    for name, policy in POLICIES.items():
+        text = inspect.getdoc(inspect.getmodule(policy)) or ""
+        first = " ".join(text.split("\n\n", maxsplit=1)[0].split()).removeprefix(f"{name}: ")
+        rows.append((f"`{name}`", "yes" if policy().cache_aware else "no", first))
+    return _table(("name", "looks at caches", "where a request goes"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "metrics": metrics_table,
+    "policies": policies_table,
+}
+
+
+def with_tables(text: str) -> str:
+    """README's text with every table as the code has it. Raises ReadmeError."""
+    for name, render in TABLES.items():
+        text = with_block(text, name, render())
+    return text
+
+
+# What the demo measured
+
+
+def demo_block(document: dict[str, Any]) -> str:
+    """The demo's table, with its date, machine, command and fixed parameters. Raises ReadmeError, TraceError."""
+    rows = _rows(document)
+    sizes = {workload.name: workload.requests for workload in WORKLOADS}
+    for row in rows:
+        if sizes.get(row.workload or "") != row.requests:
+            raise ReadmeError(f"{row.workload}, {row.policy}: {row.requests} requests are not the demo's own run")
+    columns = [next(column for column in COLUMNS if column.name == name) for name in SHOWN]
+    machine = document["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB, Python {machine['python']}"
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where}.",
+            "",
+            _table([c.title for c in columns], [[shown(row, c) for c in columns] for row in rows]),
+            "",
+            *(f"- {line}." for line in verdicts(rows)),
+            *(
+                f"- {w.name}: {100 * ceiling(w):.0f} % of its prompt tokens, in the trace's own blocks, stood at the"
+                " start of an earlier prompt; even a cache that forgets nothing would hardly find more."
+                for w in WORKLOADS
+                if not w.think_max_s
+            ),
+            "",
+            "What is fixed:",
+            "",
+            f"- {FIXED}.",
+            *(f"- {workload.describe()}." for workload in WORKLOADS),
+        ]
+    )
+
+
+def ceiling(workload: Workload) -> float:
+    """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
+
+    Only for workloads that arrive by the clock: what others send depends on how fast they are answered.
+    """
+    with resources.as_file(resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz") as path:
+        trace = read_trace(path, requests_max=workload.requests)
+    seen: set[tuple[str, int]] = set()
+    found = total = 0
+    for request in (request for session in trace.sessions for request in session.requests):
+        ids = [(request.namespace, block) for first, count in request.runs for block in range(first, first + count)]
+        found += sum(1 for _ in takewhile(seen.__contains__, ids)) * request.block_tokens
+        total += request.input_tokens
+        seen.update(ids)
+    return found / max(1, total)
+
+
+def broken_promises(document: dict[str, Any]) -> list[str]:
+    """What README promises of the demo and this run did not show, a line each."""
+    rows = {(row.workload, row.policy): row for row in _rows(document)}
+    unwell = [row for row in rows.values() if row.errors or row.rejected]
+    failed = [f"{row.workload}, {row.policy}: {row.errors} errors, {row.rejected} rejected" for row in unwell]
+    for workload, hits_min, ttft_max in (
+        ("agent", AGENT_HIT_RATIO_MIN, AGENT_TTFT_RATIO_MAX),
+        ("conversation", 1.0, 1.0),
+    ):
+        before, after = (rows.get((workload, policy)) for policy in COMPARED)
+        if before is None or after is None:
+            failed.append(f"{workload}: no rows of both policies")
+            continue
+        hits = _ratio(after.token_hit_rate or 0.0, before.token_hit_rate)
+        ttft = _ratio(after.ttft_p90_s or float("inf"), before.ttft_p90_s)
+        better = hits_min == 1.0  # "both better" is strict, "at least 3 times" is not
+        if hits < hits_min or (better and hits == hits_min):
+            failed.append(f"{workload}: {hits:.2f} x round robin's token hit rate, promised {hits_min:g} x")
+        if ttft > ttft_max or (better and ttft == ttft_max):
+            failed.append(f"{workload}: {ttft:.2f} x round robin's p90 TTFT, promised {ttft_max:g} x")
+    return failed
+
+
+def _ratio(after: float, before: float | None) -> float:
+    """To six digits, as the JSON has its figures; huge where there was nothing before."""
+    return round(after / max(before or 0.0, 1e-9), 6)
+
+
+def _rows(document: dict[str, Any]) -> list[Row]:
+    try:
+        return [msgspec.convert(row, Row) for row in document["rows"]]
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise ReadmeError(f"not the JSON of a demo: {error}") from error
+
+
+# README as text
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def with_block(text: str, name: str, body: str) -> str:
+    """The text with what stands between the markers of `name` replaced. Raises ReadmeError."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ReadmeError(f"README has no one place {begin} ... {end}")
+    return f"{text[: text.index(begin)]}{begin}\n{body}\n{text[text.index(end) :]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.readme", description="Render README.md's own parts.")
+    parser.add_argument("demo", nargs="?", type=Path, metavar="FILE", help="the demo's JSON")
+    parser.add_argument("--tables", action="store_true", help="render the tables of settings, metrics and policies")
+    parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
+    parser.add_argument("--readme", type=Path, default=README, help="the file to change")
+    options = parser.parse_args(argv)
+    if options.demo is None and (options.check or not options.tables):
+        parser.error("the demo's JSON is missing")
+    try:
+        return _check(options.demo) if options.check else _render(options.readme, options.demo, tables=options.tables)
+    except (ReadmeError, TraceError, OSError, json.JSONDecodeError) as error:
+        print(f"readme: {error}", file=sys.stderr)
+        return 1
+
+
+def _check(file: Path) -> int:
+    document = json.loads(file.read_text(encoding="utf-8"))
+    broken = broken_promises(document)
+    print("\n".join(broken or ["the demo kept its promise", *verdicts(_rows(document))]))
+    return 1 if broken else 0
+
+
+def _render(readme: Path, demo: Path | None, *, tables: bool) -> int:
+    text = readme.read_text(encoding="utf-8")
+    if tables:
+        text = with_tables(text)
+    if demo is not None:
+        text = with_block(text, "demo", demo_block(json.loads(demo.read_text(encoding="utf-8"))))
+    readme.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Every dialect in PATHS keeps the same promises."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.dialects import PATHS, BadBody
+from router.core.dialects.base import Dialect
+
+ROWS = pytest.mark.parametrize(("path", "dialect"), PATHS.items(), ids=PATHS)
+HELLO = "Hello, this is a prompt."
+
+
+def body_of(path: str, *, stream: bool = False) -> bytes:
+    """A smallest request of a path."""
+    fields = {"model": "m", "stream": stream}
+    if path.endswith("/chat/completions"):
+        fields |= {"messages": [{"role": "user", "content": HELLO}]}
+    else:
+        fields |= {"input" if path.endswith("/embeddings") else "prompt": HELLO}
+    return json.dumps(fields).encode()
+
+
+@ROWS
+def test_a_request_is_read(path: str, dialect: Dialect) -> None:
+    """Model, prompt and stream of the smallest request of each path."""
+    ask = dialect.parse(path, body_of(path, stream=True))
+    assert (ask.model, ask.stream, ask.wants_usage) == ("m", True, False)
+    assert ask.prompt is not None
+    assert HELLO.encode() in ask.prompt.text
+    assert 0 < ask.prompt.first_user_end <= len(ask.prompt.text)
+    assert not dialect.parse(path, body_of(path)).stream
+
+
+@ROWS
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\x00", b'{"model": 1}'])
+def test_what_is_no_request_is_refused(path: str, dialect: Dialect, body: bytes) -> None:
+    """BadBody with a stable code and a message for humans, nothing else."""
+    with pytest.raises(BadBody) as caught:
+        dialect.parse(path, body)
+    assert caught.value.code.isidentifier()
+    assert str(caught.value)
+
+
+@ROWS
+def test_usage_can_be_asked_for(path: str, dialect: Dialect) -> None:
+    """The edited body is the same request, and now wants usage."""
+    before, after = body_of(path, stream=True), dialect.with_usage(body_of(path, stream=True))
+    assert dialect.parse(path, after).wants_usage
+    assert dialect.parse(path, after).prompt == dialect.parse(path, before).prompt
+
+
+@ROWS
+def test_errors_name_their_code(path: str, dialect: Dialect) -> None:
+    """An error body is JSON in which the stable code and the message stand."""
+    body = dialect.error(503, "no_replica", "try later")
+    assert json.loads(body)
+    assert b"no_replica" in body
+    assert b"try later" in body
+
+
+@ROWS
+@given(data=st.binary(max_size=200))
+@settings(deadline=None, max_examples=30)
+def test_no_answer_of_an_engine_breaks_a_dialect(path: str, dialect: Dialect, data: bytes) -> None:
+    """Whatever an engine sends, nothing raises, and nothing is found in noise."""
+    assert dialect.usage(data) is None
+    assert dialect.stream_usage(data) is None
+    assert dialect.event_error(data) in (None, *range(400, 600))
+    assert dialect.event_error(b'data: {"error":' + data + b"\n\n") in (None, *range(400, 600))
+    assert dialect.is_usage_event(data) is False
+
+
+@ROWS
+def test_dialects_have_names(path: str, dialect: Dialect) -> None:
+    """Metrics label requests by it."""
+    assert dialect.name
+    assert path.startswith("/")

@@ -1,0 +1,186 @@
+"""Every policy keeps the same promises; `warm` a few more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.facts import Candidate, Question
+from router.core.policies import POLICIES
+from router.core.policies.warm import Warm, price
+
+IDS = [f"http://10.0.0.{n}:8000" for n in range(6)]
+TIMES = st.floats(0, 10_000)
+
+
+def candidate(id_: str, **fields: float) -> Candidate:
+    """An idle replica that holds nothing of a prompt of 1,000 tokens, but for these fields."""
+    plain = Candidate(
+        id=id_,
+        cached_tokens=0,
+        uncached_tokens=1_000,
+        pending_ms=0.0,
+        uncached_ms=100.0,
+        evicted_ms=0.0,
+        kv_wait_ms=0.0,
+        in_flight=0,
+    )
+    return replace(plain, **fields)
+
+
+def question(key: str = "k", tie_ms: float = 150.0, backlog: float = 0.0) -> Question:
+    """Nothing waits anywhere; the band is the learned time of 1,500 tokens."""
+    return Question(ring_key=key, tie_ms=tie_ms, backlog=backlog)
+
+
+FLEETS = st.lists(
+    st.builds(
+        Candidate,
+        id=st.sampled_from(IDS),
+        cached_tokens=st.integers(0, 50_000),
+        uncached_tokens=st.integers(1, 50_000),
+        pending_ms=TIMES,
+        uncached_ms=TIMES,
+        evicted_ms=TIMES,
+        kv_wait_ms=TIMES,
+        in_flight=st.integers(0, 40),
+        footprint_blocks=st.integers(0, 5_000),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda c: c.id,
+)
+QUESTIONS = st.builds(question, st.integers(0, 99).map(str), st.floats(0, 500), st.floats(0, 20))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(fleets=st.lists(st.tuples(QUESTIONS, FLEETS), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=30)
+def test_a_policy_chooses_a_candidate_and_can_be_repeated(
+    name: str, fleets: list[tuple[Question, list[Candidate]]]
+) -> None:
+    """Whatever comes, the choice is one of the candidates, and a second run of the same questions is the same."""
+    first, second = POLICIES[name](), POLICIES[name]()
+    for asked, candidates in fleets:
+        choice = first.choose(asked, candidates)
+        assert choice.id in {c.id for c in candidates}
+        assert second.choose(asked, candidates) == choice
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_known_by_its_name(name: str) -> None:
+    """Receipts and metrics say which policy decided."""
+    policy = POLICIES[name]()
+    assert policy.name == name
+    assert isinstance(policy.cache_aware, bool)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_one_candidate_is_taken(name: str) -> None:
+    """However bad it is."""
+    bad = candidate(IDS[3], pending_ms=1e9, in_flight=999)
+    assert POLICIES[name]().choose(question(), [bad]).id == IDS[3]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_equal_replicas_share_the_work(name: str) -> None:
+    """Six hundred conversations over six equal replicas, none ever ending: nobody has more than 1.6 x the mean."""
+    policy, in_flight = POLICIES[name](), Counter(dict.fromkeys(IDS, 0))
+    for n in range(600):
+        candidates = [candidate(id_, in_flight=in_flight[id_], pending_ms=100.0 * in_flight[id_]) for id_ in IDS]
+        in_flight[policy.choose(question(f"session-{n}"), candidates).id] += 1
+    assert max(in_flight.values()) <= 160
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_replicas_may_come_and_go(name: str) -> None:
+    """A policy asked about other candidates each time answers about those."""
+    policy = POLICIES[name]()
+    for start in range(30):
+        ids = [IDS[(start + n) % len(IDS)] for n in range(1 + start % 4)]
+        assert policy.choose(question(str(start)), [candidate(id_) for id_ in ids]).id in ids
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if POLICIES[name]().cache_aware])
+def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
+    """Where nothing waits, the replica that saves seconds is chosen."""
+    candidates = [candidate(id_, uncached_ms=3_000.0) for id_ in IDS]
+    candidates[4] = candidate(IDS[4], cached_tokens=30_000, uncached_tokens=500, uncached_ms=50.0)
+    assert POLICIES[name]().choose(question(), candidates).id == IDS[4]
+
+
+@given(asked=QUESTIONS, candidates=FLEETS)
+@settings(deadline=None)
+def test_warm_never_leaves_the_tie_band(asked: Question, candidates: list[Candidate]) -> None:
+    """Neither the ring nor a home nor a footprint overrides a price outside the band; alone in it is no tie."""
+    choice = Warm().choose(asked, candidates)
+    prices = {c.id: price(c, 1 + asked.backlog) for c in candidates}
+    band = [id_ for id_, ms in prices.items() if ms - min(prices.values()) <= asked.tie_ms]
+    assert choice.id in band
+    assert not choice.tied or len(band) > 1
+
+
+@given(candidates=FLEETS, more=st.floats(1, 1e5), field=st.sampled_from(["pending_ms", "uncached_ms", "kv_wait_ms"]))
+@settings(deadline=None)
+def test_warm_likes_nobody_for_being_dearer(candidates: list[Candidate], more: float, field: str) -> None:
+    """With no band, a replica that was not chosen is not chosen for getting dearer."""
+    asked = question(tie_ms=0.0)
+    chosen = Warm().choose(asked, candidates).id
+    for n, other in enumerate(candidates):
+        if other.id != chosen:
+            dearer = replace(other, **{field: getattr(other, field) + more})
+            assert Warm().choose(asked, [*candidates[:n], dearer, *candidates[n + 1 :]]).id != other.id
+
+
+def test_warm_counts_a_queue_against_a_hit() -> None:
+    """Two seconds of saved prefill are worth waiting one second for, and not three."""
+    cold = candidate(IDS[0], uncached_ms=2_100.0)
+    for pending_ms, expected in [(1_000.0, IDS[1]), (3_000.0, IDS[0])]:
+        holder = candidate(IDS[1], cached_tokens=20_000, uncached_ms=100.0, pending_ms=pending_ms)
+        assert Warm().choose(question(), [cold, holder]).id == expected
+
+
+def test_under_backlog_work_weighs_more_than_waiting() -> None:
+    """The longer the fleet's queues, the more a hit is worth: the same holder is left when idle, kept when busy."""
+    cold = candidate(IDS[0], uncached_ms=2_100.0)
+    holder = candidate(IDS[1], cached_tokens=20_000, uncached_ms=100.0, pending_ms=3_000.0)
+    assert Warm().choose(question(backlog=0.0), [cold, holder]).id == IDS[0]
+    assert Warm().choose(question(backlog=1.0), [cold, holder]).id == IDS[1]
+
+
+def test_eviction_has_a_price() -> None:
+    """A new prompt goes where it pushes nothing out that will be asked for again."""
+    full, roomy = candidate(IDS[0], evicted_ms=400.0), candidate(IDS[1])
+    assert Warm().choose(question(), [full, roomy]).id == IDS[1]
+
+
+def test_a_short_conversation_stays_at_home_while_home_has_room() -> None:
+    """In the band, whoever holds most of the prompt keeps it; over the load bound it does not."""
+    asked = [question(f"session-{n}") for n in range(20)]
+    home = candidate(IDS[2], cached_tokens=600, uncached_tokens=100, uncached_ms=30.0)
+    others = [candidate(id_, uncached_tokens=700) for id_ in IDS[:2]]
+    assert {Warm().choose(q, [*others, home]).id for q in asked} == {IDS[2]}
+    crowded = replace(home, in_flight=9)
+    assert {Warm().choose(q, [*others, crowded]).id for q in asked} == set(IDS[:2])
+
+
+def test_a_shared_system_prompt_does_not_pull_newcomers_together() -> None:
+    """A replica that holds less than half of a short prompt is no home: the ring spreads conversations."""
+    holder = candidate(IDS[0], cached_tokens=300, uncached_tokens=700, uncached_ms=70.0)
+    candidates = [holder, *(candidate(id_) for id_ in IDS[1:])]
+    counts = Counter(Warm().choose(question(f"session-{n}"), candidates).id for n in range(200))
+    assert len(counts) == len(IDS)
+    assert counts[IDS[0]] < 100
+
+
+def test_in_the_band_the_load_bound_holds() -> None:
+    """Among equal prices nobody over the load bound is chosen while somebody in the band is under it, however little
+    the others hold."""
+    band = [candidate(IDS[0], in_flight=50), candidate(IDS[1], footprint_blocks=900)]
+    outside = candidate(IDS[2], pending_ms=1e6)
+    chosen = {Warm().choose(question(f"session-{n}"), [*band, outside]).id for n in range(50)}
+    assert chosen == {IDS[1]}

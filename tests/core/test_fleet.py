@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.facts import Ending, Grade, Load, Outcome, Reason, Receipt, Replica, ServedModel, Usage
+from router.core.fleet import SHARE_TOKENS_MIN, Fleet, Lease, Member
+
+RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
+
+
+def lease(id_: int, *, prefill_ms: float = 100.0, streams: bool = True, now_s: float = 0.0, tokens: int = 50) -> Lease:
+    """A placed request of which only the queue matters."""
+    return Lease(
+        id=id_,
+        replica="a",
+        receipt=RECEIPT,
+        placed_s=now_s,
+        model="m",
+        streams=streams,
+        prompt_tokens=tokens,
+        cached_tokens=0,
+        credited_tokens=0,
+        prefill_ms=prefill_ms,
+        kv_tokens=tokens + 10,
+        keys=[],
+        end_key=None,
+        text_bytes=0,
+    )
+
+
+@dataclass
+class _NaiveQueue:
+    """First in, first out: (lease, modelled ms, whether its first token can be seen); the head works since `since`."""
+
+    waiting: list[tuple[int, float, bool]] = field(default_factory=list)
+    since_s: float = 0.0
+
+    def advance(self, now_s: float) -> None:
+        while self.waiting and not self.waiting[0][2] and (now_s - self.since_s) * 1e3 >= self.waiting[0][1]:
+            self.since_s += self.waiting.pop(0)[1] / 1e3
+
+    def open(self, item: tuple[int, float, bool], now_s: float) -> None:
+        self.advance(now_s)
+        if not self.waiting:
+            self.since_s = now_s
+        self.waiting.append(item)
+
+    def leave(self, id_: int, now_s: float) -> None:
+        self.advance(now_s)
+        if self.waiting and self.waiting[0][0] == id_:
+            self.since_s = now_s
+        self.waiting = [item for item in self.waiting if item[0] != id_]
+
+    def pending_ms(self, now_s: float) -> float:
+        self.advance(now_s)
+        done_ms = min((now_s - self.since_s) * 1e3, self.waiting[0][1]) if self.waiting else 0.0
+        return sum(ms for _, ms, _ in self.waiting) - done_ms
+
+
+STEPS = st.tuples(
+    st.sampled_from(["open", "open", "first", "close", "close again", "look"]),
+    st.integers(0, 7),  # which lease
+    st.integers(1, 64).map(lambda n: n / 64),  # seconds since the step before; exact in binary, as are the works
+    st.sampled_from([0.0, 125.0, 500.0, 3_000.0]),
+    st.booleans(),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+@settings(deadline=None)
+def test_pending_work_is_a_queue_and_leases_come_back(steps: list[tuple[str, int, float, float, bool]]) -> None:
+    """Pending prefill agrees with a naive queue whatever the order of opens, first tokens and closes, repeated ones
+    included; with all leases closed nothing is left in use."""
+    member, naive, now_s = Member(Replica("a")), _NaiveQueue(), 0.0
+    leases: list[Lease] = []
+    for action, which, gap_s, prefill_ms, streams in steps:
+        now_s += gap_s
+        if action == "open":
+            leases.append(lease(len(leases), prefill_ms=prefill_ms, streams=streams, now_s=now_s))
+            member.open(leases[-1], now_s)
+            naive.open((leases[-1].id, prefill_ms, streams), now_s)
+        elif leases and action != "look":
+            chosen = leases[which % len(leases)]
+            was_open = chosen.id in member.leases
+            if action == "first":
+                if was_open and chosen.streams and chosen.first_token_s is None:
+                    member.prefilled(chosen, now_s)
+                    naive.leave(chosen.id, now_s)
+            else:
+                assert member.close(chosen, now_s) == was_open
+                naive.leave(chosen.id, now_s)
+        if action == "look":
+            assert member.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
+        assert member.kv_tokens_in_use == 60 * len(member.leases)
+    assert member.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
+    for open_ in leases:
+        member.close(open_, now_s)
+    assert (member.leases, member.kv_tokens_in_use, member.pending_ms(now_s)) == ({}, 0, 0.0)
+
+
+def test_the_head_decays_and_the_rest_waits() -> None:
+    """Work under way shrinks with the clock; an overdue head is due any moment, and those behind it still wait."""
+    member = Member(Replica("a"))
+    for id_ in (0, 1):
+        member.open(lease(id_), 10.0)
+    assert [member.pending_ms(now_s) for now_s in (10.0, 10.05, 10.1, 99.0)] == pytest.approx([200, 150, 100, 100])
+    member.prefilled(member.leases[0], 99.0)
+    assert member.pending_ms(99.0) == pytest.approx(100.0)
+
+
+def test_an_answer_that_does_not_stream_leaves_on_time() -> None:
+    """Its first token cannot be seen, so its modelled time counts, and the next one starts where it ended."""
+    member = Member(Replica("a"))
+    for id_ in (0, 1):
+        member.open(lease(id_, streams=False), 0.0)
+    assert member.pending_ms(0.15) == pytest.approx(50.0)
+    assert member.pending_ms(0.25) == 0.0
+
+
+def test_service_time_is_without_the_queue() -> None:
+    """A first token's service time starts at the first token before it, not at placement."""
+    member = Member(Replica("a"))
+    first, second = lease(0, now_s=1.0), lease(1, now_s=1.0)
+    member.open(first, 1.0)
+    member.open(second, 1.0)
+    member.prefilled(first, 1.3)
+    member.prefilled(second, 1.4)
+    assert first.service_ms == pytest.approx(300.0)
+    assert second.service_ms == pytest.approx(100.0)
+
+
+def test_a_new_set_of_replicas_is_swapped_in() -> None:
+    """Who stays keeps its state, who left is gone, who joined is not ready before it answers."""
+    fleet = Fleet()
+    assert fleet.replace([Replica("a"), Replica("b")]) == (["a", "b"], [])
+    fleet.members["a"].health.observe(ok=True)
+    kept = fleet.members["a"]
+    assert fleet.replace([Replica("c"), Replica("a")]) == (["c"], ["b"])
+    assert fleet.members["a"] is kept
+    assert [member.id for member in fleet.ready()] == ["a"]
+
+
+def test_models_are_those_of_ready_replicas() -> None:
+    """A model served only by an unfit replica is not offered."""
+    fleet = Fleet()
+    fleet.replace([Replica("a"), Replica("b")])
+    for id_, names in {"a": ["m", "x"], "b": ["y"]}.items():
+        fleet.members[id_].models = {name: ServedModel(name) for name in names}
+    fleet.members["a"].health.observe(ok=True)
+    assert fleet.model_names() == {"m", "x"}
+
+
+def test_backlog_is_the_mean_of_ready_replicas() -> None:
+    """No ready replica, no backlog; otherwise the mean of what is pending."""
+    fleet = Fleet()
+    assert fleet.backlog_ms(0.0) == 0.0
+    fleet.replace([Replica("a"), Replica("b"), Replica("c")])
+    for id_ in "ab":
+        fleet.members[id_].health.observe(ok=True)
+    fleet.members["a"].open(lease(0), 0.0)
+    assert fleet.backlog_ms(0.0) == pytest.approx(50.0)
+
+
+def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
+    """The fleet's prefill model is the prior; one observation makes a replica's own."""
+    fleet = Fleet()
+    fleet.replace([Replica("a"), Replica("b")])
+    slow, usage = lease(0, tokens=8_000), Usage(10_000, 5, 2_000)
+    slow.service_ms = 8_000.0
+    for n in range(30):
+        fleet.learn(fleet.members["a"], slow, Outcome(Ending.OK, usage), float(n))
+    own, others = fleet.model_of(fleet.members["a"]), fleet.model_of(fleet.members["b"])
+    assert own.ms(8_000, 2_000) == pytest.approx(8_000, rel=0.1)
+    assert others == fleet.prefill.model
+    assert fleet.mean_open_ms > 0
+    assert fleet.mean_work_ms > 0
+
+
+def probed(member: Member, sent_tokens: int, seen_total: float) -> float:
+    """Send a request, let the engine count, and say what our share is now."""
+    member.open(lease(len(member.leases), tokens=sent_tokens), 0.0)
+    member.observe_load(Load(prompt_tokens_total=seen_total))
+    return member.share
+
+
+def test_our_share_of_a_replica_is_learned() -> None:
+    """A replica that computes twice what we send is half ours; one that counts what we send is all ours."""
+    ours, shared = Member(Replica("a")), Member(Replica("b"))
+    for n in range(40):
+        all_, half = probed(ours, 5_000, n * 5_000.0), probed(shared, 5_000, n * 10_000.0)
+        if n * 5_000 < SHARE_TOKENS_MIN / 2:
+            assert all_ == half == 1.0
+    assert all_ == 1.0
+    assert half == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_restarted_or_silent_engine_teaches_no_share() -> None:
+    """Counters that are absent or went back change nothing."""
+    member = Member(Replica("a"))
+    for total in (10_000_000.0, 5.0, None, 20_000_000.0):
+        member.observe_load(Load(prompt_tokens_total=total))
+    assert (member.share, member.seen_prompt_tokens) == (1.0, 0.0)
+
+
+def test_only_lasting_foreign_load_counts() -> None:
+    """Waiting requests beyond ours are somebody else's when several probes in a row see them; ours never are."""
+    member = Member(Replica("a"))
+    for id_ in range(3):
+        member.open(lease(id_), 0.0)
+    seen = []
+    for _ in range(6):
+        member.observe_load(Load(waiting=8))
+        seen.append(member.foreign_waiting)
+    assert (seen[0], seen[-1]) == (0, 5)
+    member.observe_load(Load(waiting=3))
+    assert member.foreign_waiting == 0
+    member.observe_load(Load())
+    assert member.foreign_waiting == 0

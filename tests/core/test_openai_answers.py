@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.dialects.openai import USAGE_BODY_BYTES_MAX, OpenAI
+from router.core.facts import Usage
+
+OPENAI = OpenAI()
+COUNTS = {"prompt_tokens": 50, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def event(**fields: Any) -> bytes:  # noqa: ANN401 - any JSON
+    """One streamed event with these fields."""
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def test_usage_of_a_whole_answer() -> None:
+    """Counts as the engine reports them; an engine silent on cached tokens is told from one that found none."""
+    body = {"choices": [{"message": {"content": '"usage": {"prompt_tokens": 1}'}}], "usage": COUNTS}
+    assert OPENAI.usage(json.dumps(body).encode()) == Usage(50, 7, 32)
+    assert OPENAI.usage(b'{"usage":{"prompt_tokens":5,"completion_tokens":null}}') == Usage(5, 0, None)
+    assert OPENAI.usage(b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":null}}') == Usage(5, 0, None)
+    assert OPENAI.usage(b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":0}}}') == Usage(5, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"usage":null}', b'{"usage":{"prompt_tokens":"5"}}', b'{"usage":' + DEEP, b"\xff"]
+)
+def test_an_answer_without_readable_usage_has_none(body: bytes) -> None:
+    """Missing, null, malformed or endless usage is None, never an exception."""
+    assert OPENAI.usage(body) is None
+    assert OPENAI.stream_usage(b"data: " + body + b"\n\n") is None
+    assert not OPENAI.is_usage_event(b"data: " + body)
+
+
+def test_counts_that_cannot_be_are_mended() -> None:
+    """Negative counts are no usage; more cached tokens than prompt tokens are all of them."""
+    assert OPENAI.usage(b'{"usage":{"prompt_tokens":-3}}') is None
+    odd = {"usage": {"prompt_tokens": 5, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 99}}}
+    assert OPENAI.usage(json.dumps(odd).encode()) == Usage(5, 0, 5)
+
+
+def test_usage_is_not_looked_for_in_huge_answers() -> None:
+    """A body over the limit is not decoded."""
+    body = b'{"usage":{"prompt_tokens":5},"x":"' + b" " * USAGE_BODY_BYTES_MAX + b'"}'
+    assert OPENAI.usage(body) is None
+
+
+@given(cut=st.integers(0, 400))
+@settings(deadline=None)
+def test_usage_from_the_end_of_a_stream(cut: int) -> None:
+    """The last usage counts, wherever the tail begins, as long as the usage object is whole in it."""
+    early = event(choices=[{"delta": {"content": "x"}}], usage={"prompt_tokens": 50, "completion_tokens": 1})
+    last = event(id="x" * 60, choices=[], usage=COUNTS, note="behind")
+    stream = early + event(choices=[{"delta": {"content": "usage"}}]) + last + b": bye\n\ndata: [DONE]\n\n"
+    usage = OPENAI.stream_usage(stream[cut:])
+    assert usage == (Usage(50, 7, 32) if cut <= stream.rindex(b'"usage"') else None)
+
+
+def test_a_stream_without_usage_has_none() -> None:
+    """An engine may send `usage: null` on every other event where the client asked for it once."""
+    assert OPENAI.stream_usage(event(choices=[], usage=None) + b"data: [DONE]\n\n") is None
+    assert OPENAI.stream_usage(b"") is None
+
+
+@pytest.mark.parametrize(
+    ("chunk", "status"),
+    [
+        (event(error={"message": "EngineCore died", "code": 500}), 500),
+        (event(error={"code": 503}).replace(b"\n\n", b"\r\n\r\n") + b"data: [DONE]\r\n\r\n", 503),
+        (event(error={"code": 400}) + event(choices=[]), 400),
+        (event(error={"code": "server_error"}), 500),
+        (event(error={"code": 200}), 500),
+        (event(error={}), 500),
+        (event(error="boom"), 500),
+        (event(error=None, choices=[]), None),
+        (event(choices=[{"delta": {"content": 'an "error"'}}]), None),
+        (event(choices=[{"delta": {}}]), None),
+        (b'data: {"error": {"code": 5', None),
+        (b'data: {"error":' + DEEP, None),
+        (b'{"error":{"code":500}}', None),
+        (b"", None),
+    ],
+)
+def test_an_error_in_the_first_event_is_seen(chunk: bytes, status: int | None) -> None:
+    """Status 200 with an error event is the error; healthy, cut and foreign chunks are not."""
+    assert OPENAI.event_error(chunk) == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","stream":true}',
+        b' {"stream" : true , "messages":[{"role":"user","content":"}"}] } \n',
+        b'{"stream":true,"stream_options":null}',
+        b'{"stream":true,"stream_options":{"continuous_usage_stats":true,"include_usage":false}}',
+        b'{"stream":true,"stream_options":"x"}',
+    ],
+)
+def test_asking_for_usage_leaves_every_other_byte(body: bytes) -> None:
+    """The option is spliced in before the last brace; what the client wrote stays, and its other options hold."""
+    asked = OPENAI.with_usage(body)
+    end = body.rindex(b"}")
+    assert asked.startswith(body[:end])
+    assert asked.endswith(body[end:])
+    before, after = json.loads(body), json.loads(asked)
+    given = before.pop("stream_options", None)
+    options = after.pop("stream_options")
+    assert after == before
+    assert options == {**(given if isinstance(given, dict) else {}), "include_usage": True}
+    assert OPENAI.parse("/v1/chat/completions", asked).wants_usage
+
+
+def test_the_event_that_was_asked_for_is_known() -> None:
+    """Only an event with usage and without choices was asked for on a client's behalf."""
+    assert OPENAI.is_usage_event(event(choices=[], usage=COUNTS))
+    assert OPENAI.is_usage_event(event(choices=[], usage=COUNTS).replace(b"\n\n", b"\r\n\r\n"))
+    assert not OPENAI.is_usage_event(event(choices=[{"delta": {"content": '"usage"'}}], usage=None))
+    assert not OPENAI.is_usage_event(event(choices=[{"delta": {}}], usage=COUNTS))
+    assert not OPENAI.is_usage_event(event(choices=[], usage=None))
+    assert not OPENAI.is_usage_event(event(usage=COUNTS))
+    assert not OPENAI.is_usage_event(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (502, "server_error"),
+        (503, "server_error"),
+    ],
+)
+def test_errors_have_openais_shape(status: int, kind: str) -> None:
+    """Clients find message, type, param and code where OpenAI puts them."""
+    body = json.loads(OPENAI.error(status, "some_code", 'say "why"', "model"))
+    assert body == {"error": {"message": 'say "why"', "type": kind, "param": "model", "code": "some_code"}}

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, OUTLIER, PRIOR_WEIGHT, PrefillFit, PrefillModel
+
+H100 = PrefillModel(floor_ms=12.0, per_token_ms=0.055, per_token_context_ms=1.1e-6)
+SLOW = PrefillModel(floor_ms=40.0, per_token_ms=0.9, per_token_context_ms=2e-5)
+PRIOR = PrefillModel()
+
+
+def taught(truth: PrefillModel, observations: int, *, noise: float = 0.0, seed: int = 1) -> PrefillFit:
+    """A fit that saw prompts of many sizes on an engine that behaves like `truth`."""
+    fit, rng = PrefillFit(), Random(seed)
+    for _ in range(observations):
+        uncached, cached = rng.randrange(1_000, 30_000), rng.choice([0, rng.randrange(60_000)])
+        fit.observe(uncached, cached, truth.ms(uncached, cached) * (1 + rng.gauss(0, noise)), PRIOR, GUESS_WEIGHT)
+    return fit
+
+
+@pytest.mark.parametrize("truth", [H100, SLOW])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_known_engine_is_recovered(truth: PrefillModel, seed: int) -> None:
+    """After 200 answers with 10 % noise, predictions are within 10 % of the truth over the range seen."""
+    fit = taught(truth, 200, noise=0.1, seed=seed)
+    for uncached, cached in [(2_000, 0), (8_000, 0), (8_000, 30_000), (15_000, 0), (25_000, 0), (25_000, 50_000)]:
+        assert fit.model.ms(uncached, cached) == pytest.approx(truth.ms(uncached, cached), rel=0.1)
+
+
+def test_a_few_answers_are_enough_to_be_useful() -> None:
+    """Ten answers of a fast engine bring the prior's error of 80 % under 25 %."""
+    model = taught(H100, 10).model
+    assert model.ms(8_000, 0) == pytest.approx(H100.ms(8_000, 0), rel=0.25)
+
+
+def test_the_prior_speaks_first() -> None:
+    """Before anything was seen the model is the default; one observation moves a weighty prior part of the way, and
+    a first guess nearly all of it."""
+    fit = PrefillFit()
+    assert fit.model == PRIOR
+    fit.observe(8_000, 0, PRIOR.ms(8_000, 0) * 4, PRIOR, PRIOR_WEIGHT)
+    assert PRIOR.ms(8_000, 0) < fit.model.ms(8_000, 0) < PRIOR.ms(8_000, 0) * 4
+    fleet = PrefillFit()
+    fleet.observe(8_000, 0, PRIOR.ms(8_000, 0) * 4, PRIOR, GUESS_WEIGHT)
+    assert fleet.model.ms(8_000, 0) == pytest.approx(PRIOR.ms(8_000, 0) * 4, rel=0.05)
+
+
+def test_a_replica_starts_from_the_fleet() -> None:
+    """A prior that knows the truth already is kept by an observation that confirms it."""
+    fit = PrefillFit()
+    fit.observe(8_000, 0, SLOW.ms(8_000, 0), SLOW, PRIOR_WEIGHT)
+    for uncached, cached in [(1_000, 0), (20_000, 0), (4_000, 40_000)]:
+        assert fit.model.ms(uncached, cached) == pytest.approx(SLOW.ms(uncached, cached), rel=0.02)
+
+
+def test_an_engine_that_changes_is_followed() -> None:
+    """Old observations are forgotten: three hundred answers after a slow-down the new speed is known."""
+    fit, rng = taught(H100, 300), Random(2)
+    for _ in range(300):
+        uncached = rng.randrange(1_000, 30_000)
+        fit.observe(uncached, 0, SLOW.ms(uncached, 0), PRIOR, GUESS_WEIGHT)
+    assert fit.model.ms(10_000, 0) == pytest.approx(SLOW.ms(10_000, 0), rel=0.1)
+
+
+@pytest.mark.parametrize("tokens", [1_500, 4_000, 30_000])
+def test_prompts_of_one_size_do_not_make_hits_worthless(tokens: int) -> None:
+    """A benchmark's equal prompts say nothing of the floor: time is still taken for tokens, so a hit saves it."""
+    fit = PrefillFit()
+    for _ in range(50):
+        fit.observe(tokens, 0, 1_000.0, PRIOR, GUESS_WEIGHT)
+    assert fit.model.ms(tokens, 0) == pytest.approx(1_000.0, rel=0.02)
+    assert fit.model.ms(tokens / 10, 0) < 300.0
+
+
+def test_a_pause_is_not_prefill() -> None:
+    """One answer a thousand times too slow counts as OUTLIER times too slow."""
+    fit = taught(H100, 100)
+    before = fit.model.ms(8_000, 0)
+    fit.observe(8_000, 0, before * 1_000, PRIOR, GUESS_WEIGHT)
+    assert before < fit.model.ms(8_000, 0) < before * (1 + OUTLIER * 0.1)
+
+
+def test_small_prompts_and_impossible_times_teach_nothing() -> None:
+    """Below the minimum the floor and noise dominate; a time before the request is a clock's fault."""
+    fit = PrefillFit()
+    fit.observe(LEARN_TOKENS_MIN - 1, 0, 1.0, PRIOR, PRIOR_WEIGHT)
+    fit.observe(LEARN_TOKENS_MIN, 0, -1.0, PRIOR, PRIOR_WEIGHT)
+    assert (fit.observations, fit.model) == (0, PRIOR)
+
+
+OBSERVATIONS = st.tuples(st.integers(0, 200_000), st.integers(0, 1_000_000), st.floats(0, 1e7))
+
+
+@given(observations=st.lists(OBSERVATIONS, max_size=40), weight=st.sampled_from([GUESS_WEIGHT, PRIOR_WEIGHT]))
+@settings(deadline=None, max_examples=50)
+def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, int, float]], weight: float) -> None:
+    """Whatever was seen, coefficients are not negative and more tokens never take less time."""
+    fit = PrefillFit()
+    for uncached, cached, ms in observations:
+        fit.observe(uncached, cached, ms, PRIOR, weight)
+    model = fit.model
+    assert min(model.floor_ms, model.per_token_ms, model.per_token_context_ms) >= 0
+    assert 0 <= model.ms(10, 0) <= model.ms(1_000, 0) <= model.ms(1_000, 5_000) <= model.ms(50_000, 5_000)

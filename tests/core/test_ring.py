@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.ring import BOUND, Ring, under_bound
+
+IDS = [f"http://10.0.0.{n}:8000" for n in range(8)]
+KEYS = [f"session-{n}" for n in range(400)]
+
+
+def test_routers_agree_whatever_they_saw_before() -> None:
+    """The place of a key depends on the candidates alone: not on their order, nor on replicas known earlier."""
+    fresh, experienced = Ring(), Ring()
+    for n in range(3, 9):
+        experienced.pick("x", IDS[:n], IDS[:n])
+    for key in KEYS:
+        here = fresh.pick(key, IDS[1:6], IDS[1:6])
+        assert here == experienced.pick(key, set(IDS[5:0:-1]), IDS[:6])
+
+
+def test_a_departure_moves_only_its_own_keys() -> None:
+    """Keys of the replicas that stay do not move; those of the one that left are spread over several."""
+    ring = Ring()
+    before = {key: ring.pick(key, IDS, IDS) for key in KEYS}
+    after = {key: ring.pick(key, IDS[1:], IDS[1:]) for key in KEYS}
+    assert all(after[key] == place for key, place in before.items() if place != IDS[0])
+    assert len({after[key] for key, place in before.items() if place == IDS[0]}) > 3
+
+
+def test_an_arrival_takes_only_its_share() -> None:
+    """A new replica takes keys for itself and moves none between the others."""
+    ring = Ring()
+    before = {key: ring.pick(key, IDS[:7], IDS[:7]) for key in KEYS}
+    after = {key: ring.pick(key, IDS, IDS) for key in KEYS}
+    moved = [key for key in KEYS if before[key] != after[key]]
+    assert {after[key] for key in moved} == {IDS[7]}
+    assert len(moved) < 2.5 * len(KEYS) / 8
+
+
+def test_keys_spread() -> None:
+    """No replica is preferred by more than twice its share of keys."""
+    ring = Ring()
+    counts = Counter(ring.pick(key, IDS, IDS) for key in KEYS)
+    assert len(counts) == len(IDS)
+    assert max(counts.values()) < 2 * len(KEYS) / len(IDS)
+
+
+@given(loads=st.lists(st.floats(0, 50), min_size=1, max_size=8), more=st.floats(0, 5))
+@settings(deadline=None)
+def test_the_bound_is_near_the_mean_and_somebody_is_under_it(loads: list[float], more: float) -> None:
+    """Whoever is under the bound has less than BOUND x the mean load, the addition included, rounded up."""
+    by_id = dict(zip(IDS, loads, strict=False))
+    under = under_bound(by_id, more)
+    assert all(by_id[id_] < BOUND * (sum(loads) + more) / len(loads) + 1 for id_ in under)
+    assert under or not any(loads) or more < 1e-6
+    assert all(by_id[id_] >= max([by_id[u] for u in under], default=0.0) for id_ in by_id.keys() - under)
+
+
+def test_nobody_is_nowhere() -> None:
+    """No replicas, nobody under the bound."""
+    assert under_bound({}, 1) == set()
+
+
+@given(under=st.sets(st.sampled_from(IDS), min_size=1), key=st.integers().map(str))
+@settings(deadline=None)
+def test_whoever_is_over_the_bound_is_passed_by(under: set[str], key: str) -> None:
+    """The pick is under the bound; the key's own replica keeps it as long as it is."""
+    ring = Ring()
+    home = ring.pick(key, IDS, IDS)
+    picked = ring.pick(key, IDS, under)
+    assert picked in under
+    assert picked == home or home not in under
+
+
+def test_one_key_for_all_still_spreads() -> None:
+    """A thousand requests with the same key: no replica gets more than the bound."""
+    ring, in_flight = Ring(), dict.fromkeys(IDS, 0)
+    for _ in range(1_000):
+        in_flight[ring.pick("hot", IDS, under_bound(in_flight, 1))] += 1
+    assert max(in_flight.values()) <= BOUND * 1_000 / len(IDS) + 1
+
+
+def test_when_all_are_full_the_first_serves() -> None:
+    """A bound that nobody is under changes nothing: the key's own replica takes it."""
+    ring = Ring()
+    assert ring.pick("k", IDS, []) == ring.pick("k", IDS, IDS)
+
+
+def test_no_candidates_is_an_error() -> None:
+    """There is nobody to pick."""
+    with pytest.raises(ValueError, match="no candidates"):
+        Ring().pick("k", [], [])
+
+
+def test_names_that_come_and_go_are_forgotten() -> None:
+    """Pods under ever new names do not fill the ring, and keys still go where a fresh ring sends them."""
+    ring, rng = Ring(), Random(1)
+    for generation in range(40):
+        ids = [f"http://pod-{generation}-{n}:8000" for n in range(3)]
+        key = str(rng.random())
+        assert ring.pick(key, ids, ids) == Ring().pick(key, ids, ids)
+        assert len(ring._known) <= 3 + 16 + 3

@@ -1,0 +1,305 @@
+"""The documents say what the code does: tables, names, commands and figures' places."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from loadtest import __main__ as instruments
+from loadtest import demo, readme, replay
+from loadtest.report import Row, envelope
+from router import __main__ as command
+from router.admin import Pages
+from router.app import App
+from router.core.dialects import PATHS
+from router.core.facts import Grade, Reason
+from router.core.policies import POLICIES
+from router.settings import Settings, field_keys, load
+from router.upstream import Failure
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "deploy/README.md",
+        "helm/README.md",
+    )
+]
+SOURCES = sorted((ROOT / "router").rglob("*.py"))
+
+
+def block(name: str) -> str:
+    """What stands between README's markers of this name."""
+    return README.split(f"<!-- {name}:begin -->")[1].split(f"<!-- {name}:end -->")[0]
+
+
+def table(text: str) -> list[list[str]]:
+    """Cells of every row of every Markdown table in the text, heads and rules left out."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    heads = {i - 1 for i, row in enumerate(rows) if row[0].strip() == "---"}
+    cells = [[cell.strip() for cell in row] for i, row in enumerate(rows) if i not in heads]
+    return [row for row in cells if row[0] != "---"]
+
+
+def section(title: str) -> str:
+    """README's text from a heading to the next of its level or above."""
+    level, rest = re.split(rf"^(#+) {title}$", README, flags=re.MULTILINE)[1:3]
+    return re.split(rf"^#{{1,{len(level)}}} ", rest, flags=re.MULTILINE)[0]
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """Fenced blocks of one language, with continued lines joined."""
+    return [found.replace("\\\n", " ") for found in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def commands() -> Iterator[list[str]]:
+    """Every command with an argument in any document, in a block or in a sentence, as its words."""
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for line in "\n".join(code_blocks(text, "sh")).splitlines():
+            yield shlex.split(line, comments=True)
+        for words in re.findall(r"`(make [^`]+|warmroute [a-z-]+ [^`]+|python -m loadtest [a-z]+ [^`]+)`", text):
+            yield shlex.split(words.replace("\\|", "|"))
+
+
+def called_with_code(name: str) -> Iterator[tuple[int, str]]:
+    """(status, code) of every `Refusal(status, code, ...)` in the router, or every `BadBody(code, ...)` as a 400."""
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name):
+                continue
+            values = [_choices(argument) for argument in node.args[:2]]
+            if name == "BadBody":
+                yield from ((400, code) for code in values[0])
+            else:
+                yield from ((status, code) for status in values[0] for code in values[1])
+
+
+def _choices(node: ast.expr) -> list[Any]:
+    """Constants that an expression may be: `404 if model else 400` is either; `error.code` none of ours."""
+    if isinstance(node, ast.IfExp):
+        return [*_choices(node.body), *_choices(node.orelse)]
+    return [node.value] if isinstance(node, ast.Constant) else []
+
+
+# Tables that are rendered
+
+
+def test_rendered_tables_are_up_to_date() -> None:
+    """README's tables of settings, metrics and policies are those that `python -m loadtest.readme --tables` makes."""
+    assert readme.with_tables(README) == README, "run: python -m loadtest.readme --tables"
+
+
+def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
+    """Settings that spell out every documented default are the defaults, and no setting is missing or unknown."""
+    rows = {row[0].strip("`"): row for row in table(block("settings"))}
+    tree: dict[str, Any] = {}
+    for key, row in rows.items():
+        part, _, name = key.rpartition(".")
+        default = yaml.safe_load(re.findall(r"`([^`]*)`", row[1])[0])
+        (tree.setdefault(part, {}) if part else tree)[name] = default
+        assert len(row[2]) > 10, key
+    file = tmp_path / "all.yaml"
+    file.write_text(yaml.safe_dump(tree))
+
+    assert rows.keys() == field_keys().keys()
+    assert load(file) == Settings()
+
+
+async def test_every_metric_is_in_the_table() -> None:
+    """A router's own page has exactly the metrics of the table, with their types and no other labels."""
+    documented = {row[0].strip("`"): row for row in table(block("metrics"))}
+    async with App(Settings(replicas=("http://127.0.0.1:1",), listen=free_ports())) as app:
+        app.metrics.failed("http://127.0.0.1:1", "connect")
+        families = list(app.metrics.registry.collect())
+    emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
+
+    assert emitted.keys() == documented.keys()
+    for name, family in emitted.items():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert documented[name][1] == family.type
+        assert labels <= set(re.findall(r"`(\w+)`", documented[name][2])), name
+
+
+def free_ports() -> Any:  # noqa: ANN401 - ListenSettings
+    """Listeners on free ports."""
+    return type(Settings().listen)(port=0, admin_port=0)
+
+
+def test_no_document_names_a_metric_that_is_not() -> None:
+    """Every `warmroute_...` name in any document is a metric in the table."""
+    known = {row[0].strip("`") for row in table(block("metrics"))}
+    for document in DOCUMENTS:
+        named = set(re.findall(r"\bwarmroute_[a-z_]+\b", document.read_text(encoding="utf-8")))
+        assert named <= known, document.name
+
+
+def test_every_policy_is_in_the_table() -> None:
+    """The table of policies has every row of POLICIES and no other, and says which look at caches."""
+    rows = {row[0].strip("`"): row[1] for row in table(block("policies"))}
+    assert rows == {name: "yes" if policy().cache_aware else "no" for name, policy in POLICIES.items()}
+
+
+# Tables that are written
+
+
+def test_every_path_is_in_the_table() -> None:
+    """Every path that the router answers is in the table of endpoints."""
+    endpoints = section("Endpoints")
+    never_asked: Any = None
+    pages = Pages(never_asked, never_asked, ready=bool, clock=float, decisions_max=1)
+    own = [str(route.path) for route in pages.routes(admin=True, metrics=True) if isinstance(route, web.RouteDef)]
+
+    for path in [*PATHS, *Settings().api.passthrough, *own, "/v1/models", "/v1/responses/{id}"]:
+        assert re.search(rf"(?<![\w/]){re.escape(path)}`", endpoints), path
+
+
+def test_every_response_header_is_in_the_table() -> None:
+    """Headers that proxy.py adds and headers in the table are the same."""
+    emitted = set(re.findall(r'headers(?:\[| = \{)"(x-[a-z-]+)"', (ROOT / "router" / "proxy.py").read_text()))
+    documented = {row[0].strip("`") for row in table(section("Why did my request go there")) if row[0][:3] == "`x-"}
+    assert emitted == documented
+    assert len(emitted) >= 5
+
+
+def test_every_reason_and_grade_is_explained() -> None:
+    """Every value of x-warmroute-reason and x-warmroute-grade is in a table, and no other is."""
+    names = {row[0].strip("`") for row in table(section("Why did my request go there"))}
+    assert {name for name in names if not name.startswith("x-")} == {*Reason, *Grade}
+
+
+def test_every_error_code_is_in_the_table() -> None:
+    """The router's own errors, status and code, are exactly those in the table."""
+    documented = {(int(row[0]), row[1].strip("`")) for row in table(section("Errors"))}
+    assert {*called_with_code("Refusal"), *called_with_code("BadBody")} == documented
+
+
+def test_every_kind_of_failure_is_explained() -> None:
+    """The kinds that failures are counted under are named where the metrics are."""
+    for kind in [*(failure.kind for failure in Failure.__subclasses__()), "broke_midway"]:
+        assert f"`{kind}`" in section("Metrics"), kind
+
+
+def test_every_module_is_on_the_map() -> None:
+    """ARCHITECTURE.md names every module and package of the router."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    parts = {source.relative_to(ROOT / "router") for source in SOURCES}
+    named = {part.stem for part in parts if len(part.parts) == 1 or part.parts[:-1] == ("core",)}
+    for name in {*named, *(part.parts[0] for part in parts if len(part.parts) > 1)} - {"__init__"}:
+        assert re.search(rf"\b{name}\b", page), name
+
+
+# Commands, files and figures
+
+
+def test_commands_parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every `warmroute` and `python -m loadtest` command in the documents is one that the program accepts."""
+    monkeypatch.chdir(tmp_path)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    seen = 0
+    for words in commands():
+        if words[:1] == ["warmroute"] and words[1:2] == ["demo"]:
+            demo._parser().parse_args(words[2:])
+        elif words[:1] == ["warmroute"] and words[1:2] == ["serve"]:
+            options = command._parser().parse_args(words[1:])
+            assert {key.partition("=")[0] for key in options.set} <= field_keys().keys()
+        elif words[:1] == ["warmroute"]:
+            command._parser().parse_args(words[1:])
+        elif words[:3] == ["python", "-m", "loadtest"]:
+            assert words[3] in instruments.INSTRUMENTS
+            if words[3] == "replay":
+                replay._parser().parse_args(words[4:])
+        elif words[:1] == ["make"]:
+            assert {word for word in words[1:] if "=" not in word} <= targets, words
+        else:
+            continue
+        seen += 1
+    assert seen >= 10
+
+
+def test_settings_file_loads(tmp_path: Path) -> None:
+    """The settings file that README shows is one that the router takes."""
+    shown = code_blocks(README, "yaml")
+    assert shown
+    for number, text in enumerate(shown):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        load(file)
+
+
+def test_python_compiles() -> None:
+    """Python in the documents is Python."""
+    for document in DOCUMENTS:
+        for text in code_blocks(document.read_text(encoding="utf-8"), "python"):
+            compile(text, document.name, "exec")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    """Every link to a file leads to one, and every file or folder named in code is there."""
+    text = document.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or (document.parent / link).exists(), link
+    for name in re.findall(r"`((?:router|loadtest|tests|core)/[\w/]+(?:\.py)?/?)`", text):
+        assert (ROOT / name).exists() or (ROOT / "router" / name).exists(), name
+
+
+def rows(hits: float, ttft_s: float) -> list[Row]:
+    """A demo in which round robin has a hit rate of 0.2 and a p90 TTFT of 10 s, and warm these, everywhere."""
+    figures = {"round_robin": (0.2, 10.0), "warm": (hits, ttft_s)}
+    return [
+        Row(workload=w.name, policy=policy, requests=w.requests, errors=0, token_hit_rate=rate, ttft_p90_s=ttft)
+        for w in demo.WORKLOADS
+        for policy, (rate, ttft) in figures.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hits", "ttft_s", "broken"),
+    [
+        (0.6, 5.0, 0),
+        (0.59, 5.0, 1),
+        (0.6, 5.1, 1),
+        (0.2, 10.0, 4),
+    ],
+)
+def test_promise_of_the_demo(hits: float, ttft_s: float, broken: int, tmp_path: Path) -> None:
+    """`--check` fails unless agents see 3 times the hits at half the p90 TTFT, and conversations better of both."""
+    file = tmp_path / "demo.json"
+    file.write_text(json.dumps(envelope("warmroute demo --exit", rows(hits, ttft_s))))
+    assert len(readme.broken_promises(json.loads(file.read_text()))) == broken
+    assert readme.main(["--check", str(file)]) == (1 if broken else 0)
+
+
+def test_demo_figures_are_rendered(tmp_path: Path) -> None:
+    """The demo's block is made from its JSON, can be made again, and is refused for a run of another length."""
+    target, file = tmp_path / "README.md", tmp_path / "demo.json"
+    target.write_text(README)
+    file.write_text(json.dumps(envelope("warmroute demo --exit", rows(0.6, 5.0))))
+    for _ in range(2):
+        assert readme.main([str(file), "--readme", str(target)]) == 0
+        assert target.read_text().count("| agent | warm | ") == 1
+    file.write_text(file.read_text().replace(f'"requests": {demo.AGENT.requests}', '"requests": 7'))
+
+    assert readme.main([str(file), "--readme", str(target)]) == 1
+
+
+def test_demo_figures_are_of_this_demo() -> None:
+    """README's figures were measured with the parameters that the demo has now."""
+    shown = block("demo")
+    for note in (demo.FIXED, *(workload.describe() for workload in demo.WORKLOADS)):
+        assert note in shown, "run the demo and render README again, as CONTRIBUTING.md says"

@@ -1,0 +1,68 @@
+"""The floors of the package: imports go down only, and every module stands alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import router
+
+PACKAGE = Path(router.__file__).parent
+MODULES = sorted(
+    ".".join(["router", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+)
+
+# One interpreter for all modules: before each import everything of ours is forgotten, so that a module that works
+# only because another was imported first is found.
+IMPORT_EACH = """
+import importlib, sys
+failed = []
+for name in sys.argv[1:]:
+    for known in [m for m in sys.modules if m == "router" or m.startswith("router.")]:
+        del sys.modules[known]
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed.append(f"{name}: {error!r}")
+sys.exit("\\n".join(failed) or 0)
+"""
+
+# The core may not read a clock, open a socket or write a log, not even through what it imports of ours.
+CORE_ALONE = """
+import sys
+import router.core.routing, router.core.dialects, router.core.stats, router.core.sse
+upstairs = sorted(m for m in sys.modules if m.startswith("router.") and not m.startswith("router.core"))
+heavy = sorted({"asyncio", "aiohttp", "uvloop", "prometheus_client", "yaml"} & set(sys.modules))
+sys.exit(" ".join(upstairs + heavy) or 0)
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter beside the package."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+def test_imports_go_down_only() -> None:
+    """The contracts in pyproject.toml hold: floors of the package and of the core, a pure core, one importer of
+    prometheus_client, no instruments in the router."""
+    program = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    run = python("-c", program)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "0 broken" in run.stdout
+
+
+def test_every_module_can_be_imported_first() -> None:
+    """No module needs another to have been imported before it."""
+    assert len(MODULES) > 30
+    run = python("-W", "error", "-c", IMPORT_EACH, *MODULES)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_core_needs_nothing_above_it() -> None:
+    """Importing all of the core loads nothing of the floors above and no event loop."""
+    run = python("-c", CORE_ALONE)
+    assert run.returncode == 0, run.stderr
