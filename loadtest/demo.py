@@ -71,7 +71,7 @@ class Workload:
 AGENT = Workload(
     name="agent",
     trace="claude_code_sessions",
-    requests=220,
+    requests=300,
     time_scale=40,
     kv_tokens=KV_TOKENS,
     think_max_s=10,
@@ -82,12 +82,12 @@ WORKLOADS = (
     Workload(
         name="conversation",
         trace="mooncake_conversation",
-        requests=500,
+        requests=450,
         time_scale=25,
         kv_tokens=KV_TOKENS,
         speed=2.4,
     ),
-    replace(AGENT, name="agent-ample", kv_tokens=4 * KV_TOKENS),
+    replace(AGENT, name="agent-ample", requests=240, kv_tokens=4 * KV_TOKENS),
 )
 FIXED = (
     f"{REPLICAS} simulated replicas of Qwen3-32B on 2 x H100 (calibration {CALIBRATION}),"

@@ -104,6 +104,7 @@ class Pages:
         return {
             "id": member.id,
             "ready": member.health.fit,
+            "why": member.health.why,
             "grade": member.grade,
             "models": sorted(member.models),
             "in_flight": len(member.leases),

@@ -23,7 +23,7 @@ from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.metrics import Metrics, RequestRecord
 from router.probe import Prober
-from router.proxy import Proxy, refuse
+from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
 from router.settings import Settings
 from router.upstream import Upstream
@@ -155,7 +155,7 @@ class App:
 
     async def _not_found(self, request: web.Request) -> web.StreamResponse:
         """Everything that is not for clients: cache flushes, sleep, adapter loading, and typos."""
-        record = RequestRecord(id="", route="other")
+        record = RequestRecord(id=request_id(request), route="other")
         message = f"There is no {request.method} {request.path[:200]} here."
         response = refuse(request, record, Refusal(404, "unknown_path", message), OPENAI)
         self.metrics.observe(record)

@@ -102,10 +102,13 @@ class Prober:
         self._heard(replica, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
 
     def _heard(self, replica: str, *, ok: bool, proof: bool, why: str) -> None:
-        flipped = self._router.observe_health(replica, ok, proof=proof)
-        if flipped:
-            log.log(logging.INFO if ok else logging.WARNING, "replica %s", "ready" if ok else "not ready",
-                    extra={"fields": {"replica": replica, "why": why}})  # fmt: skip
+        member = self._router.fleet.members.get(replica)
+        news = member is not None and member.health.why != why  # each change is logged once, with its reason
+        flipped = self._router.observe_health(replica, ok, why, proof=proof)
+        if flipped or (news and not ok):
+            fields = {"replica": replica, "why": why}
+            level = logging.INFO if ok else logging.WARNING
+            log.log(level, "replica %s", "ready" if ok else "does not answer as it should", extra={"fields": fields})
         if proof:
             if flipped:
                 self._router.forget(replica)

@@ -66,7 +66,7 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request, whatever happens; everything about it is reported once."""
-        record = RequestRecord(id=_request_id(request), route=_route(request.path), at_s=time.time())
+        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time())
         started_s = self._clock()
         self.in_flight += 1
         try:
@@ -188,7 +188,7 @@ class Proxy:
         """A failed attempt is counted, and proof of death acted upon."""
         self._failed(lease.replica, failure.kind)
         if isinstance(failure, ConnectFailed) and failure.refused:
-            if self._router.observe_health(lease.replica, False, proof=True):
+            if self._router.observe_health(lease.replica, False, "connection refused", proof=True):
                 self._router.forget(lease.replica)
             self._upstream.lost(lease.replica)
 
@@ -249,7 +249,8 @@ def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialec
     return web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
 
 
-def _request_id(request: web.Request) -> str:
+def request_id(request: web.Request) -> str:
+    """The client's own id if it is a sane one, else a new one."""
     given = request.headers.get("X-Request-Id", "")
     return given if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable() else uuid4().hex
 

@@ -34,6 +34,7 @@ class Seen:
 
     @property
     def json(self) -> Any:
+        """The body, decoded."""
         return json.loads(self.body)
 
 
@@ -72,6 +73,7 @@ class FakeEngine:
 
     @property
     def url(self) -> str:
+        """Base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def _health(self, _: web.Request) -> web.Response:

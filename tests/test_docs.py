@@ -135,7 +135,7 @@ async def test_every_metric_is_in_the_table() -> None:
         assert labels <= set(re.findall(r"`(\w+)`", documented[name][2])), name
 
 
-def free_ports() -> Any:  # noqa: ANN401 - ListenSettings
+def free_ports() -> Any:
     """Listeners on free ports."""
     return type(Settings().listen)(port=0, admin_port=0)
 

@@ -12,7 +12,7 @@ from router import settings as module
 from router.settings import ENV_PREFIX, Settings, SettingsError, field_keys, load
 
 
-def problems(file: Path | None = None, env: dict[str, str] | None = None, **overrides: Any) -> list[str]:  # noqa: ANN401
+def problems(file: Path | None = None, env: dict[str, str] | None = None, **overrides: Any) -> list[str]:
     """What is wrong with these settings; two underscores in a keyword stand for a dot."""
     with pytest.raises(SettingsError) as caught:
         load(file, env, {key.replace("__", "."): value for key, value in overrides.items()})

@@ -17,10 +17,13 @@ class Health:
 
     fit: bool = False
     failures: int = 0
+    why: str = "not asked yet"
 
-    def observe(self, ok: bool, *, proof: bool = False) -> bool:
-        """Take one observation; `proof` (connection refused) needs no second. Returns whether `fit` flipped."""
+    def observe(self, ok: bool, why: str = "", *, proof: bool = False) -> bool:
+        """Take one observation and what was heard; `proof` (connection refused) needs no second. Returns whether
+        `fit` flipped."""
         before = self.fit
+        self.why = why
         if ok:
             self.failures, self.fit = 0, True
         else:

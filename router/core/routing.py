@@ -77,10 +77,10 @@ class Router:
             self.index.add(id_, self._blocks_max_default)
         return joined, left
 
-    def observe_health(self, id_: str, ok: bool, *, proof: bool = False) -> bool:
+    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False) -> bool:
         """One health observation; returns whether the replica's fitness flipped."""
         member = self.fleet.members.get(id_)
-        return member.health.observe(ok, proof=proof) if member else False
+        return member.health.observe(ok, why, proof=proof) if member else False
 
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
         """What a replica serves now."""

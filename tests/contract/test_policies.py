@@ -32,9 +32,9 @@ def candidate(id_: str, **fields: float) -> Candidate:
     return replace(plain, **fields)
 
 
-def question(key: str = "k", tie_ms: float = 150.0, backlog: float = 0.0) -> Question:
-    """Nothing waits anywhere; the band is the learned time of 1,500 tokens."""
-    return Question(ring_key=key, tie_ms=tie_ms, backlog=backlog)
+def question(key: str = "k", tie_ms: float = 150.0, backlog: float = 0.0, home: str = "") -> Question:
+    """Learned at 10,000 tokens/s: the band is the time of 1,500 tokens, the unit that of 16,000."""
+    return Question(ring_key=key, tie_ms=tie_ms, unit_ms=1_620.0, backlog=backlog, home=home)
 
 
 FLEETS = st.lists(
@@ -54,7 +54,9 @@ FLEETS = st.lists(
     max_size=6,
     unique_by=lambda c: c.id,
 )
-QUESTIONS = st.builds(question, st.integers(0, 99).map(str), st.floats(0, 500), st.floats(0, 20))
+QUESTIONS = st.builds(
+    question, st.integers(0, 99).map(str), st.floats(0, 500), st.floats(0, 20), st.sampled_from(["", *IDS])
+)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -118,7 +120,7 @@ def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
 def test_warm_never_leaves_the_tie_band(asked: Question, candidates: list[Candidate]) -> None:
     """Neither the ring nor a home nor a footprint overrides a price outside the band; alone in it is no tie."""
     choice = Warm().choose(asked, candidates)
-    prices = {c.id: price(c, 1 + asked.backlog) for c in candidates}
+    prices = {c.id: price(c, asked) for c in candidates}
     band = [id_ for id_, ms in prices.items() if ms - min(prices.values()) <= asked.tie_ms]
     assert choice.id in band
     assert not choice.tied or len(band) > 1
@@ -144,12 +146,15 @@ def test_warm_counts_a_queue_against_a_hit() -> None:
         assert Warm().choose(question(), [cold, holder]).id == expected
 
 
-def test_under_backlog_work_weighs_more_than_waiting() -> None:
-    """The longer the fleet's queues, the more a hit is worth: the same holder is left when idle, kept when busy."""
-    cold = candidate(IDS[0], uncached_ms=2_100.0)
-    holder = candidate(IDS[1], cached_tokens=20_000, uncached_ms=100.0, pending_ms=3_000.0)
-    assert Warm().choose(question(backlog=0.0), [cold, holder]).id == IDS[0]
-    assert Warm().choose(question(backlog=1.0), [cold, holder]).id == IDS[1]
+def test_work_weighs_more_where_others_wait_behind_it() -> None:
+    """The longer the fleet's queues, the more a hit is worth against computing again in a queue; on an idle replica
+    there is nobody to delay, so that hot prefixes spread."""
+    holder = candidate(IDS[1], cached_tokens=20_000, uncached_ms=100.0, pending_ms=4_000.0)
+    busy = candidate(IDS[0], uncached_ms=2_000.0, pending_ms=1_620.0)
+    assert Warm().choose(question(backlog=0.0), [busy, holder]).id == IDS[0]
+    assert Warm().choose(question(backlog=1.0), [busy, holder]).id == IDS[1]
+    for backlog in (0.0, 1.0, 100.0):
+        assert Warm().choose(question(backlog=backlog), [replace(busy, pending_ms=0.0), holder]).id == IDS[0]
 
 
 def test_eviction_has_a_price() -> None:
@@ -166,6 +171,24 @@ def test_a_short_conversation_stays_at_home_while_home_has_room() -> None:
     assert {Warm().choose(q, [*others, home]).id for q in asked} == {IDS[2]}
     crowded = replace(home, in_flight=9)
     assert {Warm().choose(q, [*others, crowded]).id for q in asked} == set(IDS[:2])
+
+
+def test_a_conversation_goes_home_in_the_band_only() -> None:
+    """Whoever gave the last answer keeps the conversation, also when it holds little, while the price allows it."""
+    questions = [question(f"session-{n}", home=IDS[1]) for n in range(20)]
+    home, others = candidate(IDS[1], in_flight=1), [candidate(IDS[0]), candidate(IDS[2], cached_tokens=600)]
+    assert {Warm().choose(asked, [*others, home]).id for asked in questions} == {IDS[1]}
+    for elsewhere in (replace(home, pending_ms=400.0), replace(home, in_flight=20)):
+        assert IDS[1] not in {Warm().choose(asked, [*others, elsewhere]).id for asked in questions}
+    gone = [replace(asked, home="http://gone") for asked in questions]
+    assert len({Warm().choose(asked, [candidate(id_) for id_ in IDS]).id for asked in gone}) > 2
+
+
+def test_memory_is_future_load() -> None:
+    """Among equal prices newcomers go to replicas that hold less; a difference of a conversation is none."""
+    for footprint, expected in [(5_000, {IDS[1]}), (40, {IDS[0], IDS[1]})]:
+        candidates = [candidate(IDS[0], footprint_blocks=footprint), candidate(IDS[1])]
+        assert {Warm().choose(question(f"session-{n}"), candidates).id for n in range(50)} == expected
 
 
 def test_a_shared_system_prompt_does_not_pull_newcomers_together() -> None:

@@ -22,7 +22,7 @@ def words(seed: int, tokens: int) -> str:
     return "".join(f"{Random(f'{seed}:{n}').randrange(1_000):03d} " for n in range(tokens))
 
 
-def chat(*turns: str, system: str = "", **fields: Any) -> Ask:  # noqa: ANN401 - any JSON
+def chat(*turns: str, system: str = "", **fields: Any) -> Ask:
     """A streaming conversation of alternating user and assistant messages."""
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
@@ -42,7 +42,7 @@ class World:
             self.router.observe_health(id_, ok=True)
             self.router.observe_models(id_, [ServedModel(MODEL)])
 
-    def place(self, ask: Ask, *, session: str | None = None, model: str | None = MODEL, **how: Any) -> Lease:  # noqa: ANN401
+    def place(self, ask: Ask, *, session: str | None = None, model: str | None = MODEL, **how: Any) -> Lease:
         """Route one request now."""
         chain = chain_of(ask, model or "")
         key = ring_key(ask, chain, session, b"body")
@@ -57,7 +57,7 @@ class World:
         """The lease ends now."""
         self.router.finish(lease, Outcome(ending, usage, events), self.now_s)
 
-    def serve(self, ask: Ask, *, output_tokens: int = 10, cached_tokens: int | None = None, **how: Any) -> Lease:  # noqa: ANN401
+    def serve(self, ask: Ask, *, output_tokens: int = 10, cached_tokens: int | None = None, **how: Any) -> Lease:
         """Place, prefill as modelled, and end well; the engine counts four bytes a token."""
         lease = self.place(ask, **how)
         self.first_token(lease, after_s=lease.prefill_ms / 1e3)

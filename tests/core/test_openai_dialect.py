@@ -21,12 +21,12 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"b": 1
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "Ulm"}'}}
 
 
-def parse(path: str = CHAT, **fields: Any) -> Ask:  # noqa: ANN401 - any JSON
+def parse(path: str = CHAT, **fields: Any) -> Ask:
     """A body with these fields, read."""
     return OPENAI.parse(path, json.dumps({"model": "m", **fields}).encode())
 
 
-def chat(*messages: dict[str, Any], **fields: Any) -> Prompt:  # noqa: ANN401 - any JSON
+def chat(*messages: dict[str, Any], **fields: Any) -> Prompt:
     """The prompt of a conversation."""
     prompt = parse(messages=list(messages), **fields).prompt
     assert prompt is not None

@@ -104,4 +104,5 @@ def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, in
         fit.observe(uncached, cached, ms, PRIOR, weight)
     model = fit.model
     assert min(model.floor_ms, model.per_token_ms, model.per_token_context_ms) >= 0
+    assert model.ms(16_000, 0) > 0, "the unit of backlogs"
     assert 0 <= model.ms(10, 0) <= model.ms(1_000, 0) <= model.ms(1_000, 5_000) <= model.ms(50_000, 5_000)

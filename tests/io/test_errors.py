@@ -12,6 +12,7 @@ CHAT = "/v1/chat/completions"
 
 
 async def error_of(client: ClientSession, url: str, **kwargs: object) -> tuple[int, dict[str, object]]:
+    """Status and error object of a POST."""
     async with client.post(url, **kwargs) as response:  # type: ignore[arg-type]
         return response.status, (await response.json())["error"]
 
@@ -116,7 +117,7 @@ async def test_models_union(client: ClientSession, engine: FakeEngine, other: Fa
 
 async def test_engine_error_passes(client: ClientSession, engine: FakeEngine) -> None:
     """An engine's own 400 reaches the client unchanged and blames nobody."""
-    from tests.fakes import status  # noqa: PLC0415
+    from tests.fakes import status
 
     said = json.dumps({"error": {"message": "does not support Embeddings API", "code": 400}})
     engine.script.append(status(400, said))

@@ -39,6 +39,7 @@ EARLY_FAILURES: dict[str, Reply] = {
 
 
 def body(*, stream: bool = True, text: str = "x") -> dict[str, object]:
+    """A chat request."""
     return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}]}
 
 

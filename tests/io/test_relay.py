@@ -8,7 +8,7 @@ from aiohttp import ClientSession
 from tests.fakes import USAGE, FakeEngine, events, idle, running, status
 
 CHAT = "/v1/chat/completions"
-ODD = b'{ "model" : "m",\n\t"messages":[{"role":"user","content":"h\\u00e9llo \\ud83d\\ude00"}], "x_unknown": [1, 2.50, null] }'
+ODD = b'{ "model" : "m",\n\t"messages":[{"role":"user","content":"h\\u00e9llo \\ud83d\\ude00"}], "x_new": [1, 2.50] }'
 
 
 async def test_request_bytes(client: ClientSession, engine: FakeEngine) -> None:
@@ -115,9 +115,8 @@ async def test_usage_on_behalf(client: ClientSession, engine: FakeEngine) -> Non
 async def test_usage_of_clients_who_asked(client: ClientSession, engine: FakeEngine) -> None:
     """A client that asked for usage itself gets it, opted in or not."""
     body = {"model": "m", "stream": True, "messages": [], "stream_options": {"include_usage": True}}
-    async with running(engine, api__ask_usage=True) as app:
-        async with client.post(app.url + CHAT, json=body) as response:
-            assert await response.read() == b"".join(events(usage=USAGE))
+    async with running(engine, api__ask_usage=True) as app, client.post(app.url + CHAT, json=body) as response:
+        assert await response.read() == b"".join(events(usage=USAGE))
 
 
 async def test_long_bodies(client: ClientSession, engine: FakeEngine) -> None:
@@ -176,7 +175,7 @@ async def test_stored_responses(client: ClientSession, engine: FakeEngine, other
         made: dict[str, FakeEngine] = {}
         for n in range(3):
             for fake in (engine, other):
-                fake.script.append(status(200, '{"id": "resp_%d", "object": "response"}' % n))
+                fake.script.append(status(200, f'{{"id": "resp_{n}", "object": "response"}}'))
             async with client.post(app.url + "/v1/responses", json={"model": "m", "input": "x"}):
                 pass
             made[f"resp_{n}"] = engine if app.pages.decisions[-1].receipt.replica == engine.url else other  # type: ignore[union-attr]

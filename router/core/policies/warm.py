@@ -1,12 +1,14 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone.
 
-    price(q, r) = pending(r) + KV wait(r) + (1 + load(r)) x (uncached(q, r) + evicted(q, r) x P(asked for again))
+    price(q, r) = pending(r) + KV wait(r) + (1 + load(r)) x uncached(q, r) + (1 + 2 x backlog) x evicted(q, r)
 
 All terms are milliseconds of prefill. `pending + uncached` is the time until the first token, if this request were
 alone in the world. The factor is the externality: work done twice delays those behind it, so it counts for more the
 longer the queue is that it joins, up to the fleet's mean backlog. An idle replica has nobody to delay: there a copy
-of a hot prefix costs what it takes and no more, so hot prefixes spread before their holder is the bottleneck. The
-eviction term keeps a big new prompt from thrashing a replica whose conversations will be back.
+of a hot prefix costs what it takes and no more, so hot prefixes spread before their holder is the bottleneck. What
+is evicted (times the chance that it is asked for again) is work for later, on any replica, so the whole fleet's
+backlog counts, and twice: once for the work and once for what it evicts in its turn. That keeps big new prompts
+from thrashing replicas whose conversations will be back.
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
@@ -43,15 +45,17 @@ class Warm:
         band = [c for c in candidates if prices[c.id] - cheapest <= question.tie_ms]
         if len(band) == 1:
             return Choice(band[0].id)
+        longest = max(c.cached_tokens for c in candidates)
+        tied = any(c.cached_tokens == longest for c in band)  # otherwise who holds most was too dear: a spill
         loads = {c.id: c.in_flight for c in candidates}
         free = under_bound(loads, 1)
         homes = {id_ for id_ in _homes(question, band) if id_ in free or loads[id_] <= HOME_IN_FLIGHT}
         if homes:
-            return Choice(self._ring.pick(question.ring_key, homes, homes), tied=True)
+            return Choice(self._ring.pick(question.ring_key, homes, homes), tied)
         slack = FOOTPRINT_SLACK_BLOCKS * len(candidates)
         roomy = under_bound({c.id: c.footprint_blocks for c in candidates}, slack)
         ids = {c.id for c in band}
-        return Choice(self._ring.pick(question.ring_key, ids, ids & free & roomy or free), tied=True)
+        return Choice(self._ring.pick(question.ring_key, ids, ids & free & roomy or free), tied)
 
 
 def _homes(question: Question, band: Sequence[Candidate]) -> set[str]:
@@ -65,5 +69,5 @@ def _homes(question: Question, band: Sequence[Candidate]) -> set[str]:
 def price(candidate: Candidate, question: Question) -> float:
     """Milliseconds, for this request and for the others."""
     load = min(question.backlog, candidate.pending_ms / question.unit_ms)
-    work_ms = candidate.uncached_ms + candidate.evicted_ms
-    return candidate.pending_ms + candidate.kv_wait_ms + (1 + load) * work_ms
+    now_ms = candidate.pending_ms + candidate.kv_wait_ms + (1 + load) * candidate.uncached_ms
+    return now_ms + (1 + 2 * question.backlog) * candidate.evicted_ms
