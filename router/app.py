@@ -83,6 +83,7 @@ class App:
             self._upstream.lost,
             interval_s=s.probe.interval_s,
             timeout_s=s.probe.timeout_s,
+            api_key=s.probe.api_key,
             models_interval_s=s.probe.models_interval_s,
             page_bytes_max=s.probe.page_bytes_max,
             kv_tokens_max=s.routing.kv_tokens_max,

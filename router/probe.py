@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from router.core.facts import Load, ServedModel
 from router.core.routing import Router
@@ -57,6 +58,7 @@ class Prober:
         *,
         interval_s: float,
         timeout_s: float,
+        api_key: str,
         models_interval_s: float,
         page_bytes_max: int,
         kv_tokens_max: int,
@@ -71,6 +73,7 @@ class Prober:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
         )
 
     async def close(self) -> None:
@@ -144,7 +147,7 @@ class Prober:
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
-                    raise ProbeFailed(f"status {response.status}")
+                    raise ProbeFailed(f"{URL(url).path}: status {response.status}")
                 page = await response.content.read(self._page_bytes_max + 1)
                 while len(page) <= self._page_bytes_max and not response.content.at_eof():
                     page += await response.content.read(self._page_bytes_max + 1 - len(page))

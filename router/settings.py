@@ -84,6 +84,8 @@ class ProbeSettings:
     """Seconds a probe may take. A busy engine answers late and is not dead: long, and two failures in a row."""
     models_interval_s: Seconds = 10.0
     """Seconds between two looks at `/v1/models`. Adapters are loaded at run time."""
+    api_key: str = ""
+    """Bearer token sent with probes, for engines started with `--api-key`; clients' own keys are passed on."""
     page_bytes_max: Positive = 8 << 20
     """Bytes of a metrics or models page that are read; a longer one is a failed probe."""
 

@@ -47,6 +47,7 @@ class FakeEngine:
     seen: list[Seen] = field(default_factory=list)
     healthy: bool = True
     metrics: str | None = None
+    api_key: str | None = None  # /v1/... needs it, as under vLLM's --api-key
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # a client left while we were at work
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)  # what `held` replies wait for
@@ -82,7 +83,9 @@ class FakeEngine:
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self.metrics) if self.metrics is not None else web.Response(status=404)
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
+        if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return web.Response(status=401)
         rows = [{"id": name, "object": "model", "owned_by": "fake", "created": 1} for name in self.models]
         return web.json_response({"object": "list", "data": rows})
 

@@ -115,6 +115,20 @@ async def test_models_union(client: ClientSession, engine: FakeEngine, other: Fa
                 assert response.headers["x-warmroute-replica"] == other.url
 
 
+async def test_engines_with_a_key(client: ClientSession, engine: FakeEngine) -> None:
+    """Engines started with an API key are probed with it; without it the reason is shown, not guessed."""
+    engine.api_key = "sesame"
+    async with running(engine) as app:
+        assert not app.router.fleet.ready()
+        async with client.get(app.admin_url + "/admin/replicas") as response:
+            assert (await response.json())["replicas"][0]["why"] == "/v1/models: status 401"
+    async with running(engine, probe__api_key="sesame") as app:
+        assert app.router.fleet.ready()
+        async with client.post(app.url + CHAT, json={"model": "m"}, headers={"Authorization": "Bearer mine"}):
+            pass
+        assert engine.seen[-1].headers["Authorization"] == "Bearer mine"
+
+
 async def test_engine_error_passes(client: ClientSession, engine: FakeEngine) -> None:
     """An engine's own 400 reaches the client unchanged and blames nobody."""
     from tests.fakes import status
