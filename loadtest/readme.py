@@ -88,7 +88,9 @@ def _default(key: str, value: object) -> str:
     if isinstance(value, int) and "bytes" in key and value >= 1 << 10:
         size, unit = (value >> 20, "MiB") if value >= 1 << 20 else (value >> 10, "KiB")
         return f"`{value}` ({size} {unit})"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`" if value != "" else '`""`'
 
 
 def metrics_table() -> str:
