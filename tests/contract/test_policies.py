@@ -29,7 +29,7 @@ def candidate(id_: str, **fields: float) -> Candidate:
         kv_wait_ms=0.0,
         in_flight=0,
     )
-    return replace(plain, **fields)
+    return replace(plain, **fields)  # type: ignore[arg-type]
 
 
 def question(key: str = "k", tie_ms: float = 150.0, backlog: float = 0.0, home: str = "") -> Question:
@@ -180,6 +180,8 @@ def test_a_conversation_goes_home_in_the_band_only() -> None:
     assert {Warm().choose(asked, [*others, home]).id for asked in questions} == {IDS[1]}
     for elsewhere in (replace(home, pending_ms=400.0), replace(home, in_flight=20)):
         assert IDS[1] not in {Warm().choose(asked, [*others, elsewhere]).id for asked in questions}
+    busy = [replace(c, in_flight=5) for c in [*others, home]]
+    assert {Warm().choose(asked, busy).id for asked in questions} == {IDS[1]}
     gone = [replace(asked, home="http://gone") for asked in questions]
     assert len({Warm().choose(asked, [candidate(id_) for id_ in IDS]).id for asked in gone}) > 2
 

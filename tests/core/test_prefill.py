@@ -77,9 +77,13 @@ def test_prompts_of_one_size_do_not_make_hits_worthless(tokens: int) -> None:
 
 
 def test_a_pause_is_not_prefill() -> None:
-    """One answer a thousand times too slow counts as OUTLIER times too slow."""
+    """One answer a thousand times too slow, or in no time, counts as OUTLIER times too slow or too fast."""
     fit = taught(H100, 100)
     before = fit.model.ms(8_000, 0)
+    none, fast = taught(H100, 100), taught(H100, 100)
+    none.observe(8_000, 0, 0.0, PRIOR, GUESS_WEIGHT)
+    fast.observe(8_000, 0, before / OUTLIER, PRIOR, GUESS_WEIGHT)
+    assert none.model == fast.model
     fit.observe(8_000, 0, before * 1_000, PRIOR, GUESS_WEIGHT)
     assert before < fit.model.ms(8_000, 0) < before * (1 + OUTLIER * 0.1)
 

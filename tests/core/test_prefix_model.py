@@ -1,7 +1,5 @@
 """PrefixIndex against a naive model of its documented semantics: the two must agree after every step."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -128,6 +128,28 @@ def test_predictions_are_rounded_and_capped_as_engines_do() -> None:
     assert world.place(prompt).cached_tokens == 0
 
 
+def test_the_last_token_is_always_computed() -> None:
+    """An engine needs logits: of a prompt that is held whole, all but the last token count, down to whole blocks."""
+    world, ids = World("a"), list(range(8 * BLOCK_TOKENS))
+    ask = OPENAI.parse("/v1/completions", json.dumps({"model": MODEL, "prompt": ids}).encode())
+    world.serve(ask)
+    assert world.place(ask).cached_tokens == len(ids) - 1
+    world.router.observe_load("a", Load(block_tokens=16))
+    assert world.place(ask).cached_tokens == len(ids) - 16
+
+
+def test_a_lease_is_learned_from_once() -> None:
+    """Finishing again, with whatever usage, changes nothing that was learned."""
+    world = World("a")
+    lease = world.serve(chat(LONG), output_tokens=4_000)
+    fleet = world.router.fleet
+    learned = world.router.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model
+    world.now_s += 100.0
+    world.finish(lease, usage=Usage(1_000_000, 1))
+    assert learned == (world.router.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model)
+    assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens > 3_000
+
+
 def test_capacity_is_the_engines() -> None:
     """The believed cache shrinks to what the engine reports, in its tokens at the learned ratio."""
     world = World("a")

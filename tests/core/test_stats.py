@@ -22,7 +22,7 @@ vllm:prompt_tokens_total{engine="0",model_name="tiny"} 26642.0
 vllm:prompt_tokens_created{engine="0",model_name="tiny"} 1.795250687284222e+09
 vllm:generation_tokens_total{engine="0",model_name="tiny"} 11966.0
 vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="tiny"} 124.0
-vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",\
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",engine="0",\
 num_cpu_blocks="None",num_gpu_blocks="19208",sliding_window="None"} 1.0
 """
 SGLANG = """\
@@ -44,8 +44,8 @@ def test_a_vllm_page() -> None:
         running=8,
         waiting=2,
         kv_usage=0.5647058823529412,
-        kv_tokens_max=16 * 19_208,
-        block_tokens=16,
+        kv_tokens_max=32 * 19_208,
+        block_tokens=32,
         prompt_tokens_total=26_642,
         generation_tokens_total=11_966,
         cache_query_tokens_total=26_642,
@@ -80,7 +80,7 @@ def test_ranks_behind_one_page_are_added_up() -> None:
     second = VLLM.replace('engine="0"', 'engine="1"').replace("0.5647058823529412", "0.0")
     load = parse_load(VLLM + second)
     assert (load.running, load.waiting, load.prompt_tokens_total) == (16, 4, 53_284)
-    assert (load.kv_tokens_max, load.block_tokens) == (2 * 16 * 19_208, 16)
+    assert (load.kv_tokens_max, load.block_tokens) == (2 * 32 * 19_208, 32)
     assert load.kv_usage == 0.5647058823529412 / 2
 
 
@@ -116,6 +116,6 @@ LINES = st.sampled_from([*VLLM.splitlines(), *SGLANG.splitlines()])
 def test_no_page_raises(parts: list[tuple[str, str, int]]) -> None:
     """Cut, mixed and senseless pages are read without an exception; what is given is a count or None."""
     page = "\n".join(line.rsplit(" ", 1)[0][:cut] + " " + value for line, value, cut in parts)
-    load = parse_load(page + "\n" + page.replace('"16"', '"1e308"').replace("19208", "-1"))
+    load = parse_load(page + "\n" + page.replace('"32"', '"1e308"').replace("19208", "-1"))
     for number in (load.running, load.waiting, load.kv_tokens_max, load.block_tokens):
         assert number is None or number >= 0
