@@ -26,11 +26,9 @@ from router.probe import Prober
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
 from router.settings import Settings
-from router.upstream import Upstream
+from router.upstream import LINE_BYTES_MAX, Upstream
 
 log = logging.getLogger(__name__)
-
-LINE_BYTES_MAX = 16 << 10  # of a request line or a header
 
 
 class App:

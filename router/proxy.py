@@ -123,55 +123,65 @@ class Proxy:
     async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Lease, Answer, float]:
         """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
         when the first replica was called. Raises Refusal."""
+        lease = self._place(question, frozenset())
+        called_s = self._clock()
+        record.overhead_s = called_s - read_s
         tried: frozenset[str] = frozenset()
-        first_s: float | None = None
-        failure: Failure | None = None
         while True:
-            try:
-                lease = self._place(question, tried)
-            except NoReplica as error:
-                if failure is None or isinstance(failure, ConnectFailed):
-                    raise none_ready() from error
-                raise _failed(failure) from error
-            first_s = first_s if first_s is not None else self._clock()
-            record.overhead_s = first_s - read_s
             record.receipt = lease.receipt
             try:
-                return lease, await self._attempt(question, lease), first_s
-            except Failure as error:
-                failure = error
-                self._note(lease, error)
-                if not self._may_retry(question, error, len(tried)):
-                    if isinstance(error, EngineFailed):  # what the engine said is the best answer there is
-                        return lease, error.answer, first_s
-                    self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
-                    raise _failed(error) from error
-                if isinstance(error, EngineFailed):
-                    error.answer.close()
-                self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
-                record.retries += (error.kind,)
+                return lease, await self._attempt(question, lease), called_s
+            except Failure as failure:
+                self._note(lease, failure)
                 tried |= {lease.replica}
+                following = self._following(question, failure, tried)
+                if following is None and isinstance(failure, EngineFailed):
+                    return lease, failure.answer, called_s  # what the engine said is the best answer there is
+                if isinstance(failure, EngineFailed):
+                    failure.answer.close()
+                self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
+                if following is None:
+                    raise self._refusal(failure, tried) from failure
+                record.retries += (failure.kind,)
+                lease = following
             except BaseException:
                 self._router.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
                 raise
 
+    def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Lease | None:
+        """A lease on another replica, if one may be tried and there is one."""
+        if len(tried) > self._retries_max or not self._may_retry(question, failure):
+            return None
+        try:
+            lease = self._place(question, tried)
+        except Refusal:
+            return None
+        if self._budget.withdraw(self._clock()):
+            return lease
+        self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
+        return None
+
     def _place(self, question: Question, tried: frozenset[str]) -> Lease:
-        return self._router.route(
-            question.ask,
-            question.model,
-            question.chain,
-            self._clock(),
-            ring_key=question.ring_key,
-            body_tokens=question.body_tokens,
-            exclude=tried,
-            only=question.only,
-        )
+        """Raises Refusal when no replica is left to try."""
+        try:
+            return self._router.route(
+                question.ask,
+                question.model,
+                question.chain,
+                self._clock(),
+                ring_key=question.ring_key,
+                body_tokens=question.body_tokens,
+                exclude=tried,
+                only=question.only,
+            )
+        except NoReplica as error:
+            raise none_ready() from error
 
     async def _attempt(self, question: Question, lease: Lease) -> Answer:
         answer = await self._upstream.call(
             lease.replica,
             question.method,
-            question.path,
+            question.target,
             question.headers,
             question.body,
             hold=not question.ask.stream,
@@ -192,11 +202,15 @@ class Proxy:
                 self._router.forget(lease.replica)
             self._upstream.lost(lease.replica)
 
-    def _may_retry(self, question: Question, failure: Failure, tried: int) -> bool:
-        allowed = failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+    def _may_retry(self, question: Question, failure: Failure) -> bool:
         if question.path.startswith(RESPONSES) and question.ask.stored is not False:
-            allowed = isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
-        return allowed and tried < self._retries_max and self._budget.withdraw(self._clock())
+            return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
+        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+
+    def _refusal(self, failure: Failure, tried: frozenset[str]) -> Refusal:
+        if isinstance(failure, ConnectFailed) and not any(m.id not in tried for m in self._router.fleet.ready()):
+            return none_ready()
+        return _failed(failure)
 
     # -- answer --------------------------------------------------------------------------------------------------
 

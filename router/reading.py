@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from multidict import CIMultiDict
+from yarl import URL
 
 from router.core.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect
@@ -44,7 +45,8 @@ class Refusal(Exception):
 class Question:
     """A request as far as it is understood before placing."""
 
-    path: str  # with query, as the client encoded it
+    target: str  # path and query, as the client encoded them
+    path: str  # decoded, without query
     method: str
     headers: CIMultiDict[str]
     body: bytes
@@ -109,7 +111,8 @@ class Reader:
         strip_usage = self._ask_usage and dialect is not None and ask.stream and not ask.wants_usage
         response_id = ask.response_id or request.match_info.get("response_id")
         return Question(
-            path=request.raw_path,
+            target=_target(request),
+            path=path,
             method=request.method,
             headers=_forward_headers(request, request_id),
             body=dialect.with_usage(body) if strip_usage and dialect else body,
@@ -167,6 +170,12 @@ def _forward_headers(request: web.Request, request_id: str) -> CIMultiDict[str]:
     )
     headers["X-Request-Id"] = request_id
     return headers
+
+
+def _target(request: web.Request) -> str:
+    """Path and query; a client that takes us for a forward proxy sends a whole URL (RFC 9112 section 3.2.2)."""
+    raw = request.raw_path
+    return raw if raw.startswith("/") else URL(raw, encoded=True).raw_path_qs
 
 
 def none_ready() -> Refusal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -265,9 +266,14 @@ def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str])
 def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
     for name in env.keys() - names.keys():
-        if name.startswith(ENV_PREFIX):
+        if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
             problems.append(f"unknown environment variable '{name}'{_nearest(name, names)}")
     return {names[name]: value for name, value in env.items() if name in names}
+
+
+# Kubernetes gives every pod variables for every Service of its namespace (service links); one named `warmroute` is
+# nobody's typo.
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:

@@ -27,6 +27,9 @@ SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"Engine
 ABORTED = b'"finish_reason":"abort"'
 STATUS_RETRIED = (502, 503)
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
+LINE_BYTES_MAX = 16 << 10  # of a status line or a header
+ERROR_BEGINS = (b'data: {"error"', b'data:{"error"', b"event: error")
+ERROR_BYTES_MAX = 64 << 10
 READ_BYTES_MAX = 256 << 10  # aiohttp pauses the engine's socket when twice this is unread
 
 
@@ -166,6 +169,8 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=READ_BYTES_MAX,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=LINE_BYTES_MAX,
         )
 
     async def close(self) -> None:
@@ -244,6 +249,8 @@ class Upstream:
         url = URL(replica + path, encoded=True)
         response = await self._session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
         call.response = response
+        if response.status < 200:
+            raise BrokeEarly(f"status {response.status}")  # an upgrade that nobody asked for
         streams = response.content_type == "text/event-stream"
         head, whole = await self._head(response, hold=hold or not streams)
         if streams and not head:
@@ -254,7 +261,14 @@ class Upstream:
         """First bytes of the body, and whether they are all of it."""
         content = response.content
         if not hold:
-            return await content.readany(), False
+            head = await content.readany()
+            # An error as first event may be retried, so it is read whole before it counts.
+            while head.startswith(ERROR_BEGINS) and b"\n\n" not in head and len(head) < ERROR_BYTES_MAX:
+                piece = await content.readany()
+                if not piece:
+                    break
+                head += piece
+            return head, False
         pieces: list[bytes] = []
         size = 0
         while size <= self._held_bytes_max:

@@ -1,7 +1,7 @@
 """The consistent-hash ring: which replica a key prefers, the same on every router, whatever else they know.
 
-uhashring does the hashing; this adds the walk with bounded load (Mirrokni, Thorup & Zadimoghaddam 2018): from the
-key's place on, the first candidate that is under the bound, BOUND x the mean.
+uhashring does the hashing; this adds bounded load (Mirrokni, Thorup & Zadimoghaddam 2018): from the key's place on,
+candidates at or over the bound, BOUND x the mean, are passed by.
 """
 
 from __future__ import annotations
@@ -29,21 +29,10 @@ class Ring:
         self._ring = _new_ring([])
         self._known: frozenset[str] = frozenset()
 
-    def pick(self, key: str, ids: Collection[str], under: Collection[str]) -> str:
-        """First of `ids` behind `key` that is `under` the bound; when none is, the first.
-
-        Raises ValueError when there are no ids.
-        """
+    def walk(self, key: str, ids: Collection[str]) -> list[str]:
+        """All of `ids`, in the order in which they follow `key` on the ring."""
         self._learn(ids)
-        first: str | None = None
-        for id_ in self._ring.iterate_nodes(key):
-            if id_ in ids:
-                if id_ in under:
-                    return str(id_)
-                first = first or str(id_)
-        if first is None:
-            raise ValueError("no candidates")
-        return first
+        return [id_ for id_ in self._ring.iterate_nodes(key) if id_ in ids]
 
     def _learn(self, ids: Collection[str]) -> None:
         if self._known.issuperset(ids):

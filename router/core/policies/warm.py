@@ -27,6 +27,7 @@ from router.core.facts import Candidate, Choice, Question
 from router.core.ring import Ring, under_bound
 
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
+RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
 FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: less than a conversation is no imbalance
 
 
@@ -49,13 +50,15 @@ class Warm:
         tied = any(c.cached_tokens == longest for c in band)  # otherwise who holds most was too dear: a spill
         loads = {c.id: c.in_flight for c in candidates}
         free = under_bound(loads, 1)
-        homes = {id_ for id_ in _homes(question, band) if id_ in free or loads[id_] <= HOME_IN_FLIGHT}
-        if homes:
-            return Choice(self._ring.pick(question.ring_key, homes, homes), tied)
+        order = self._ring.walk(question.ring_key, {c.id for c in band})
+        homes = _homes(question, band)
+        at_home = [id_ for id_ in order if id_ in homes and (id_ in free or loads[id_] <= HOME_IN_FLIGHT)]
+        if at_home:
+            return Choice(min(at_home, key=lambda id_: (loads[id_], prices[id_])), tied)
         slack = FOOTPRINT_SLACK_BLOCKS * len(candidates)
         roomy = under_bound({c.id: c.footprint_blocks for c in candidates}, slack)
-        ids = {c.id for c in band}
-        return Choice(self._ring.pick(question.ring_key, ids, ids & free & roomy or free), tied)
+        under = [id_ for id_ in order if id_ in free and id_ in roomy] or [id_ for id_ in order if id_ in free]
+        return Choice(min((under or order)[:RING_CHOICES], key=lambda id_: (loads[id_], prices[id_])), tied)
 
 
 def _homes(question: Question, band: Sequence[Candidate]) -> set[str]:
