@@ -93,13 +93,21 @@ def _run(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     from router.app import App
 
-    stop = asyncio.Event()
+    stop, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
+
+    def signalled() -> None:
+        if stop.is_set() and task is not None:
+            task.cancel()  # a second signal ends the drain
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
     try:
         async with App(settings) as app:
             print(f"listening {app.url} admin {app.admin_url}", flush=True)
             await stop.wait()
+    except asyncio.CancelledError:
+        return 130
     except OSError as error:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1

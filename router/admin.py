@@ -105,6 +105,7 @@ class Pages:
             "id": member.id,
             "ready": member.health.fit,
             "why": member.health.why,
+            "failures_in_a_row": member.breaker.failures,
             "grade": member.grade,
             "models": sorted(member.models),
             "in_flight": len(member.leases),

@@ -30,6 +30,8 @@ from router.upstream import LINE_BYTES_MAX, Upstream
 
 log = logging.getLogger(__name__)
 
+CLOSE_S = 0.1  # for connections to close, once nothing is being answered
+
 
 class App:
     """A running router: `async with App(settings) as app`."""
@@ -39,6 +41,7 @@ class App:
         self._stack = AsyncExitStack()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._draining = False
+        self._sites: list[web.TCPSite] = []
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.url = self.admin_url = ""
 
@@ -64,7 +67,14 @@ class App:
     ) -> None:
         """Drain: not ready at once, running answers finish within `listen.drain_s`, then all is closed."""
         self._draining = True
-        await self._stack.aclose()
+        try:
+            for site in self._sites:
+                await site.stop()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.listen.drain_s):
+                    await self.proxy.idle()
+        finally:  # also when whoever waits has lost patience
+            await self._stack.aclose()
 
     def _build(self) -> None:
         s = self._settings
@@ -139,7 +149,7 @@ class App:
             handler_cancellation=True,  # a client that leaves cancels the engine's work
             access_log=None,
             keepalive_timeout=self._settings.listen.keepalive_s,
-            shutdown_timeout=self._settings.listen.drain_s,
+            shutdown_timeout=CLOSE_S,  # draining is ours: aiohttp would wait twice
             max_line_size=LINE_BYTES_MAX,
             max_field_size=LINE_BYTES_MAX,
             auto_decompress=False,
@@ -148,6 +158,7 @@ class App:
         self._stack.push_async_callback(runner.cleanup)
         site = web.TCPSite(runner, host, port)
         await site.start()
+        self._sites.append(site)
         bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         return f"http://{shown}:{bound[1]}"

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -22,6 +23,7 @@ from router.core.routing import Router
 from router.core.stats import parse_load
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 MODELS_MAX = 1_024  # rows of a models page that are read
 PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
@@ -29,22 +31,26 @@ PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loo
 
 class _Model(msgspec.Struct):
     id: str
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
-    created: int | float = 0
-    owned_by: str = ""
+    root: msgspec.Raw = msgspec.Raw()
+    parent: msgspec.Raw = msgspec.Raw()
+    max_model_len: msgspec.Raw = msgspec.Raw()
+    created: msgspec.Raw = msgspec.Raw()
+    owned_by: msgspec.Raw = msgspec.Raw()
 
 
 class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+
+
 class ProbeFailed(Exception):
     """An engine did not answer as it should; `refused`: nobody listens."""
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    def __init__(self, message: str, *, status: int = 0, refused: bool = False) -> None:
         super().__init__(message)
+        self.status = status
         self.refused = refused
 
 
@@ -85,7 +91,11 @@ class Prober:
         rounds = 0
         while True:
             known = self._router.fleet.members.get(replica)
-            await self.probe(replica, models=not (known and known.models) or rounds % self._models_rounds == 0)
+            try:
+                await self.probe(replica, models=not (known and known.models) or rounds % self._models_rounds == 0)
+            except Exception:  # whatever a page does to us, the next round comes
+                log.exception("bug: probe failed inside the router", extra={"fields": {"replica": replica}})
+                self._heard(replica, ok=False, proof=False, why="the router cannot read its pages")
             rounds += 1
             await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets
 
@@ -121,18 +131,17 @@ class Prober:
         page = await self._get(f"{replica}/v1/models")
         try:
             models = msgspec.json.decode(page, type=_Models).data
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise ProbeFailed(f"/v1/models: {error}") from error
-        return [
-            ServedModel(m.id, m.root, m.parent, m.max_model_len, int(m.created), m.owned_by)
-            for m in models[:MODELS_MAX]
-        ]
+        return [_served(model) for model in models[:MODELS_MAX]]
 
     async def _load(self, replica: str) -> Load:
         try:
             page = await self._get(f"{replica}/metrics")
-        except ProbeFailed:
-            return self._with_capacity(Load())  # metrics are switched off: placed by what we know ourselves
+        except ProbeFailed as failure:
+            # Late or broken: the last page still says most. Switched off: placed by what we know ourselves.
+            member = self._router.fleet.members.get(replica)
+            return member.load if member and failure.status != 404 else self._with_capacity(Load())
         text = page.decode(errors="replace")
         if len(page) <= PARSE_BYTES_MAX:
             return self._with_capacity(parse_load(text))
@@ -147,7 +156,7 @@ class Prober:
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
-                    raise ProbeFailed(f"{URL(url).path}: status {response.status}")
+                    raise ProbeFailed(f"{URL(url).path}: status {response.status}", status=response.status)
                 page = await response.content.read(self._page_bytes_max + 1)
                 while len(page) <= self._page_bytes_max and not response.content.at_eof():
                     page += await response.content.read(self._page_bytes_max + 1 - len(page))
@@ -160,3 +169,22 @@ class Prober:
         if len(page) > self._page_bytes_max:
             raise ProbeFailed("page too long")
         return page
+
+
+def _served(model: _Model) -> ServedModel:
+    """Only the id must be readable."""
+    return ServedModel(
+        name=model.id,
+        root=_read(str, model.root),
+        parent=_read(str, model.parent),
+        max_model_len_tokens=_read(int, model.max_model_len),
+        created=int(_read(float, model.created) or 0),
+        owned_by=_read(str, model.owned_by) or "",
+    )
+
+
+def _read(type_: type[_T], raw: msgspec.Raw) -> _T | None:
+    try:
+        return msgspec.json.decode(raw, type=type_)
+    except _UNREADABLE:
+        return None

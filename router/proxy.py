@@ -63,27 +63,39 @@ class Proxy:
         self._retry_on_timeout = retry_on_timeout
         self._receipts = receipts
         self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request, whatever happens; everything about it is reported once."""
         record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time())
         started_s = self._clock()
         self.in_flight += 1
+        self._idle.clear()
         try:
             return await self._serve(request, record)
         except Refusal as refusal:
             return refuse(request, record, refusal, PATHS.get(request.path, OPENAI))
-        except (asyncio.CancelledError, ClientLeft):
+        except asyncio.CancelledError:
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
             raise
+        except ClientLeft:
+            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+            return web.Response(status=CLIENT_LEFT_STATUS)  # for nobody
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
             bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
             return refuse(request, record, bug, PATHS.get(request.path, OPENAI))
         finally:
             self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
             record.duration_s = self._clock() - started_s
             self._report(record)
+
+    async def idle(self) -> None:
+        """Return when nothing is being answered."""
+        await self._idle.wait()
 
     async def _serve(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
         body = await read(request)
@@ -103,7 +115,7 @@ class Proxy:
             if answer.whole and not question.strip_usage:
                 relayed.see(answer.head)
             else:
-                await response.prepare(request)
+                await _prepare(response, request)
                 strip = question.dialect if question.strip_usage else None
                 await relay(answer.head, answer.pieces(), response, relayed, self._clock, strip)
             outcome = _outcome(question, answer, relayed)
@@ -203,7 +215,7 @@ class Proxy:
             self._upstream.lost(lease.replica)
 
     def _may_retry(self, question: Question, failure: Failure) -> bool:
-        if question.path.startswith(RESPONSES) and question.ask.stored is not False:
+        if _stored(question):
             return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
         return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
 
@@ -241,6 +253,13 @@ class Proxy:
                 record.inter_token_s = (relayed.last_s - lease.first_token_s) / (relayed.events - 1)
 
 
+async def _prepare(response: web.StreamResponse, request: web.Request) -> None:
+    try:
+        await response.prepare(request)
+    except ConnectionError as error:
+        raise ClientLeft from error
+
+
 def _outcome(question: Question, answer: Answer, relayed: Relayed) -> Outcome:
     if answer.status >= 500:
         return Outcome(Ending.FAILED)
@@ -251,6 +270,11 @@ def _outcome(question: Question, answer: Answer, relayed: Relayed) -> Outcome:
             return Outcome(Ending.FAILED)
         return Outcome(Ending.OK, question.dialect.stream_usage(relayed.tail), relayed.events)
     return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+
+
+def _stored(question: Question) -> bool:
+    """Whether the engine may keep the answer, so that it must not be made twice."""
+    return question.path.startswith(RESPONSES) and question.ask.stored is not False
 
 
 def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> web.Response:

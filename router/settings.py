@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 from msgspec import Meta
+from yarl import URL
 
 from router.core.policies import POLICIES
 
@@ -300,16 +301,19 @@ def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: 
 def _check(settings: Settings) -> list[str]:
     """Values of the right type that still make no sense."""
     problems = []
+    if not settings.listen.host or not settings.listen.admin_host:
+        problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
     for url in settings.replicas:
         try:
             parts = urlsplit(url)
             fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
-            fine = fine and (parts.port is None or parts.port > 0)
+            fine = fine and url.isascii() and url.isprintable() and " " not in url and "?" not in url
+            fine = fine and (parts.port is None or parts.port > 0) and parts.username is None
         except ValueError:
             fine = False
         if not fine:
             problems.append(f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000")
-    if len({url.rstrip("/") for url in settings.replicas}) < len(settings.replicas):
+    if not problems and len({str(URL(url.rstrip("/"))) for url in settings.replicas}) < len(settings.replicas):
         problems.append("'replicas': a URL is given twice")
     if settings.routing.policy not in POLICIES:
         policy = settings.routing.policy
@@ -318,7 +322,10 @@ def _check(settings: Settings) -> list[str]:
         problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
-    problems += [
-        f"'api.passthrough': '{path}' must start with /" for path in settings.api.passthrough if path[:1] != "/"
-    ]
+    paths = settings.api.passthrough
+    if len(set(paths)) < len(paths):
+        problems.append("'api.passthrough': a path is given twice")
+    for path in paths:
+        if not re.fullmatch(r"/[\w./-]+", path):
+            problems.append(f"'api.passthrough': '{path}' is not a plain path such as /tokenize")
     return problems

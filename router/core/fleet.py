@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
-from router.core.health import Health
+from router.core.health import Breaker, Health
 from router.core.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
@@ -66,6 +66,7 @@ class Member:
 
     replica: Replica
     health: Health = field(default_factory=Health)
+    breaker: Breaker = field(default_factory=Breaker)
     grade: Grade = Grade.ESTIMATED
     models: dict[str, ServedModel] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
@@ -191,6 +192,12 @@ class Fleet:
     def ready(self) -> list[Member]:
         """Members that may be sent requests."""
         return [member for member in self.members.values() if member.health.fit]
+
+    def resting(self, now_s: float) -> set[str]:
+        """Ready members that fail what they are sent. Never more than half of them: then it is not theirs alone."""
+        ready = self.ready()
+        resting = {m.id for m in ready if not m.breaker.allows(len(m.leases), now_s)}
+        return resting if len(resting) * 2 <= len(ready) and len(resting) < len(ready) else set()
 
     def model_names(self) -> set[str]:
         """Every model that any ready replica serves."""

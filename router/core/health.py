@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BREAKER_FAILURES = 3  # failed requests in a row before a replica that looks healthy gets none
+BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
 FAILURES_MAX = 2  # failed checks in a row before a replica is taken out
 
 
@@ -31,6 +33,33 @@ class Health:
             if proof or self.failures >= FAILURES_MAX:
                 self.fit = False
         return self.fit != before
+
+
+@dataclass(slots=True)
+class Breaker:
+    """What requests themselves say of a replica whose health checks are fine.
+
+    A replica that fails fast always looks idle, and would draw the whole fleet's traffic. After BREAKER_FAILURES
+    failures in a row it rests; then one request at a time is a trial, until one succeeds.
+    """
+
+    failures: int = 0
+    backoff_s: float = 0.0  # 0: closed
+    until_s: float = 0.0
+
+    def observe(self, ok: bool, now_s: float) -> None:
+        """One request ended, by the replica's success or by its fault."""
+        if ok:
+            self.failures, self.backoff_s = 0, 0.0
+            return
+        self.failures += 1
+        if self.failures >= BREAKER_FAILURES and now_s >= self.until_s:
+            self.backoff_s = min(max(BACKOFF_MIN_S, self.backoff_s * 2), BACKOFF_MAX_S)
+            self.until_s = now_s + self.backoff_s
+
+    def allows(self, in_flight: int, now_s: float) -> bool:
+        """Whether the replica may be sent a request now."""
+        return not self.backoff_s or (now_s >= self.until_s and not in_flight)
 
 
 @dataclass(slots=True)

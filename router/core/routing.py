@@ -122,6 +122,8 @@ class Router:
                 raise UnknownModel(sorted(names))
             return bases.pop()
         if model not in names:
+            if any(model in member.models for member in self.fleet.members.values()):
+                raise NoReplica  # served by a replica that is not ready now
             raise UnknownModel(sorted(names))
         return model
 
@@ -147,6 +149,8 @@ class Router:
             for m in self.fleet.ready()
             if m.id not in exclude and (model is None or model in m.models) and only in (None, m.id)
         ]
+        resting = self.fleet.resting(now_s)
+        members = [m for m in members if m.id not in resting] or members
         if not members:
             raise NoReplica
         tokens = self.tokens(model or "")
@@ -192,6 +196,8 @@ class Router:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
             self.index.retract(lease.replica, lease.id)
+        if outcome.ending is not Ending.CLIENT_LEFT:
+            member.breaker.observe(outcome.ending is not Ending.FAILED, now_s)
         if outcome.ending is Ending.OK:
             self._learn(member, lease, outcome, now_s)
 
