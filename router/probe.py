@@ -133,6 +133,8 @@ class Prober:
             models = msgspec.json.decode(page, type=_Models).data
         except _UNREADABLE as error:
             raise ProbeFailed(f"/v1/models: {error}") from error
+        if not models:
+            raise ProbeFailed("/v1/models: serves no model")
         return [_served(model) for model in models[:MODELS_MAX]]
 
     async def _load(self, replica: str) -> Load:

@@ -35,7 +35,7 @@ class Relayed:
     def see(self, piece: bytes) -> None:
         """Take note of a piece."""
         self.body_bytes += len(piece)
-        self.events += piece.count(b"\n\n")
+        self.events += piece.count(b"\n\n") or piece.count(b"\n\r\n")
         self._tail.append(piece)
         self._tail_bytes += len(piece)
         while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:

@@ -252,12 +252,12 @@ class Upstream:
         if response.status < 200:
             raise BrokeEarly(f"status {response.status}")  # an upgrade that nobody asked for
         streams = response.content_type == "text/event-stream"
-        head, whole = await self._head(response, hold=hold or not streams)
+        head, whole = await self._head(call, response, hold=hold or not streams)
         if streams and not head:
             raise BrokeEarly("the stream ended before its first event")
         return Answer(response.status, response.headers, head, whole, call, response, self._calls, self._loop.time)
 
-    async def _head(self, response: aiohttp.ClientResponse, *, hold: bool) -> tuple[bytes, bool]:
+    async def _head(self, call: _Call, response: aiohttp.ClientResponse, *, hold: bool) -> tuple[bytes, bool]:
         """First bytes of the body, and whether they are all of it."""
         content = response.content
         if not hold:
@@ -277,6 +277,7 @@ class Upstream:
                 return b"".join(pieces), True
             pieces.append(piece)
             size += len(piece)
+            call.since_s = self._loop.time()  # bytes flow: the time to the first one starts afresh
         return b"".join(pieces), False
 
 

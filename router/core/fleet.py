@@ -44,6 +44,7 @@ class Lease:
     keys: list[int]
     end_key: int | None
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
+    answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
     role: str = "both"
     first_token_s: float | None = None
     service_ms: float | None = None
@@ -72,6 +73,7 @@ class Member:
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)
     leases: dict[int, Lease] = field(default_factory=dict)
+    placed_sum_s: float = 0.0  # of open leases
     kv_tokens_in_use: int = 0  # of open leases: prompt and expected answer
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
@@ -95,6 +97,10 @@ class Member:
         head = next(iter(self._queue.values()))
         return max(0.0, self._queue_ms - min((now_s - self._head_since_s) * 1e3, head.ms))
 
+    def mean_age_ms(self, now_s: float) -> float:
+        """Mean age of open leases; 0 when there are none."""
+        return (now_s - self.placed_sum_s / len(self.leases)) * 1e3 if self.leases else 0.0
+
     @property
     def foreign_waiting(self) -> int:
         """Requests waiting there that are not ours."""
@@ -107,6 +113,7 @@ class Member:
             self._head_since_s = now_s
         self.leases[lease.id] = lease
         self.kv_tokens_in_use += lease.kv_tokens
+        self.placed_sum_s += lease.placed_s
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         self._queue[lease.id] = _Waiting(lease.prefill_ms, lease.streams)
         self._queue_ms += lease.prefill_ms
@@ -126,6 +133,7 @@ class Member:
         if self.leases.pop(lease.id, None) is None:
             return False
         self.kv_tokens_in_use -= lease.kv_tokens
+        self.placed_sum_s = self.placed_sum_s - lease.placed_s if self.leases else 0.0
         self._leave_queue(lease.id, now_s)
         return True
 
@@ -206,6 +214,18 @@ class Fleet:
     def model_of(self, member: Member) -> PrefillModel:
         """The replica's own prefill model, or the fleet's until it has one."""
         return member.fit.model if member.fit.observations else self.prefill.model
+
+    def usual_age_ms(self, now_s: float) -> float:
+        """What a lease's age usually is: the mean over replicas that have any, or how long leases take."""
+        ages = [member.mean_age_ms(now_s) for member in self.ready() if member.leases]
+        return max(sum(ages) / len(ages), self.mean_open_ms) if ages else self.mean_open_ms
+
+    def slowness(self, member: Member, usual_age_ms: float, now_s: float) -> float:
+        """How much slower than its peers a replica looks whose first tokens are never seen, because nothing streams:
+        by the age of what it has not answered. 1 where its speed is learned."""
+        if member.fit.observations or len(member.leases) < 2 or not usual_age_ms:
+            return 1.0
+        return max(1.0, member.mean_age_ms(now_s) / usual_age_ms)
 
     def backlog_ms(self, now_s: float) -> float:
         """Mean pending prefill over ready replicas."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STOCK = 10.0  # retries that a budget can hold in any case
 BREAKER_FAILURES = 3  # failed requests in a row before a replica that looks healthy gets none
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
 FAILURES_MAX = 2  # failed checks in a row before a replica is taken out
@@ -67,21 +68,21 @@ class RetryBudget:
     """Retries are at most `ratio` of requests plus `floor_per_s`, so a dead fleet is not hammered.
 
     A token bucket in retries (as in finagle's and linkerd's budgets): each request deposits `ratio`, time deposits
-    `floor_per_s`, a retry withdraws one. Holds at most ten seconds' worth of the floor.
+    `floor_per_s`, a retry withdraws one. Holds at most ten seconds' worth of the floor, and at least STOCK.
     """
 
     ratio: float = 0.2
     floor_per_s: float = 10.0
-    tokens: float = 10.0
+    tokens: float = STOCK
     _at_s: float = 0.0
 
     def deposit(self) -> None:
         """A request came in."""
-        self.tokens = min(self.tokens + self.ratio, self.floor_per_s * 10)
+        self.tokens = min(self.tokens + self.ratio, max(STOCK, self.floor_per_s * 10))
 
     def withdraw(self, now_s: float) -> bool:
         """Ask for one retry now."""
-        self.tokens = min(self.tokens + (now_s - self._at_s) * self.floor_per_s, self.floor_per_s * 10)
+        self.tokens = min(self.tokens + (now_s - self._at_s) * self.floor_per_s, max(STOCK, self.floor_per_s * 10))
         self._at_s = now_s
         if self.tokens < 1:
             return False

@@ -33,8 +33,9 @@ class Pricer:
         self._index = index
         self._reuse = reuse
 
-    def candidate(self, member: Member, size: Size, depth: int, now_s: float) -> Candidate:
+    def candidate(self, member: Member, size: Size, depth: int, usual_age_ms: float, now_s: float) -> Candidate:
         """`depth` is how many leading blocks of the prompt the replica is believed to hold."""
+        slowness = self._fleet.slowness(member, usual_age_ms, now_s)
         cached = self._cached_tokens(member, size, depth)
         uncached = size.prompt_tokens - cached
         model = self._fleet.model_of(member)
@@ -43,8 +44,8 @@ class Pricer:
             id=member.id,
             cached_tokens=cached,
             uncached_tokens=uncached,
-            pending_ms=member.pending_ms(now_s) + member.foreign_waiting * self._fleet.mean_work_ms,
-            uncached_ms=model.ms(uncached, cached),
+            pending_ms=slowness * (member.pending_ms(now_s) + member.foreign_waiting * self._fleet.mean_work_ms),
+            uncached_ms=slowness * model.ms(uncached, cached),
             evicted_ms=self._evicted_ms(member, model, evicted, now_s) if evicted else 0.0,
             kv_wait_ms=self._kv_wait_ms(member, size),
             in_flight=len(member.leases),

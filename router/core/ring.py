@@ -34,6 +34,14 @@ class Ring:
         self._learn(ids)
         return [id_ for id_ in self._ring.iterate_nodes(key) if id_ in ids]
 
+    def pick(self, key: str, ids: Collection[str], under: Collection[str]) -> str:
+        """First of `ids` behind `key` that is `under` the bound; when none is, the first. Raises ValueError when there
+        are no ids."""
+        order = self.walk(key, ids)
+        if not order:
+            raise ValueError("no candidates")
+        return next((id_ for id_ in order if id_ in under), order[0])
+
     def _learn(self, ids: Collection[str]) -> None:
         if self._known.issuperset(ids):
             return

@@ -37,6 +37,7 @@ from router.core.tokens import ModelTokens
 TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
 OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
+ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
 MODELS_MAX = 1_024  # models whose tokens are learned
 
 
@@ -117,10 +118,11 @@ class Router:
         if not self.fleet.ready():
             raise NoReplica
         if model is None:
-            bases = {m.name for member in self.fleet.ready() for m in member.models.values() if m.parent is None}
-            if len(bases) != 1:
+            served = (m for member in self.fleet.ready() for m in member.models.values() if m.parent is None)
+            bases = {m.name: m.root or m.name for m in served}
+            if len(set(bases.values())) != 1:  # several names of one model are no choice
                 raise UnknownModel(sorted(names))
-            return bases.pop()
+            return min(bases)
         if model not in names:
             if any(model in member.models for member in self.fleet.members.values()):
                 raise NoReplica  # served by a replica that is not ready now
@@ -157,7 +159,8 @@ class Router:
         size = self._size(ask, chain, tokens, body_tokens)
         credit = self._credit_answer(chain, size, now_s) if chain and tokens.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
-        candidates = [self._pricer.candidate(m, size, depths.get(m.id, 0), now_s) for m in members]
+        usual_age_ms = self.fleet.usual_age_ms(now_s)
+        candidates = [self._pricer.candidate(m, size, depths.get(m.id, 0), usual_age_ms, now_s) for m in members]
         choice = self.policy.choose(self._question(ring_key, chain, now_s), candidates)
         chosen = next(c for c in candidates if c.id == choice.id)
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
@@ -175,6 +178,7 @@ class Router:
             kv_tokens=size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
             keys=chain.keys if chain else [],
             end_key=chain.end_key if chain else None,
+            answer_tokens_max=ask.output_tokens_max or ANSWER_TOKENS_MAX,
             text_bytes=size.text_bytes,
         )
         self._open(lease, now_s)
@@ -214,6 +218,7 @@ class Router:
         if lease.end_key is None:
             return []
         tokens = outcome.usage.completion_tokens if outcome.usage else outcome.events
+        tokens = min(tokens, lease.answer_tokens_max)  # an engine may say anything
         answer_bytes = int(tokens * self.tokens(lease.model).bytes_per_token)
         most = self.index.capacity(lease.replica) * blocks.BLOCK_BYTES
         return blocks.answer_keys(lease.end_key, min(answer_bytes, most))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 _END = re.compile(rb"\r?\n\r?\n")
+END_BYTES_MAX = 3  # of the longest terminator, less one: it may have begun in what is held
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
 
 
@@ -17,24 +18,25 @@ class EventSplitter:
     """feed(bytes) -> whole events, terminators included; joined, they are the input byte for byte."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Events completed by `data`; the incomplete rest is held."""
-        data = self._held + data
-        events, start = [], 0
-        for match in _END.finditer(data):
-            events.append(data[start : match.end()])
+        """Events completed by `data`; the incomplete rest is held, and only its new part searched."""
+        held, events = self._held, list[bytes]()
+        seen, start = max(0, len(held) - END_BYTES_MAX), 0
+        held += data
+        while match := _END.search(held, max(seen, start)):
+            events.append(bytes(held[start : match.end()]))
             start = match.end()
-        self._held = data[start:]
-        if len(self._held) > EVENT_BYTES_MAX:
-            events.append(self._held)
-            self._held = b""
+        del held[:start]
+        if len(held) > EVENT_BYTES_MAX:
+            events.append(self.close())
         return events
 
     def close(self) -> bytes:
         """What was still held when the stream ended."""
-        held, self._held = self._held, b""
+        held = bytes(self._held)
+        self._held.clear()
         return held
 
 

@@ -20,6 +20,4 @@ class ConsistentHash:
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """The first under the load bound."""
         loads = {c.id: c.in_flight for c in candidates}
-        order = self._ring.walk(question.ring_key, loads)
-        under = under_bound(loads, 1)
-        return Choice(next((id_ for id_ in order if id_ in under), order[0]), tied=True)
+        return Choice(self._ring.pick(question.ring_key, loads, under_bound(loads, 1)), tied=True)

@@ -1,0 +1,100 @@
+"""What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
+
+from router.core.facts import Ask, Ending, Outcome, Replica, ServedModel
+from router.core.fleet import Lease
+from router.core.health import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
+from router.core.policies import POLICIES
+from router.core.routing import Router
+
+IDS = ["http://a", "http://b", "http://c", "http://d"]
+
+
+def test_rest_after_failures_in_a_row() -> None:
+    """Three failures in a row open the breaker, one success between them does not."""
+    breaker = Breaker()
+    for _ in range(BREAKER_FAILURES - 1):
+        breaker.observe(False, 0.0)
+    breaker.observe(True, 0.0)
+    for _ in range(BREAKER_FAILURES - 1):
+        breaker.observe(False, 0.0)
+    assert breaker.allows(5, 0.0)
+    breaker.observe(False, 0.0)
+    assert not breaker.allows(0, BACKOFF_MIN_S / 2)
+
+
+def test_one_trial_at_a_time() -> None:
+    """After its rest a replica gets one request at a time until one succeeds; failures double the rest, to a limit."""
+    breaker, now_s, rests = Breaker(), 0.0, []
+    for _ in range(BREAKER_FAILURES):
+        breaker.observe(False, now_s)
+    for _ in range(10):
+        rests.append(breaker.backoff_s)
+        now_s += breaker.backoff_s
+        assert breaker.allows(0, now_s)
+        assert not breaker.allows(1, now_s)
+        breaker.observe(False, now_s)
+    assert rests[:4] == [BACKOFF_MIN_S, 2 * BACKOFF_MIN_S, 4 * BACKOFF_MIN_S, 8 * BACKOFF_MIN_S]
+    assert max(rests) == BACKOFF_MAX_S
+    breaker.observe(True, now_s)
+    assert breaker.allows(100, now_s)
+
+
+def test_many_failures_at_once_are_one_rest() -> None:
+    """Requests that were under way when a replica broke do not double its rest."""
+    breaker = Breaker()
+    for _ in range(50):
+        breaker.observe(False, 1.0)
+    assert breaker.backoff_s == BACKOFF_MIN_S
+
+
+def router_of(ids: list[str]) -> Router:
+    """A router with these replicas, all ready."""
+    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    router.replace(Replica(id_) for id_ in ids)
+    for id_ in ids:
+        router.observe_health(id_, True)
+        router.observe_models(id_, [ServedModel("m")])
+    return router
+
+
+def place(router: Router, now_s: float, key: str = "k") -> Lease:
+    """Place a request without a known prompt that does not stream."""
+    return router.route(Ask("m"), "m", None, now_s, ring_key=key, body_tokens=1_000)
+
+
+def test_never_more_than_half_rest() -> None:
+    """When most replicas fail it is not their fault alone: all are tried, and nobody is told that none is there."""
+    router = router_of(IDS)
+    for id_ in IDS[:2]:
+        for _ in range(BREAKER_FAILURES):
+            router.fleet.members[id_].breaker.observe(False, 0.0)
+    assert {place(router, 0.1, str(n)).replica for n in range(40)} == set(IDS[2:])
+    for _ in range(BREAKER_FAILURES):
+        router.fleet.members[IDS[2]].breaker.observe(False, 0.0)
+    assert router.fleet.resting(0.1) == set()
+    lonely = router_of(IDS[:1])
+    for _ in range(BREAKER_FAILURES):
+        lonely.fleet.members[IDS[0]].breaker.observe(False, 0.0)
+    assert place(lonely, 0.1).replica == IDS[0]
+
+
+def test_slow_replica_without_streams() -> None:
+    """Where nothing streams, a replica that leaves its requests unanswered gets fewer and fewer."""
+    router, now_s, sent = router_of(IDS), 0.0, dict.fromkeys(IDS, 0)
+    open_leases: list[tuple[float, Lease]] = []
+    for n in range(400):
+        now_s += 0.1
+        for end_s, lease in [entry for entry in open_leases if entry[0] <= now_s]:
+            open_leases.remove((end_s, lease))
+            router.finish(lease, Outcome(Ending.OK), now_s)
+        lease = place(router, now_s, str(n))
+        sent[lease.replica] += 1
+        open_leases.append((now_s + (30.0 if lease.replica == IDS[0] else 1.0), lease))
+    assert sent[IDS[0]] < 0.5 * min(sent[id_] for id_ in IDS[1:])
+
+
+def test_several_names_of_one_model_are_no_choice() -> None:
+    """A request that names no model is served where all names mean one model, as engines have it."""
+    router = router_of(IDS[:1])
+    router.observe_models(IDS[0], [ServedModel("m", root="/x"), ServedModel("alias", root="/x")])
+    assert router.resolve_model(None) == "alias"
