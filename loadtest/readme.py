@@ -115,7 +115,7 @@ def _exercised_metrics() -> Metrics:
     receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
     record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
-    record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), ("connect",)
+    record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
     metrics.observe(record)
     metrics.failed(id_, "connect")
     return metrics

@@ -20,8 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `warmroute`. Returns the exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["demo"]:
-        from loadtest.demo import main as demo
-
+        try:
+            from loadtest.demo import main as demo
+        except ModuleNotFoundError as error:
+            print(f"warmroute: the demo needs '{error.name}': pip install 'warmroute[demo]'", file=sys.stderr)
+            return 2
         return demo(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "check-config":
@@ -62,7 +65,9 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     }
     overrides = {key: value for key, value in flags.items() if value is not None}
     for assignment in options.set:
-        key, _, value = assignment.partition("=")
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise SettingsError([f"--set {assignment}: KEY=VALUE is expected"])
         overrides[key] = value
     return overrides
 

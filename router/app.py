@@ -78,6 +78,8 @@ class App:
 
     def _build(self) -> None:
         s = self._settings
+        if not s.replicas:
+            log.warning("no replicas are configured: give --replica URL, or `replicas` in the settings file")
         self._upstream = Upstream(
             connect_timeout_s=s.upstream.connect_timeout_s,
             first_byte_timeout_s=s.upstream.first_byte_timeout_s,
@@ -157,7 +159,11 @@ class App:
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         site = web.TCPSite(runner, host, port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            why = f"cannot listen on {host}:{port} (listen.host, listen.port, listen.admin_port): {error.strerror}"
+            raise OSError(error.errno, why) from error
         self._sites.append(site)
         bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]

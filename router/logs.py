@@ -41,9 +41,11 @@ def log_request(record: RequestRecord) -> None:
     if (usage := record.usage) is not None:
         fields |= {"cached_tokens": usage.cached_tokens, "completion_tokens": usage.completion_tokens}
     if record.retries:
-        fields["retries"] = record.retries
+        fields["retries"] = [f"{kind} at {replica}" for kind, replica in record.retries]
     if record.error:
         fields["error"] = record.error
+    if record.detail:
+        fields["detail"] = record.detail
     requests_log.info("request", extra={"fields": fields})
 
 
@@ -61,9 +63,13 @@ class _Json(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{k}={v}" for k, v in getattr(record, "fields", {}).items())
+        fields = " ".join(f"{k}={_plain(v)}" for k, v in getattr(record, "fields", {}).items() if v not in ("", None))
         at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         line = f"{at} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

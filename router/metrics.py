@@ -41,6 +41,7 @@ class RequestRecord:
     status: int = 0
     ending: str = ""
     error: str | None = None
+    detail: str | None = None  # what the client was told of it
     stream: bool = False
     duration_s: float = 0.0
     overhead_s: float | None = None  # from the whole request read to the call of the first replica
@@ -49,7 +50,7 @@ class RequestRecord:
     events: int = 0
     receipt: Receipt | None = None
     usage: Usage | None = None
-    retries: tuple[str, ...] = ()  # kinds of failure that were retried
+    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
 
 
 class Metrics:
@@ -101,7 +102,7 @@ class Metrics:
             self._inter_token.labels(model).observe(record.inter_token_s)
         if record.events:
             self._events.labels(model).inc(record.events)
-        for kind in record.retries:
+        for kind, _ in record.retries:
             self._retries.labels(kind).inc()
         if record.receipt is not None:
             self._observe_receipt(model, record.receipt, record.usage, record.at_s)

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 2
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
 ID_CHARS_MAX = 128
+DETAIL_CHARS_MAX = 300
 
 
 class Proxy:
@@ -121,7 +122,7 @@ class Proxy:
             outcome = _outcome(question, answer, relayed)
         except BrokeMidway as error:
             outcome = Outcome(Ending.FAILED)
-            record.error = str(error)
+            record.error = f"broke_midway: {error}"
             self._failed(lease.replica, "broke_midway")
             if request.transport is not None:
                 request.transport.close()  # no clean end: the client must not take this for a whole answer
@@ -154,7 +155,7 @@ class Proxy:
                 self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
                 if following is None:
                     raise self._refusal(failure, tried) from failure
-                record.retries += (failure.kind,)
+                record.retries += ((failure.kind, lease.replica),)
                 lease = following
             except BaseException:
                 self._router.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
@@ -212,6 +213,8 @@ class Proxy:
         if isinstance(failure, ConnectFailed) and failure.refused:
             if self._router.observe_health(lease.replica, False, "connection refused", proof=True):
                 self._router.forget(lease.replica)
+                fields = {"replica": lease.replica, "why": "connection refused"}
+                log.warning("replica does not answer as it should", extra={"fields": fields})
             self._upstream.lost(lease.replica)
 
     def _may_retry(self, question: Question, failure: Failure) -> bool:
@@ -279,7 +282,8 @@ def _stored(question: Question) -> bool:
 
 def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> web.Response:
     """The router's own error, in the words of the dialect."""
-    record.status, record.error, record.ending = refusal.status, refusal.code, "refused"
+    record.status, record.ending = refusal.status, "refused"
+    record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
     headers = {"x-warmroute-request-id": record.id}
     if refusal.status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)

@@ -259,14 +259,14 @@ def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str])
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         elif value is not None:
             problems.append(f"'{name}' must be a mapping, not {value!r}")
-    for key in flat.keys() - keys.keys():
+    for key in sorted(flat.keys() - keys.keys()):
         problems.append(f"unknown setting '{key}'{_nearest(key, [*keys, *sections])}")
     return {key: value for key, value in flat.items() if key in keys}
 
 
 def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
-    for name in env.keys() - names.keys():
+    for name in sorted(env.keys() - names.keys()):
         if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
             problems.append(f"unknown environment variable '{name}'{_nearest(name, names)}")
     return {names[name]: value for name, value in env.items() if name in names}
