@@ -233,6 +233,9 @@ def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _largest(rows: Sequence[Row], column: Column) -> float:
+    """What a full bar stands for: all tokens for a share, the largest value of the group otherwise."""
+    if column.name.endswith("_rate"):
+        return 1.0
     return max((getattr(row, column.name) or 0.0 for row in rows), default=0.0)
 
 
