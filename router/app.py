@@ -14,7 +14,7 @@ from aiohttp import web
 
 from router import logs
 from router.admin import Pages
-from router.core.dialects import OPENAI, PATHS
+from router.core.dialects import PATHS, spoken_on
 from router.core.facts import Replica
 from router.core.health import RetryBudget
 from router.core.policies import POLICIES
@@ -130,15 +130,14 @@ class App:
         self._stack.push_async_callback(self._stop_probes)
 
     async def _listen(self) -> None:
-        s = self._settings.listen
+        s, passthrough = self._settings.listen, self._settings.api.passthrough
         main = web.Application(client_max_size=self._settings.limits.body_bytes_max)
         main.add_routes(self.pages.routes(admin=False, metrics=s.metrics_on_main))
         main.add_routes([web.get("/v1/models", self.pages.models), web.get("/v1/models/{model:.+}", self.pages.model)])
-        main.add_routes([web.post(path, self.proxy.handle) for path in (*PATHS, *self._settings.api.passthrough)])
-        if RESPONSES in self._settings.api.passthrough:
-            stored = RESPONSES + "/{response_id}"
-            main.add_routes([web.route(m, stored, self.proxy.handle) for m in ("GET", "DELETE")])
-            main.add_routes([web.route("*", stored + "/{action:cancel|input_items}", self.proxy.handle)])
+        main.add_routes([web.post(path, self.proxy.handle) for path in {**PATHS, **dict.fromkeys(passthrough)}])
+        stored = RESPONSES + "/{response_id}"
+        main.add_routes([web.route(m, stored, self.proxy.handle) for m in ("GET", "DELETE")])
+        main.add_routes([web.route("*", stored + "/{action:cancel|input_items}", self.proxy.handle)])
         main.router.add_route("*", "/{path:.*}", self._not_found)
         admin = web.Application()
         admin.add_routes(self.pages.routes(admin=True, metrics=True))
@@ -173,7 +172,7 @@ class App:
         """Everything that is not for clients: cache flushes, sleep, adapter loading, and typos."""
         record = RequestRecord(id=request_id(request), route="other")
         message = f"There is no {request.method} {request.path[:200]} here."
-        response = refuse(request, record, Refusal(404, "unknown_path", message), OPENAI)
+        response = refuse(request, record, Refusal(404, "unknown_path", message), spoken_on(request.path))
         self.metrics.observe(record)
         return response
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 from aiohttp import web
 from multidict import CIMultiDict
 
-from router.core.dialects import OPENAI, PATHS, Dialect
+from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.fleet import Lease
 from router.core.health import RetryBudget
@@ -76,7 +76,7 @@ class Proxy:
         try:
             return await self._serve(request, record)
         except Refusal as refusal:
-            return refuse(request, record, refusal, PATHS.get(request.path, OPENAI))
+            return refuse(request, record, refusal, spoken_on(request.path))
         except asyncio.CancelledError:
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
             raise
@@ -86,7 +86,7 @@ class Proxy:
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
             bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
-            return refuse(request, record, bug, PATHS.get(request.path, OPENAI))
+            return refuse(request, record, bug, spoken_on(request.path))
         finally:
             self.in_flight -= 1
             if not self.in_flight:
@@ -108,17 +108,17 @@ class Proxy:
         relayed = Relayed()
         outcome = Outcome(Ending.CLIENT_LEFT)
         try:
-            if question.ask.stream and not answer.whole:
-                now_s = self._clock()
-                self._router.first_token(lease, now_s)
-                record.ttft_s = now_s - called_s
+            begun = self._begun(question, lease, record, called_s)
+            waiting = question.ask.stream and not answer.whole and not begun(answer.head)
             response = self._head(request, answer, lease, record, question)
             if answer.whole and not question.strip_usage:
                 relayed.see(answer.head)
             else:
                 await _prepare(response, request)
                 strip = question.dialect if question.strip_usage else None
-                await relay(answer.head, answer.pieces(), response, relayed, self._clock, strip)
+                await relay(
+                    answer.head, answer.pieces(), response, relayed, self._clock, strip, begun if waiting else None
+                )
             outcome = _outcome(question, answer, relayed)
         except BrokeMidway as error:
             outcome = Outcome(Ending.FAILED)
@@ -203,6 +203,8 @@ class Proxy:
             status = question.dialect.event_error(answer.head)
             if status is not None and status >= 500:
                 raise EngineFailed(answer)
+        if answer.status == 200 and question.dialect.aborted(answer.head):
+            raise EngineFailed(answer)
         if question.path.startswith(RESPONSES):
             self._reader.owners.learn(answer.head, lease.replica)
         return answer
@@ -244,6 +246,21 @@ class Proxy:
         if answer.whole and not question.strip_usage:
             return web.Response(status=answer.status, headers=headers, body=answer.head)
         return web.StreamResponse(status=answer.status, headers=headers)
+
+    def _begun(
+        self, question: Question, lease: Lease, record: RequestRecord, called_s: float
+    ) -> Callable[[bytes], bool]:
+        """Looks at a piece of a stream; True when it shows that prefill is done, of which note is taken."""
+
+        def begun(piece: bytes) -> bool:
+            if not question.dialect.begun(piece):
+                return False
+            now_s = self._clock()
+            self._router.first_token(lease, now_s)
+            record.ttft_s = now_s - called_s
+            return True
+
+        return begun
 
     def _finish(self, lease: Lease, outcome: Outcome, relayed: Relayed, record: RequestRecord) -> None:
         now_s = self._clock()

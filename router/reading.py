@@ -16,12 +16,13 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.core.blocks import Chain, chain_of, ring_key
-from router.core.dialects import OPENAI, PATHS, BadBody, Dialect
+from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, spoken_on
 from router.core.facts import Ask
 from router.core.routing import NoReplica, Router, UnknownModel
 
 RESPONSES = "/v1/responses"
-FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize")  # need no prefill
+# They need no prefill.
+FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
 BYTES_PER_TOKEN = 4  # of a body whose prompt is unknown
 
 # RFC 9110 section 7.6.1: these belong to one connection. Content-Length is made anew from the body.
@@ -116,7 +117,7 @@ class Reader:
             method=request.method,
             headers=_forward_headers(request, request_id),
             body=dialect.with_usage(body) if strip_usage and dialect else body,
-            dialect=dialect or OPENAI,
+            dialect=dialect or spoken_on(path),
             ask=ask,
             model=model,
             chain=chain,

@@ -54,8 +54,10 @@ async def relay(
     relayed: Relayed,
     clock: Callable[[], float],
     strip_usage: Dialect | None = None,
+    begun: Callable[[bytes], bool] | None = None,
 ) -> None:
-    """Write a body to the client: `head`, then `pieces`. With `strip_usage`, the event that we asked for is left out.
+    """Write a body to the client: `head`, then `pieces`. With `strip_usage`, the event that we asked for is left out;
+    `begun` is shown the pieces behind the head until it says True.
 
     Raises ClientLeft when the client does, and whatever `pieces` raises.
     """
@@ -73,6 +75,8 @@ async def relay(
 
     await pass_on(head)
     async for piece in pieces:
+        if begun is not None and begun(piece):
+            begun = None
         await pass_on(piece)
     relayed.last_s = clock()
     try:

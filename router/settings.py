@@ -149,7 +149,7 @@ class ApiSettings:
         "/pooling",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
-        "/v1/responses",
+        "/v1/messages/count_tokens",
     )
     """Further paths, passed to the least costly replica. Everything else is 404: engines have paths that flush
     caches, load adapters or put them to sleep, and those are not for clients."""

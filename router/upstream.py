@@ -24,7 +24,6 @@ WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
 # vLLM 0.32 on SIGTERM may end what is in flight with status 200 and a truncated answer (seen 1 time in 3).
 # Quotes are escaped inside JSON strings, so no text that a model writes can look like it.
-ABORTED = b'"finish_reason":"abort"'
 STATUS_RETRIED = (502, 503)
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 LINE_BYTES_MAX = 16 << 10  # of a status line or a header
@@ -231,7 +230,7 @@ class Upstream:
                     call.response.close()
         call.begun, call.since_s = True, self._loop.time()
         dying = answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
-        if dying or answer.status in STATUS_RETRIED or ABORTED in answer.head:
+        if dying or answer.status in STATUS_RETRIED:
             raise EngineFailed(answer)
         return answer
 

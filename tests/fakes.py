@@ -1,4 +1,4 @@
-"""A scriptable engine: a real aiohttp server on port 0 that speaks as much OpenAI as the router needs.
+"""A scriptable engine: a real aiohttp server on port 0 that speaks as much of each dialect as the router needs.
 
 Replies are played from `script` (one per generation request, then the default again), so a test says exactly what
 goes wrong, and when.
@@ -112,9 +112,86 @@ def events(words: int = 3, *, usage: dict[str, Any] | None = None) -> list[bytes
 USAGE = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 32}}
 
 
+MESSAGE_USAGE = {"input_tokens": 68, "cache_read_input_tokens": 32, "output_tokens": 3}
+MESSAGE: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "text", "text": "w0 w1 "}],
+    "stop_reason": "end_turn",
+    "usage": MESSAGE_USAGE,
+}
+RESPONSE: dict[str, Any] = {
+    "id": "x",  # not one to be remembered
+    "created_at": 1,
+    "object": "response",
+    "status": "completed",
+    "model": "m",
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "w0 w1 ", "annotations": []}],
+        }
+    ],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "usage": {
+        "input_tokens": 100,
+        "input_tokens_details": {"cached_tokens": 32, "cache_write_tokens": 0},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 103,
+    },
+}
+
+
+def named_event(kind: str, **fields: Any) -> bytes:
+    """An event as Messages and Responses have it: named, and its type said again in the data."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def message_events() -> list[bytes]:
+    """A Messages stream as vLLM 0.32 sends it; usage is whole only at the end."""
+    start = {**MESSAGE, "content": [], "stop_reason": None, "usage": {"input_tokens": 100, "output_tokens": 0}}
+    deltas = [{"type": "text_delta", "text": f"w{i} "} for i in range(2)]
+    return [
+        named_event("message_start", message=start),
+        named_event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        *(named_event("content_block_delta", index=0, delta=delta) for delta in deltas),
+        named_event("content_block_stop", index=0),
+        named_event("message_delta", delta={"stop_reason": "end_turn"}, usage=MESSAGE_USAGE),
+        named_event("message_stop"),
+    ]
+
+
+def response_events() -> list[bytes]:
+    """A Responses stream; the first two events come before prefill."""
+    begun = {**RESPONSE, "status": "in_progress", "output": [], "usage": None}
+    item = {**RESPONSE["output"][0], "content": [], "status": "in_progress"}
+    where = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    part = {"type": "output_text", "text": "", "annotations": []}
+    parts = [
+        ("response.created", {"response": begun}),
+        ("response.in_progress", {"response": begun}),
+        ("response.output_item.added", {"output_index": 0, "item": item}),
+        ("response.content_part.added", {**where, "part": part}),
+        *(("response.output_text.delta", {**where, "delta": f"w{i} ", "logprobs": []}) for i in range(2)),
+        ("response.completed", {"response": RESPONSE}),
+    ]
+    return [named_event(kind, sequence_number=n, **fields) for n, (kind, fields) in enumerate(parts)]
+
+
 async def ok(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     """A healthy answer, streaming if asked to."""
     body = engine.seen[-1].json if engine.seen[-1].body[:1] == b"{" else {}
+    if request.path in ("/v1/messages", "/v1/responses"):
+        whole, pieces = (MESSAGE, message_events()) if request.path == "/v1/messages" else (RESPONSE, response_events())
+        return await stream(request, pieces) if body.get("stream") else web.json_response(whole)
     if not body.get("stream"):
         answer = {
             "id": "x",

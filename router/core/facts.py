@@ -95,7 +95,7 @@ class Ask:
     output_tokens_max: int | None = None
     stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
     response_id: str | None = None  # previous_response_id: belongs to the replica that made it
-    wants_usage: bool = False  # the client asked for usage in its stream
+    wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects import PATHS, BadBody
+from router.core.dialects import OPENAI, PATHS, BadBody, spoken_on
 from router.core.dialects.base import Dialect
 
 ROWS = pytest.mark.parametrize(("path", "dialect"), PATHS.items(), ids=PATHS)
@@ -20,8 +20,10 @@ def body_of(path: str, *, stream: bool = False) -> bytes:
     fields = {"model": "m", "stream": stream}
     if path.endswith("/chat/completions"):
         fields |= {"messages": [{"role": "user", "content": HELLO}]}
+    elif path.endswith("/messages"):
+        fields |= {"messages": [{"role": "user", "content": HELLO}], "max_tokens": 8}
     else:
-        fields |= {"input" if path.endswith("/embeddings") else "prompt": HELLO}
+        fields |= {"input" if path.endswith(("/embeddings", "/responses")) else "prompt": HELLO}
     return json.dumps(fields).encode()
 
 
@@ -29,7 +31,7 @@ def body_of(path: str, *, stream: bool = False) -> bytes:
 def test_a_request_is_read(path: str, dialect: Dialect) -> None:
     """Model, prompt and stream of the smallest request of each path."""
     ask = dialect.parse(path, body_of(path, stream=True))
-    assert (ask.model, ask.stream, ask.wants_usage) == ("m", True, False)
+    assert (ask.model, ask.stream) == ("m", True)
     assert ask.prompt is not None
     assert HELLO.encode() in ask.prompt.text
     assert 0 < ask.prompt.first_user_end <= len(ask.prompt.text)
@@ -48,8 +50,9 @@ def test_what_is_no_request_is_refused(path: str, dialect: Dialect, body: bytes)
 
 @ROWS
 def test_usage_can_be_asked_for(path: str, dialect: Dialect) -> None:
-    """The edited body is the same request, and now wants usage."""
+    """The edited body is the same request, and its stream will carry usage; where it does anyway, nothing is edited."""
     before, after = body_of(path, stream=True), dialect.with_usage(body_of(path, stream=True))
+    assert (after == before) is dialect.parse(path, before).wants_usage
     assert dialect.parse(path, after).wants_usage
     assert dialect.parse(path, after).prompt == dialect.parse(path, before).prompt
 
@@ -73,10 +76,20 @@ def test_no_answer_of_an_engine_breaks_a_dialect(path: str, dialect: Dialect, da
     assert dialect.event_error(data) in (None, *range(400, 600))
     assert dialect.event_error(b'data: {"error":' + data + b"\n\n") in (None, *range(400, 600))
     assert dialect.is_usage_event(data) is False
+    assert dialect.aborted(data) is False
+
+
+@ROWS
+@given(data=st.binary(max_size=200))
+@settings(deadline=None, max_examples=30)
+def test_every_piece_has_begun_or_not(path: str, dialect: Dialect, data: bytes) -> None:
+    """Whether a piece shows that prefill is done is answered for any bytes."""
+    assert dialect.begun(data) in (True, False)
 
 
 @ROWS
 def test_dialects_have_names(path: str, dialect: Dialect) -> None:
-    """Metrics label requests by it."""
+    """A dialect has a name, and speaks on its paths and on what lies below them, but not beside."""
     assert dialect.name
-    assert path.startswith("/")
+    assert spoken_on(path) is spoken_on(path + "/a/b") is dialect
+    assert spoken_on(path + "x") is OPENAI

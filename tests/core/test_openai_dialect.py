@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from router.core.blocks import chain_of
 from router.core.dialects.base import BadBody
-from router.core.dialects.openai import OPAQUE_REPEATS, OpenAI
+from router.core.dialects.chat import OPAQUE_REPEATS
+from router.core.dialects.openai import OpenAI
 from router.core.facts import Ask, Prompt
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from router.core.dialects.anthropic import Anthropic
 from router.core.dialects.base import BadBody, Dialect
 from router.core.dialects.openai import OpenAI
+from router.core.dialects.responses import Responses
 
 OPENAI = OpenAI()
+ANTHROPIC = Anthropic()
+RESPONSES = Responses()
 
 PATHS: dict[str, Dialect] = {
     "/v1/chat/completions": OPENAI,
     "/v1/completions": OPENAI,
     "/v1/embeddings": OPENAI,
+    "/v1/messages": ANTHROPIC,
+    "/v1/responses": RESPONSES,
 }
 
-__all__ = ["OPENAI", "PATHS", "BadBody", "Dialect"]
+
+def spoken_on(path: str) -> Dialect:
+    """The dialect of a path, or of what it lies below (/v1/messages/count_tokens); elsewhere OpenAI's."""
+    return next((dialect for base, dialect in PATHS.items() if f"{path}/".startswith(f"{base}/")), OPENAI)
+
+
+__all__ = ["OPENAI", "PATHS", "BadBody", "Dialect", "spoken_on"]

@@ -32,8 +32,15 @@ class Dialect(Protocol):
     def event_error(self, chunk: bytes) -> int | None:
         """Status of the error that a stream's first event carries; None for a healthy event."""
 
+    def aborted(self, head: bytes) -> bool:
+        """Whether an answer, or the first piece of a stream, says that the engine gave the request up."""
+
+    def begun(self, chunk: bytes) -> bool:
+        """Whether a piece of a stream can only come after prefill: from then on its first token is known."""
+
     def with_usage(self, body: bytes) -> bytes:
-        """The same request, asking for usage at the end of its stream; spliced, not re-serialised."""
+        """The same request, asking for usage at the end of its stream; spliced, not re-serialised. Not called when
+        it will come anyway (`Ask.wants_usage`)."""
 
     def is_usage_event(self, event: bytes) -> bool:
         """Whether this event exists only because `with_usage` asked for it."""

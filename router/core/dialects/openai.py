@@ -1,79 +1,67 @@
 """The OpenAI dialect as vLLM and SGLang speak it: chat completions, completions, embeddings.
 
-The canonical bytes of a prompt are what the chat template will see, in the order most templates use it: tools and
-template arguments, then each message as
-
-    RS role US content [GS field US json]...
-
-with generation parameters left out. JSON that the template prints (tools, tool calls) is decoded and encoded again,
-so white space and escapes do not matter, but key order does, as it does to `tojson` in a template. A message adds
-bytes only at the end, so an appended conversation extends its own canonical bytes. Whatever is not understood makes
+A chat becomes the canonical bytes of chat.py; a completion's prompt is its own bytes. Whatever is not understood makes
 the prompt unknown (None), never the request invalid: the engine judges its own input.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
-from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
-from xxhash import xxh3_128_digest
 
 from router.core import sse
-from router.core.dialects.base import BadBody
+from router.core.dialects import wire
+from router.core.dialects.chat import RS, Chat, Part, calls, canonical
+from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.facts import Ask, Prompt, Usage
 
-RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
-# An image is hundreds of tokens, not its URL's length: it stands as 1,024 bytes, about 256 tokens.
-OPAQUE_REPEATS = 64
 TOKEN_ID_BYTES = 4
-USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
-
-_ABSENT = Raw(b"")
-_T = TypeVar("_T")
-# Raw fields are checked for UTF-8 and for depth (CPython's recursion limit) only when they are decoded.
-_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class _Body(msgspec.Struct):
     """Top level of a request; Raw is not decoded, whatever it holds."""
 
-    model: Raw = _ABSENT
-    stream: Raw = _ABSENT
-    stream_options: Raw = _ABSENT
-    messages: Raw = _ABSENT
-    prompt: Raw = _ABSENT
-    input: Raw = _ABSENT
-    tools: Raw = _ABSENT
-    functions: Raw = _ABSENT
-    documents: Raw = _ABSENT
-    chat_template: Raw = _ABSENT
-    chat_template_kwargs: Raw = _ABSENT
-    reasoning_effort: Raw = _ABSENT
-    cache_salt: Raw = _ABSENT
-    prompt_cache_key: Raw = _ABSENT
-    max_tokens: Raw = _ABSENT
-    max_completion_tokens: Raw = _ABSENT
-    previous_response_id: Raw = _ABSENT
-    store: Raw = _ABSENT
+    model: Raw = ABSENT
+    stream: Raw = ABSENT
+    stream_options: Raw = ABSENT
+    messages: Raw = ABSENT
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
+    tools: Raw = ABSENT
+    functions: Raw = ABSENT
+    documents: Raw = ABSENT
+    chat_template: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+    max_completion_tokens: Raw = ABSENT
+    previous_response_id: Raw = ABSENT
+    store: Raw = ABSENT
 
 
 class _Message(msgspec.Struct):
     role: str = ""
     content: str | list[Raw] | None = None
-    name: Raw = _ABSENT
-    tool_calls: Raw = _ABSENT
-    tool_call_id: Raw = _ABSENT
-    function_call: Raw = _ABSENT
-    reasoning: Raw = _ABSENT
-    reasoning_content: Raw = _ABSENT
+    name: Raw = ABSENT
+    tool_calls: Raw = ABSENT
+    tool_call_id: Raw = ABSENT
+    function_call: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    reasoning_content: Raw = ABSENT
 
 
 class _Part(msgspec.Struct):
     type: str = ""
     text: str | None = None
+    image_url: Raw = ABSENT
+
+
+class _Url(msgspec.Struct):
+    url: str = ""
 
 
 class _Details(msgspec.Struct):
@@ -92,17 +80,17 @@ class _Answer(msgspec.Struct):
 
 
 class _Error(msgspec.Struct):
-    error: Raw = _ABSENT
+    error: Raw = ABSENT
 
 
 class _ErrorCode(msgspec.Struct):
     code: int | str | None = None
 
 
-_HEAD = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+_HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
 _FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
 
-_decode_body = msgspec.json.Decoder(_Body).decode
+_BODY = msgspec.json.Decoder(_Body)
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _decode_part = msgspec.json.Decoder(_Part | str).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
@@ -118,23 +106,18 @@ class OpenAI:
 
     def parse(self, path: str, body: bytes) -> Ask:
         """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
-        try:
-            fields = _decode_body(body)
-        except _UNREADABLE as error:
-            raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
-        model = _as(str, fields.model)
-        if model is None and _given(fields.model):
-            raise BadBody("invalid_model", "The field 'model' must be a string.")
-        options = _as(dict, fields.stream_options) or {}
+        fields = wire.decode_body(_BODY, body)
+        model = wire.model_of(fields.model)
+        options = wire.as_type(dict, fields.stream_options) or {}
         return Ask(
             model=model,
             prompt=_prompt(path, fields),
-            stream=_as(bool, fields.stream) or False,
-            salt=(_as(str, fields.cache_salt) or "").encode(errors="surrogatepass"),
-            session=_as(str, fields.prompt_cache_key),
-            output_tokens_max=_positive(fields.max_completion_tokens) or _positive(fields.max_tokens),
-            stored=_as(bool, fields.store),
-            response_id=_as(str, fields.previous_response_id),
+            stream=wire.as_type(bool, fields.stream) or False,
+            salt=wire.salt_of(fields.cache_salt),
+            session=wire.as_type(str, fields.prompt_cache_key),
+            output_tokens_max=wire.positive(fields.max_completion_tokens) or wire.positive(fields.max_tokens),
+            stored=wire.as_type(bool, fields.store),
+            response_id=wire.as_type(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
         )
 
@@ -157,15 +140,23 @@ class OpenAI:
             return None
         try:
             error = _decode_error(sse.first_payload(chunk)).error
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
-        if not _given(error):
+        if not wire.given(error):
             return None
         try:
             code = _decode_error_code(error).code
-        except _UNREADABLE:
+        except UNREADABLE:
             return 500  # an error, if not an object
         return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+    def aborted(self, head: bytes) -> bool:
+        """vLLM, told to stop, ends what runs with status 200 and this reason."""
+        return b'"finish_reason":"abort"' in head
+
+    def begun(self, chunk: bytes) -> bool:
+        """Chunks come only after prefill: vLLM's first one, with the role, is made with the first token."""
+        return True
 
     def with_usage(self, body: bytes) -> bytes:
         """Ask for usage at the end of the stream; only called when the client did not.
@@ -174,7 +165,7 @@ class OpenAI:
         spliced in before the closing brace and the rest of the body stays as it was.
         """
         end = body.rindex(b"}")
-        options = msgspec.json.decode(_decode_body(body).stream_options or b"{}")
+        options = msgspec.json.decode(_BODY.decode(body).stream_options or b"{}")
         merged = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         return body[:end] + b',"stream_options":' + msgspec.json.encode(merged) + body[end:]
 
@@ -184,7 +175,7 @@ class OpenAI:
             return False
         try:
             answer = _decode_answer(sse.payload(event))
-        except _UNREADABLE:
+        except UNREADABLE:
             return False
         return answer.usage is not None and answer.choices == []
 
@@ -203,81 +194,49 @@ _ERROR_TYPES = {
 }
 
 
-def _as(type_: type[_T], raw: Raw) -> _T | None:
-    """Decode a Raw field if it is of this type; None when absent, null or of another."""
-    if not raw:
-        return None
-    try:
-        return msgspec.json.decode(raw, type=type_)
-    except _UNREADABLE:
-        return None
-
-
-def _given(raw: Raw) -> bool:
-    """Present and not null. (A Raw never equals bytes.)"""
-    return bool(raw) and bytes(raw) != b"null"
-
-
-def _positive(raw: Raw) -> int | None:
-    value = _as(int, raw)
-    return value if value is not None and value > 0 else None
-
-
 def _prompt(path: str, fields: _Body) -> Prompt | None:
     try:
         if fields.messages:
             return _chat_prompt(fields)
         given = fields.input if path.endswith("/embeddings") else fields.prompt
         return _text_prompt(_decode_prompt(given)) if given else None
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 
 def _chat_prompt(fields: _Body) -> Prompt:
-    out: list[bytes] = []
+    chat = Chat()
+    if wire.given(fields.tools):
+        chat.tools(msgspec.json.decode(fields.tools))
     for name in _HEAD:
         raw = getattr(fields, name)
-        if _given(raw):
-            out += (GS, name.encode(), US, _canonical(raw))
-    size = sum(map(len, out))
-    first_user_end, spans, opaque = 0, [], 0
+        if wire.given(raw):
+            chat.head(name, canonical(raw))
     for message in _decode_messages(fields.messages):
-        start, before = size, len(out)
-        out += (RS, message.role.encode(), US)
-        opaque += _content(message.content, out)
-        for name in _FIELDS:
-            raw = getattr(message, name)
-            if _given(raw):
-                out += (GS, name.encode(), US, _canonical(raw))
-        size += sum(map(len, out[before:]))
-        if message.role == "assistant":
-            spans.append((start, size))
-        elif message.role == "user" and not first_user_end:
-            first_user_end = size
-    return Prompt(b"".join(out), first_user_end or size, tuple(spans), opaque)
+        given = [(name, raw) for name in _FIELDS if wire.given(raw := getattr(message, name))]
+        chat.message(message.role, content_parts(message.content), [(name, _field(name, raw)) for name, raw in given])
+    return chat.prompt()
 
 
-def _content(content: str | list[Raw] | None, out: list[bytes]) -> int:
-    """Append a message's content; returns how many of its bytes are opaque."""
+def _field(name: str, raw: Raw) -> bytes:
+    return calls(msgspec.json.decode(raw)) if name == "tool_calls" else canonical(raw)
+
+
+def content_parts(content: str | list[Raw] | None) -> list[Part]:
+    """The parts of a message's content: texts, and the identities of what is not text. Raises UNREADABLE."""
     if content is None:
-        return 0
-    if isinstance(content, str):
-        out.append(content.encode())
-        return 0
-    opaque = 0
-    for position, raw in enumerate(content):
-        if position:
-            out.append(b"\n")  # vLLM joins text parts so where the template takes a string
-        part = _decode_part(raw)
-        if isinstance(part, str):
-            part = _Part("text", part)
-        if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
-            out.append(part.text.encode())
-        else:
-            filler = xxh3_128_digest(bytes(raw)) * OPAQUE_REPEATS
-            out.append(filler)
-            opaque += len(filler)
-    return opaque
+        return []
+    return [content] if isinstance(content, str) else [_part(raw) for raw in content]
+
+
+def _part(raw: Raw) -> Part:
+    part: _Part | str = _decode_part(raw)
+    if isinstance(part, str):
+        return part
+    if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
+        return part.text
+    url = wire.as_type(str, part.image_url) or (wire.as_type(_Url, part.image_url) or _Url()).url
+    return url.encode() if url else bytes(raw)
 
 
 def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
@@ -301,31 +260,12 @@ def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
     return Prompt(text, len(text), opaque_bytes=len(text), bytes_per_token=TOKEN_ID_BYTES)
 
 
-def _canonical(raw: Raw) -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(raw))
-
-
 def _usage(data: bytes) -> Usage | None:
     try:
         usage = _decode_answer(data).usage
-    except _UNREADABLE:
-        usage = _cut_usage(data)
-    if usage is None or usage.prompt_tokens < 0:
+    except UNREADABLE:
+        usage = wire.cut_usage(_Usage, data)
+    if usage is None:
         return None
     details = usage.prompt_tokens_details
-    cached = details.cached_tokens if details else None
-    if cached is not None:
-        cached = min(max(0, cached), usage.prompt_tokens)
-    return Usage(usage.prompt_tokens, max(0, usage.completion_tokens or 0), cached)
-
-
-_USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
-
-
-def _cut_usage(data: bytes) -> _Usage | None:
-    """Usage from an event whose beginning is cut off."""
-    found = _USAGE_AT.findall(data)
-    try:
-        return msgspec.json.decode(found[-1], type=_Usage) if found else None
-    except _UNREADABLE:
-        return None
+    return wire.counts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
