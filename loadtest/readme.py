@@ -17,9 +17,11 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise, takewhile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -148,9 +150,23 @@ def with_tables(text: str) -> str:
 # What the demo measured
 
 
-def demo_block(document: dict[str, Any]) -> str:
-    """The demo's table, with its date, machine, command and fixed parameters. Raises ReadmeError, TraceError."""
-    rows = _rows(document)
+def median_rows(documents: Sequence[dict[str, Any]]) -> list[Row]:
+    """One row a workload and policy, each figure the median of the runs. Raises ReadmeError where rows differ."""
+    runs = [_rows(document) for document in documents]
+    if len({tuple((row.workload, row.policy, row.requests) for row in run) for run in runs}) != 1:
+        raise ReadmeError("these are not runs of the same demo")
+    merged = []
+    for same in zip(*runs, strict=True):
+        figures = {column.name: [getattr(row, column.name) for row in same] for column in COLUMNS}
+        medians = {n: median(v) for n, v in figures.items() if all(isinstance(x, float) for x in v)}
+        errors = sum(row.errors or 0 for row in same)
+        merged.append(replace(same[0], **medians, errors=errors))
+    return merged
+
+
+def demo_block(documents: Sequence[dict[str, Any]]) -> str:
+    """The demo's table, with date, machine, command and fixed parameters. Raises ReadmeError, TraceError."""
+    rows, document = median_rows(documents), documents[-1]
     sizes = {workload.name: workload.requests for workload in WORKLOADS}
     for row in rows:
         if sizes.get(row.workload or "") != row.requests:
@@ -160,7 +176,7 @@ def demo_block(document: dict[str, Any]) -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB, Python {machine['python']}"
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where}.",
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where}; {_runs(len(documents))}.",
             "",
             _table([c.title for c in columns], [[shown(row, c) for c in columns] for row in rows]),
             "",
@@ -178,6 +194,10 @@ def demo_block(document: dict[str, Any]) -> str:
             *(f"- {workload.describe()}." for workload in WORKLOADS),
         ]
     )
+
+
+def _runs(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs, each figure the median of its own, errors added up"
 
 
 def ceiling(workload: Workload) -> float:
@@ -251,12 +271,12 @@ def with_block(text: str, name: str, body: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.readme", description="Render README.md's own parts.")
-    parser.add_argument("demo", nargs="?", type=Path, metavar="FILE", help="the demo's JSON")
+    parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
     parser.add_argument("--tables", action="store_true", help="render the tables of settings, metrics and policies")
     parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
     parser.add_argument("--readme", type=Path, default=README, help="the file to change")
     options = parser.parse_args(argv)
-    if options.demo is None and (options.check or not options.tables):
+    if not options.demo and (options.check or not options.tables):
         parser.error("the demo's JSON is missing")
     try:
         return _check(options.demo) if options.check else _render(options.readme, options.demo, tables=options.tables)
@@ -265,19 +285,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _check(file: Path) -> int:
-    document = json.loads(file.read_text(encoding="utf-8"))
-    broken = broken_promises(document)
-    print("\n".join(broken or ["the demo kept its promise", *verdicts(_rows(document))]))
+def _check(files: Sequence[Path]) -> int:
+    broken = False
+    for document in _read(files):
+        failed = broken_promises(document)
+        print("\n".join(failed or ["the demo kept its promise", *verdicts(_rows(document))]))
+        broken = broken or bool(failed)
     return 1 if broken else 0
 
 
-def _render(readme: Path, demo: Path | None, *, tables: bool) -> int:
+def _read(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def _render(readme: Path, demo: Sequence[Path], *, tables: bool) -> int:
     text = readme.read_text(encoding="utf-8")
     if tables:
         text = with_tables(text)
-    if demo is not None:
-        text = with_block(text, "demo", demo_block(json.loads(demo.read_text(encoding="utf-8"))))
+    if demo:
+        text = with_block(text, "demo", demo_block(_read(demo)))
     readme.write_text(text, encoding="utf-8")
     return 0
 

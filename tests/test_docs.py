@@ -285,6 +285,13 @@ def test_promise_of_the_demo(hits: float, ttft_s: float, broken: int, tmp_path: 
     assert readme.main(["--check", str(file)]) == (1 if broken else 0)
 
 
+def test_several_runs_are_a_median() -> None:
+    """Of three runs each figure is the median of its own, and errors of all runs count."""
+    runs = [{"rows": rows(hits, ttft_s)} for hits, ttft_s in ((0.6, 9.0), (0.9, 5.0), (0.7, 1.0))]
+    warm = next(row for row in readme.median_rows(runs) if (row.workload, row.policy) == ("agent", "warm"))
+    assert (warm.token_hit_rate, warm.ttft_p90_s) == (0.7, 5.0)
+
+
 def test_demo_figures_are_rendered(tmp_path: Path) -> None:
     """The demo's block is made from its JSON, can be made again, and is refused for a run of another length."""
     target, file = tmp_path / "README.md", tmp_path / "demo.json"
