@@ -163,16 +163,15 @@ class Proxy:
 
     def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Lease | None:
         """A lease on another replica, if one may be tried and there is one."""
-        if len(tried) > self._retries_max or not self._may_retry(question, failure):
+        now_s = self._clock()
+        if len(tried) > self._retries_max or not self._may_retry(question, failure) or not self._budget.covers(now_s):
             return None
         try:
             lease = self._place(question, tried)
         except Refusal:
             return None
-        if self._budget.withdraw(self._clock()):
-            return lease
-        self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
-        return None
+        self._budget.withdraw(now_s)  # only now: where nobody is left to try, nothing is spent
+        return lease
 
     def _place(self, question: Question, tried: frozenset[str]) -> Lease:
         """Raises Refusal when no replica is left to try."""

@@ -80,11 +80,15 @@ class RetryBudget:
         """A request came in."""
         self.tokens = min(self.tokens + self.ratio, max(STOCK, self.floor_per_s * 10))
 
-    def withdraw(self, now_s: float) -> bool:
-        """Ask for one retry now."""
+    def covers(self, now_s: float) -> bool:
+        """Whether one retry is allowed now."""
         self.tokens = min(self.tokens + (now_s - self._at_s) * self.floor_per_s, max(STOCK, self.floor_per_s * 10))
         self._at_s = now_s
-        if self.tokens < 1:
+        return self.tokens >= 1
+
+    def withdraw(self, now_s: float) -> bool:
+        """Take one retry out, if that is allowed now."""
+        if not self.covers(now_s):
             return False
         self.tokens -= 1
         return True

@@ -157,6 +157,9 @@ async def test_retry_budget(client: ClientSession, engine: FakeEngine, other: Fa
         for _ in range(60):
             async with client.post(app.url + CHAT, json=body()) as response:
                 assert response.status == 502
+        # Nobody who was not asked is blamed for it.
+        asked = {engine.url: len(engine.seen), other.url: len(other.seen)}
+        assert all(m.breaker.failures <= asked[m.id] for m in app.router.fleet.members.values())
         # 60 first attempts; 10 retries in stock, 1.0 a second and 0.2 a request on top.
         assert len(engine.seen) + len(other.seen) <= 60 + 10 + 12 + 5
 
