@@ -148,22 +148,15 @@ class Anthropic:
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
-        if len(body) > USAGE_BODY_BYTES_MAX:
-            return None
-        try:
-            return _counts(_decode_answer(body).usage)
-        except UNREADABLE:
-            return None
+        answer = wire.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
+        return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
         """Token counts of the last `message_delta`; prompt tokens may have been said in `message_start` only."""
         last: _Usage | None = None
         for data in sse.payloads_backwards(tail):
-            if b'"usage"' not in data:
-                continue
-            try:
-                event = _decode_event(data)
-            except UNREADABLE:
+            event = wire.decoded(_decode_event, data) if b'"usage"' in data else None
+            if event is None:
                 continue
             if event.type == "message_delta" and last is None:
                 last = event.usage
@@ -178,9 +171,8 @@ class Anthropic:
         """`event: error`, whose type names the status; vLLM says internal_error when its engine has failed."""
         if b'"error"' not in chunk[:4096]:
             return None
-        try:
-            event = _decode_event(sse.first_payload(chunk))
-        except UNREADABLE:
+        event = wire.decoded(_decode_event, sse.first_payload(chunk))
+        if event is None:
             return None
         if not wire.given(event.error):
             return 500 if event.type == "error" else None
@@ -192,10 +184,8 @@ class Anthropic:
         """vLLM has no stop_reason for what it gave up, and leaves the field out of a whole answer."""
         if not head.startswith(b"{") or b'"stop_reason"' in head:
             return False
-        try:
-            return _decode_event(head).type == "message"
-        except UNREADABLE:
-            return False
+        event = wire.decoded(_decode_event, head)
+        return event is not None and event.type == "message"
 
     def begun(self, chunk: bytes) -> bool:
         """`message_start` and pings may come before prefill is done."""

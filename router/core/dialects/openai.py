@@ -138,14 +138,11 @@ class OpenAI:
         """vLLM reports an engine failure as `data: {"error": {..., "code": 500}}` on status 200."""
         if not chunk.startswith(b"data:") or b'"error"' not in chunk[:4096]:
             return None
-        try:
-            error = _decode_error(sse.first_payload(chunk)).error
-        except UNREADABLE:
-            return None
-        if not wire.given(error):
+        event = wire.decoded(_decode_error, sse.first_payload(chunk))
+        if event is None or not wire.given(event.error):
             return None
         try:
-            code = _decode_error_code(error).code
+            code = _decode_error_code(event.error).code
         except UNREADABLE:
             return 500  # an error, if not an object
         return code if isinstance(code, int) and 400 <= code < 600 else 500
@@ -173,11 +170,8 @@ class OpenAI:
         """The extra event has usage and no choices."""
         if b'"usage"' not in event:
             return False
-        try:
-            answer = _decode_answer(sse.payload(event))
-        except UNREADABLE:
-            return False
-        return answer.usage is not None and answer.choices == []
+        answer = wire.decoded(_decode_answer, sse.payload(event))
+        return answer is not None and answer.usage is not None and answer.choices == []
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """OpenAI's error object; `type` follows the status as OpenAI's own does."""

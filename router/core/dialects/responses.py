@@ -130,21 +130,16 @@ class Responses(OpenAI):
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
-        if len(body) > USAGE_BODY_BYTES_MAX:
-            return None
-        try:
-            return _counts(_decode_answer(body).usage)
-        except UNREADABLE:
-            return None
+        answer = wire.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
+        return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
         """Token counts of the last event, of which a long answer leaves only the end in the tail."""
         for data in sse.payloads_backwards(tail):
             if b'"usage"' not in data:
                 continue
-            try:
-                event = _decode_event(data)
-            except UNREADABLE:
+            event = wire.decoded(_decode_event, data)
+            if event is None:
                 return _counts(wire.cut_usage(_Usage, data))
             if event.type in _LAST and event.response:
                 return _counts(event.response.usage)
@@ -152,9 +147,8 @@ class Responses(OpenAI):
 
     def event_error(self, chunk: bytes) -> int | None:
         """An event `error` or `response.failed`, or OpenAI's error object as engines send it."""
-        try:
-            event = _decode_event(sse.first_payload(chunk))
-        except UNREADABLE:
+        event = wire.decoded(_decode_event, sse.first_payload(chunk))
+        if event is None:
             return None
         return 500 if event.type in _FAILED else super().event_error(b"data: " + sse.first_payload(chunk))
 

@@ -6,6 +6,7 @@ A body is decoded once, and only as deep as placement needs: Raw fields are neit
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -32,6 +33,14 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         return decoder.decode(body)
     except UNREADABLE as error:
         raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
+
+
+def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
+    """What an engine said, or None where it cannot be read."""
+    try:
+        return decode(data)
+    except UNREADABLE:
+        return None
 
 
 def model_of(raw: Raw) -> str | None:
