@@ -29,7 +29,7 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
-Ratio = Annotated[float, Meta(ge=0, le=1e6)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class SettingsError(ValueError):
@@ -56,7 +56,7 @@ class ListenSettings:
     """Whether `/metrics` is on the main listener too. On: a scrape works before any thought of ports."""
     keepalive_s: Seconds = 75.0
     """Seconds an idle client connection is kept. As nginx."""
-    drain_s: Ratio = 25.0
+    drain_s: NotNegative = 25.0
     """Seconds that running answers may take to finish after SIGTERM. Inside Kubernetes' default grace of 30."""
 
 
@@ -108,9 +108,9 @@ class UpstreamSettings:
     """Further replicas tried when one fails before the client got a byte."""
     retry_on_timeout: bool = False
     """Whether a request that timed out is tried elsewhere. Off: it has cost minutes of GPU time already."""
-    retry_ratio: Ratio = 0.2
+    retry_ratio: NotNegative = 0.2
     """Retries per request allowed on average, as Envoy's and linkerd's budgets: a dead fleet is not hammered."""
-    retry_floor_per_s: Ratio = 10.0
+    retry_floor_per_s: NotNegative = 10.0
     """Retries per second that are allowed whatever the ratio."""
 
 

@@ -22,8 +22,6 @@ from yarl import URL
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
-# vLLM 0.32 on SIGTERM may end what is in flight with status 200 and a truncated answer (seen 1 time in 3).
-# Quotes are escaped inside JSON strings, so no text that a model writes can look like it.
 STATUS_RETRIED = (502, 503)
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 LINE_BYTES_MAX = 16 << 10  # of a status line or a header

@@ -32,7 +32,7 @@ from router.core.policies import Policy
 from router.core.prefix import PrefixIndex
 from router.core.pricing import Pricer, Size
 from router.core.reuse import ReuseMemory
-from router.core.tokens import ModelTokens
+from router.core.tokens import ModelTokens, plausible
 
 TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
@@ -252,7 +252,7 @@ class Router:
         ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
         for key, start, _ in reversed(chain.spans) if plain else ():
             answer = self.answers.get(key)
-            if answer is not None and answer.prompt_tokens and start:
+            if answer is not None and answer.prompt_tokens and plausible(start / answer.prompt_tokens):
                 ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
                 break
         return Size(max(1, round(len(prompt.text) / ratio)), ratio, len(prompt.text) if plain else 0)

@@ -1,7 +1,7 @@
 """An engine's `/metrics` page -> Load.
 
-A full Prometheus parser takes tens of milliseconds for vLLM's 70 KB page; every probe of every replica would stall
-the event loop. One compiled expression picks the dozen lines that matter (0.3 ms). Names and labels as in vLLM 0.32
+A full Prometheus parser takes over ten milliseconds for vLLM's 70 KB page; every probe of every replica would stall
+the event loop. One compiled expression picks the dozen lines that matter in under one. Names and labels as in vLLM 0.32
 and SGLang 0.5.23. Counters and gauges of several engines behind one page (data parallel ranks) are added up,
 usages averaged.
 """

@@ -13,6 +13,11 @@ CREDIT_TRUE_MIN = 0.5
 CREDIT_RETRY = 20
 
 
+def plausible(bytes_per_token: float) -> bool:
+    """Whether a tokenizer can do that; otherwise the engine counts something else."""
+    return RATIO_MIN <= bytes_per_token <= RATIO_MAX
+
+
 @dataclass(slots=True)
 class ModelTokens:
     """What is learned of one model's tokenizer and template."""
@@ -30,8 +35,8 @@ class ModelTokens:
 
     def observe(self, text_bytes: int, prompt_tokens: int) -> None:
         """Take one prompt whose tokens an engine counted."""
-        if prompt_tokens <= 0 or not RATIO_MIN <= text_bytes / prompt_tokens <= RATIO_MAX:
-            return  # no tokenizer does that: an engine that counts otherwise
+        if prompt_tokens <= 0 or not plausible(text_bytes / prompt_tokens):
+            return
         self._bytes = self._bytes * FADE + text_bytes
         self._tokens = self._tokens * FADE + prompt_tokens
 

@@ -1,6 +1,7 @@
 """What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
 
-from router.core.facts import Ask, Ending, Outcome, Replica, ServedModel
+from router.core.blocks import chain_of
+from router.core.facts import Ask, Ending, Outcome, Prompt, Replica, ServedModel, Usage
 from router.core.fleet import Lease
 from router.core.health import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
 from router.core.policies import POLICIES
@@ -98,3 +99,14 @@ def test_several_names_of_one_model_are_no_choice() -> None:
     router = router_of(IDS[:1])
     router.observe_models(IDS[0], [ServedModel("m", root="/x"), ServedModel("alias", root="/x")])
     assert router.resolve_model(None) == "alias"
+
+
+def test_a_lying_count_does_not_shrink_a_conversation() -> None:
+    """A past answer that claims one token for kilobytes of prompt does not make the next turn look like nothing."""
+    router = router_of(IDS[:1])
+    text = b"x" * 8_000
+    for turns, spans in ((1, ()), (2, ((8_000, 8_010),))):
+        ask = Ask("m", Prompt(text + b"y" * 10 * (turns - 1), 8_000, spans))
+        lease = router.route(ask, "m", chain_of(ask, "m"), float(turns), ring_key="k")
+        router.finish(lease, Outcome(Ending.OK, Usage(1, 1)), turns + 0.5)
+    assert lease.prompt_tokens > 1_000
