@@ -1,11 +1,4 @@
-"""Which holder has which block: a flat map from block key to a bitmask of holders, with one LRU per holder.
-
-A key names a whole prefix (see blocks.py), so the map *is* the radix tree, and one walk that ANDs masks gives the
-longest match of every holder:
-
-    keys of the prompt    k1      k2      k3      k4
-    masks                 1111    1101    0101    0001
-    AND so far            1111    1101    0101    0001     holder 1 matches 1, holder 3: 2, holder 2: 3, holder 0: 4
+"""What each holder is believed to hold by what was sent there: the map of masks.py, with one LRU per holder.
 
 Recency is kept per *touch* (one prompt, root to leaf), not per block: `owner[key]` names the touch that used the key
 last, so touching 800 blocks is two C-level dict operations. The LRU order of blocks is: oldest touch first, and
@@ -19,15 +12,16 @@ Nothing grows without a limit: each holder has a capacity in blocks, and the who
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from router.core.masks import SWEEP_KEYS, Masks
+
 # Upper bounds, for an index after much churn; tests/core measures them with tracemalloc (CPython 3.11, 64-bit).
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
-SWEEP_KEYS = 512  # keys of departed holders purged per touch, so that purging never stalls the loop
 
 
 @dataclass(slots=True)
@@ -52,14 +46,10 @@ class PrefixIndex:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._masks: dict[int, int] = {}
+        self._masks = Masks()
         self._holders: dict[str, _Holder] = {}
-        self._names: dict[int, str] = {}  # bit -> holder
-        self._alive = 0
-        self._held = 0  # (holder, key) pairs, the dying included
         self._next_touch = 0
         self._now_s = 0.0  # of the last touch
-        self._dying: deque[tuple[int, list[int]]] = deque()
 
     # -- holders -------------------------------------------------------------------------------------------------
 
@@ -68,22 +58,14 @@ class PrefixIndex:
         if name in self._holders:
             self.resize(name, blocks_max)
             return
-        used = self._alive
-        for bit, _ in self._dying:
-            used |= bit
-        bit = ~used & (used + 1)  # lowest free bit, so that masks stay short
-        self._holders[name] = _Holder(bit, blocks_max)
-        self._names[bit] = name
-        self._alive |= bit
+        self._holders[name] = _Holder(self._masks.add(name), blocks_max)
 
     def remove(self, name: str) -> None:
         """Forget a holder at once; its keys are purged a few at a time by later calls."""
         holder = self._holders.pop(name, None)
         if holder is None:
             return
-        self._alive &= ~holder.bit
-        del self._names[holder.bit]
-        self._dying.append((holder.bit, list(holder.owner)))
+        self._masks.remove(name, holder.owner)
 
     def clear(self, name: str) -> None:
         """The holder stays, its blocks are gone (an engine restarted or was reset). Open leases keep no pin."""
@@ -101,23 +83,7 @@ class PrefixIndex:
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """How many leading `keys` each holder has, for every holder that has at least one."""
-        names, found = self._names, dict[str, int]()
-        mask, masks = self._alive, self._masks
-        depth = 0
-        for key in keys:
-            held = masks.get(key, 0) & mask
-            if held != mask:
-                if depth:
-                    for bit in _bits(mask ^ held):
-                        found[names[bit]] = depth
-                mask = held
-                if not mask:
-                    return found
-            depth += 1
-        if depth:
-            for bit in _bits(mask):
-                found[names[bit]] = depth
-        return found
+        return self._masks.match(keys)
 
     def holds(self, name: str, key: int) -> bool:
         """Whether this holder has this one block, its prefix aside."""
@@ -148,7 +114,7 @@ class PrefixIndex:
     @property
     def bytes_used(self) -> int:
         """Estimate of memory held, from measured costs per entry."""
-        return len(self._masks) * KEY_BYTES + self._held * HELD_BYTES
+        return len(self._masks) * KEY_BYTES + self._masks.held * HELD_BYTES
 
     # -- changes -------------------------------------------------------------------------------------------------
 
@@ -212,16 +178,7 @@ class PrefixIndex:
 
     def sweep(self, keys_max: int) -> int:
         """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
-        while self._dying and keys_max > 0:
-            bit, keys = self._dying[0]
-            batch = keys[-keys_max:]
-            del keys[-keys_max:]
-            for key in batch:
-                self._unmask(key, bit)
-            keys_max -= len(batch)
-            if not keys:
-                self._dying.popleft()
-        return sum(len(keys) for _, keys in self._dying)
+        return self._masks.sweep(keys_max)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -233,8 +190,8 @@ class PrefixIndex:
             return touch_id
         previous = Counter(map(owner.get, keys))
         new = previous.pop(None, 0)
-        masks, bit = self._masks, holder.bit
-        self._held += new
+        masks, bit = self._masks.of, holder.bit
+        self._masks.held += new
         for key in reversed(keys):  # new keys are nearly always the last ones
             if not new:
                 break
@@ -265,21 +222,13 @@ class PrefixIndex:
 
     def _forget(self, holder: _Holder, key: int) -> None:
         del holder.owner[key]
-        self._unmask(key, holder.bit)
-
-    def _unmask(self, key: int, bit: int) -> None:
-        left = self._masks[key] & ~bit
-        if left:
-            self._masks[key] = left
-        else:
-            del self._masks[key]
-        self._held -= 1
+        self._masks.unset(holder.bit, key)
 
     def _fit(self, holder: _Holder) -> None:
         if len(holder.owner) > holder.blocks_max:
             self._shrink(holder, holder.blocks_max)
         while self.bytes_used > self.bytes_max and self._holders:
-            if self._dying:
+            if self._masks.dying:
                 self.sweep(SWEEP_KEYS * 8)
                 continue
             oldest = min(
@@ -321,10 +270,3 @@ class PrefixIndex:
                 self._forget(holder, key)
         if not touch.live:
             del holder.touches[touch_id]
-
-
-def _bits(mask: int) -> Iterable[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit

@@ -269,7 +269,7 @@ class _PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         index = self.index
-        assert index._held == len(self.naive.held()) == sum(mask.bit_count() for mask in index._masks.values())
+        assert index._masks.held == len(self.naive.held()) == sum(mask.bit_count() for mask in index._masks.of.values())
         for name, holder in index._holders.items():
             assert list(holder.owner) == list(self.naive.holders[name].last)
             owned = Counter(holder.owner.values())
@@ -291,8 +291,8 @@ class _PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def the_departed_leave_nothing(self) -> None:
         if not self.naive.dying:
-            assert all(mask & ~self.index._alive == 0 for mask in self.index._masks.values())
-            assert len(self.index._names) == len(self.naive.holders)
+            assert all(mask & ~self.index._masks._seen == 0 for mask in self.index._masks.of.values())
+            assert len(self.index._masks._names) == len(self.naive.holders)
 
 
 TestPrefixModel = _PrefixMachine.TestCase

@@ -1,0 +1,122 @@
+"""Who holds which block: a flat map from block key to a bitmask of holders, and the walk over it.
+
+A key names a whole prefix (see blocks.py), so the map *is* the radix tree, and one walk that ANDs masks gives the
+longest match of every holder:
+
+    keys of the prompt    k1      k2      k3      k4
+    masks                 1111    1101    0101    0001
+    AND so far            1111    1101    0101    0001     holder 1 matches 1, holder 3: 2, holder 2: 3, holder 0: 4
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging never stalls the loop
+
+
+class Masks:
+    """The map. Holders have names; a bit is given back when the last key of a departed holder is purged."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, int] = {}  # key -> mask of its holders, the departed included until they are purged
+        self.held = 0  # (holder, key) pairs, the departed included
+        self._names: dict[int, str] = {}  # bit -> holder
+        self._bits: dict[str, int] = {}
+        self._seen = 0  # bits that the walk looks at
+        self._dying: deque[tuple[int, list[int]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._bits
+
+    def add(self, name: str) -> int:
+        """A bit for a new holder: the lowest that is free, so that masks stay short."""
+        used = 0
+        for bit in self._names:
+            used |= bit
+        for bit, _ in self._dying:
+            used |= bit
+        bit = ~used & (used + 1)
+        self._names[bit] = name
+        self._bits[name] = bit
+        self._seen |= bit
+        return bit
+
+    def remove(self, name: str, keys: Iterable[int]) -> None:
+        """The holder is gone at once; `keys`, all it held, are purged a few at a time by `sweep`."""
+        bit = self._bits.pop(name)
+        del self._names[bit]
+        self._seen &= ~bit
+        self._dying.append((bit, list(keys)))
+
+    def hide(self, name: str) -> None:
+        """The walk does not see this holder until `show`; nothing is forgotten."""
+        self._seen &= ~self._bits[name]
+
+    def show(self, name: str) -> None:
+        """The walk sees it again."""
+        self._seen |= self._bits[name]
+
+    def set(self, bit: int, key: int) -> None:
+        """One holder has this key now; it must not have had it."""
+        of = self.of
+        of[key] = of.get(key, 0) | bit
+        self.held += 1
+
+    def unset(self, bit: int, key: int) -> None:
+        """One holder no longer has this key; it must have had it."""
+        left = self.of[key] & ~bit
+        if left:
+            self.of[key] = left
+        else:
+            del self.of[key]
+        self.held -= 1
+
+    def match(self, keys: Sequence[int]) -> dict[str, int]:
+        """How many leading `keys` each holder has, for every visible holder that has at least one."""
+        names, found = self._names, dict[str, int]()
+        mask, of = self._seen, self.of
+        depth = 0
+        for key in keys:
+            held = of.get(key, 0) & mask
+            if held != mask:
+                if depth:
+                    for bit in _bits(mask ^ held):
+                        found[names[bit]] = depth
+                mask = held
+                if not mask:
+                    return found
+            depth += 1
+        if depth:
+            for bit in _bits(mask):
+                found[names[bit]] = depth
+        return found
+
+    @property
+    def dying(self) -> bool:
+        """Whether keys of departed holders are left to purge."""
+        return bool(self._dying)
+
+    def sweep(self, keys_max: int) -> int:
+        """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
+        while self._dying and keys_max > 0:
+            bit, keys = self._dying[0]
+            batch = keys[-keys_max:]
+            del keys[-keys_max:]
+            for key in batch:
+                self.unset(bit, key)
+            keys_max -= len(batch)
+            if not keys:
+                self._dying.popleft()
+        return sum(len(keys) for _, keys in self._dying)
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit
