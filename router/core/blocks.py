@@ -85,3 +85,20 @@ def answer_keys(end_key: int, answer_bytes: int) -> list[int]:
 
 
 _MASK = (1 << 64) - 1
+
+
+def token_root(adapter: str, salt: bytes, block_tokens: int) -> int:
+    """Identity of a chain over token ids: adapter name ("" is the base model), cache salt, and the engine's block
+    size, since blocks of 16 and of 32 tokens are never the same block.
+    """
+    return root_key(b"tokens", adapter.encode(errors="surrogatepass"), salt, block_tokens.to_bytes(8, "big"))
+
+
+def token_chain(ids: bytes | memoryview, block_tokens: int, root: int) -> list[int]:
+    """Keys of all full blocks of `ids` (uint32, little-endian), first block first; a partial last block has none."""
+    width = 4 * block_tokens
+    key, keys = root, []
+    for start in range(0, len(ids) - width + 1, width):
+        key = xxh3_64_intdigest(ids[start : start + width], key)
+        keys.append(key)
+    return keys

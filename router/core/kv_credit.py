@@ -1,0 +1,97 @@
+"""Why one engine's bit is set for a key: blocks that it holds, and blocks that it is about to compute.
+
+The bit is set while there is a reason. The common reason is one held block, and costs nothing here; a key of several
+held blocks (SGLang stores one for each `extra_key`, under one hash or two) has the number beyond the first in `_more`.
+A key that no held block has may be expected by open leases; the first block that comes confirms it, and from then on
+only the blocks count. So a key is never both expected and held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from router.core.masks import Masks
+
+
+class Credit:
+    """One engine's bit in `masks`; at most `expected_max` keys are expected at a time."""
+
+    def __init__(self, masks: Masks, name: str, *, expected_max: int) -> None:
+        self._masks, self._name, self._expected_max = masks, name, expected_max
+        self._open()
+
+    def _open(self) -> None:
+        self._bit = self._masks.add(self._name)
+        self.blocks = 0  # held blocks that have a key
+        self._more: dict[int, int] = {}  # key -> held blocks beyond the first
+        self._expected: dict[int, tuple[int, ...]] = {}  # key -> leases
+        self._leases: dict[int, list[int]] = {}  # -> keys expected when it came, confirmed ones included
+
+    def holds(self, key: int) -> bool:
+        """Whether the bit is set."""
+        return bool(self._masks.of.get(key, 0) & self._bit)
+
+    def add(self, key: int) -> None:
+        """One held block more has this key."""
+        self.blocks += 1
+        if not self._masks.of.get(key, 0) & self._bit:
+            self._masks.set(self._bit, key)
+        elif self._expected.pop(key, None) is None:
+            self._more[key] = self._more.get(key, 0) + 1
+
+    def take(self, key: int) -> None:
+        """One held block less has it."""
+        self.blocks -= 1
+        more = self._more.get(key)
+        if more is None:
+            self._masks.unset(self._bit, key)
+        elif more == 1:
+            del self._more[key]
+        else:
+            self._more[key] = more - 1
+
+    def expect(self, lease: int, keys: Sequence[int]) -> None:
+        """The blocks with these keys are about to be computed for this lease."""
+        mine, bit, of = (lease,), self._bit, self._masks.of  # one tuple for all its keys
+        new = self._leases.setdefault(lease, [])
+        for key in keys:
+            owners = self._expected.get(key)
+            if owners is not None:
+                if lease in owners:
+                    continue
+                self._expected[key] = owners + mine
+            elif of.get(key, 0) & bit:
+                continue
+            elif len(self._expected) >= self._expected_max:
+                break
+            else:
+                self._masks.set(bit, key)
+                self._expected[key] = mine
+            new.append(key)
+
+    def settle(self, lease: int) -> None:
+        """The lease is over: what it alone expected, and no block confirmed, is not held."""
+        for key in self._leases.pop(lease, ()):
+            owners = self._expected.get(key)
+            if owners is None:  # confirmed meanwhile
+                continue
+            left = tuple(other for other in owners if other != lease)
+            if left:
+                self._expected[key] = left
+            else:
+                del self._expected[key]
+                self._masks.unset(self._bit, key)
+
+    def close(self, keys: Iterable[int | None], *, each: bool) -> None:
+        """No key has the bit, at once. `keys` are those of all held blocks; `each`: and every one of them counts."""
+        of, bit = self._masks.of, self._bit
+        if each and not self._more and not self._expected:
+            mine: Iterable[int] = keys  # type: ignore[assignment]
+        else:
+            mine = {key for key in keys if key is not None and of.get(key, 0) & bit}.union(self._expected)
+        self._masks.remove(self._name, mine)
+
+    def reopen(self, keys: Iterable[int | None], *, each: bool) -> None:
+        """`close`, and begin again with nothing."""
+        self.close(keys, each=each)
+        self._open()

@@ -1,0 +1,273 @@
+"""What an engine says about its KV cache: one message of its event stream, decoded.
+
+vLLM and SGLang publish batches `[time, events, rank]` in msgpack. Both have changed the shape of an event: positional
+arrays (vLLM up to 0.23, older SGLang), since then maps named by field (`vllm/distributed/kv_events.py` of 0.32,
+`sglang/srt/disaggregation/kv_events.py` of 0.5.23). Both are read here, whichever comes, and become the same three
+events. What cannot be read is left out and counted, so that one odd event costs itself and nothing else.
+
+A batch is decoded to plain lists and maps at once: half of the time goes into making integers, whatever the schema,
+and a schema would lose a whole batch to one bad field.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+BATCH_BYTES_MAX = 32 << 20  # a prompt of a million tokens, announced once for each of four groups, is 22 MB
+EVENTS_MAX = 1 << 18  # vLLM removes one block per event, at most a pool's worth in a batch
+BLOCKS_MAX = 1 << 20  # of one event
+BLOCK_TOKENS_MAX = 1 << 16  # hybrid models have blocks of 2,000 tokens
+NAME_CHARS_MAX = 4_096  # of a medium, an adapter, a salt
+
+_MASK = (1 << 64) - 1
+_MIN_BYTES = 8  # of a hash given as bytes: 32 for sha256, 16 for xxh3-128
+_STORED = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+)
+_REMOVED = ("block_hashes", "medium", "group_idx", "locality")
+# vLLM 0.32 v1/kv_cache_interface.py, KVCacheSpecKind: those whose blocks, from the first on, are all a prefix needs.
+_WHOLE_PREFIX = ("full_attention", "mla", "sink_full")
+
+
+class MalformedBatch(ValueError):
+    """These bytes are no batch of KV events."""
+
+
+class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs to make, this 0.2
+    """The engine has these blocks now, each the child of the one before it."""
+
+    hashes: list[int]  # the engine's names, opaque, unsigned 64 bit
+    parent: int | None  # None: the first block is a root
+    tokens: bytes  # uint32 little-endian ids of all blocks; b"" where only hashes are named (tiers)
+    block_tokens: int
+    adapter: str  # "" is the base model
+    salt: bytes  # of a root block, b"" else
+    extras: tuple[bytes | None, ...] | None  # what else sets a block apart, per block; None: nothing at all
+    medium: str
+    group: int
+    prefix: bool  # whether this group of layers answers for a whole prefix
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """One copy of each of these blocks is gone."""
+
+    hashes: list[int]
+    medium: str
+    group: int
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """Nothing is cached any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass(slots=True)
+class Batch:
+    """One message: `at_s` is the engine's clock, `rank` its data-parallel rank, `skipped` events were unreadable."""
+
+    at_s: float | None
+    rank: int | None
+    events: list[Event]
+    skipped: int
+
+
+def decode(payload: bytes) -> Batch:
+    """The batch in these bytes; MalformedBatch where there is none, and no other error whatever the bytes."""
+    if len(payload) > BATCH_BYTES_MAX:
+        raise MalformedBatch(f"a batch of {len(payload)} bytes is over the limit of {BATCH_BYTES_MAX}")
+    try:
+        whole = msgspec.msgpack.decode(payload)
+    except Exception as error:  # msgspec's own, and RecursionError, UnicodeError, MemoryError: all mean the same here
+        raise MalformedBatch(f"not msgpack: {error}") from error
+    if isinstance(whole, dict):
+        rank = whole.get("data_parallel_rank", whole.get("attn_dp_rank"))
+        whole = [whole.get("ts"), whole.get("events"), rank]
+    if not isinstance(whole, list) or len(whole) < 2 or not isinstance(whole[1], list):
+        raise MalformedBatch("not [time, events, rank], nor a map of these")
+    if len(whole[1]) > EVENTS_MAX:
+        raise MalformedBatch(f"{len(whole[1])} events are over the limit of {EVENTS_MAX}")
+    events, skipped = _events(whole[1])
+    at_s, rank = whole[0], whole[2] if len(whole) > 2 else None
+    return Batch(
+        float(at_s) if type(at_s) is float or type(at_s) is int else None,
+        rank if type(rank) is int and rank >= 0 else None,
+        events,
+        skipped,
+    )
+
+
+def slices(event: Event, blocks_max: int) -> Iterator[Event]:
+    """The same in events of at most `blocks_max` blocks (positive), so that none holds the loop for long."""
+    if isinstance(event, Cleared) or len(event.hashes) <= blocks_max:
+        yield event
+        return
+    for start in range(0, len(event.hashes), blocks_max):
+        end = start + blocks_max
+        hashes = event.hashes[start:end]
+        if isinstance(event, Removed):
+            yield Removed(hashes, event.medium, event.group)
+            continue
+        width = 4 * event.block_tokens
+        yield Stored(
+            hashes,
+            event.hashes[start - 1] if start else event.parent,
+            event.tokens[start * width : end * width],
+            event.block_tokens,
+            event.adapter,
+            b"" if start else event.salt,
+            event.extras[start:end] if event.extras else None,
+            event.medium,
+            event.group,
+            event.prefix,
+        )
+
+
+def _events(listed: list[Any]) -> tuple[list[Event], int]:
+    events: list[Event] = []
+    skipped = 0
+    for said in listed:
+        try:
+            event = _event(said)
+        except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError):
+            skipped += 1
+        else:
+            if event is not None:
+                events.append(event)
+    return events, skipped
+
+
+def _event(said: dict[str, Any] | list[Any]) -> Event | None:
+    """None where it says nothing of this engine's own memory; any of the errors above where it cannot be read."""
+    if isinstance(said, dict):
+        tag, fields = said["type"], said
+    else:
+        tag = said[0]
+        fields = dict(zip(_STORED if tag == "BlockStored" else _REMOVED, said[1:], strict=False))
+    if tag == "AllBlocksCleared":
+        return Cleared()
+    if tag != "BlockStored" and tag != "BlockRemoved":
+        raise ValueError("an event of a type we do not know")
+    if fields.get("locality") == "REMOTE":
+        return None
+    medium = fields.get("medium")
+    if medium != "GPU":
+        medium = "GPU" if medium is None else _name(medium).upper()  # vLLM's Mooncake store writes "cpu"
+    group = fields.get("group_idx") or 0
+    if type(group) is not int or group < 0:
+        raise ValueError("a group is a number from 0")
+    hashes = _hashes(fields["block_hashes"])
+    if tag == "BlockRemoved":
+        return Removed(hashes, medium, group)
+    kind = fields.get("kv_cache_spec_kind")
+    if kind is not None and not kind.startswith(_WHOLE_PREFIX):
+        # Masked blocks of such a group have tokens but no hash (vLLM block_pool.cache_full_blocks), and none is used.
+        return Stored(hashes, None, b"", 0, "", b"", None, medium, group, prefix=False)
+    return _stored(fields, hashes, medium, group)
+
+
+def _stored(fields: dict[str, Any], hashes: list[int], medium: str, group: int) -> Stored:
+    parent = fields["parent_block_hash"]
+    if parent is not None:
+        parent = parent & _MASK if type(parent) is int else _hashes([parent])[0]
+    tokens, block_tokens = _tokens(fields["token_ids"]), fields["block_size"]
+    if type(block_tokens) is not int or not 0 <= block_tokens <= BLOCK_TOKENS_MAX:
+        raise ValueError("a block size is a number of tokens")
+    if tokens and (not block_tokens or len(tokens) != 4 * block_tokens * len(hashes)):
+        raise ValueError("tokens do not fill the blocks")
+    at_seven = fields.get("lora_name")
+    # SGLang's arrays have a map of metadata where vLLM's have the adapter's name.
+    named = at_seven if isinstance(at_seven, dict) else fields
+    adapter, salt = named.get("lora_name"), named.get("cache_salt")
+    if not adapter:
+        number = fields.get("lora_id")  # vLLM up to 0.13 sends nothing else
+        adapter = f"#{number:d}" if number else ""
+    else:
+        _name(adapter)
+    salted = b"" if salt is None else _name(salt).encode()
+    extras = None
+    listed = fields.get("extra_keys")
+    if listed and any(listed):
+        if len(listed) != len(hashes):
+            raise ValueError("one list of extra keys for each block")
+        adapter, salted, extras = _extras(listed, adapter, salted, root=parent is None)
+    if parent is not None:
+        salted = b""
+    return Stored(hashes, parent, tokens, block_tokens, adapter, salted, extras, medium, group, prefix=True)
+
+
+def _hashes(given: list[Any]) -> list[int]:
+    """As unsigned 64 bit: vLLM's integers are the last 8 bytes of its digests, SGLang's are signed."""
+    if type(given) is not list or len(given) > BLOCKS_MAX:
+        raise ValueError("hashes come in a list of bounded length")
+    if set(map(type, given)) <= {int}:
+        return [value & _MASK for value in given]
+    if any(type(value) is not int and (type(value) is not bytes or len(value) < _MIN_BYTES) for value in given):
+        raise ValueError("a hash is an integer or bytes")
+    return [(value if type(value) is int else int.from_bytes(value[-8:], "big")) & _MASK for value in given]
+
+
+def _tokens(given: list[Any]) -> bytes:
+    if type(given) is not list:
+        raise TypeError("token ids come in a list")
+    if given and type(given[0]) is list:
+        # Under EAGLE SGLang caches bigrams, [t0, t1], [t1, t2] ...: the first of each is the prompt's own token.
+        given = [first for first, _ in given]
+    ids = array("I", given)  # refuses what is no integer, and what is outside uint32
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def _extras(
+    listed: list[Any], adapter: str, salt: bytes, *, root: bool
+) -> tuple[str, bytes, tuple[bytes | None, ...] | None]:
+    """Adapter, salt, and what is left of vLLM's extra keys, per block.
+
+    A block's list holds, in order, the adapter's name, pairs that stand for images, the salt (root block only) and
+    digests of prompt embeddings (vLLM 0.32 v1/core/kv_cache_utils.py, to_event_extra_keys); in the hash each is
+    tagged with its source, ("lora", name, path), so both are taken. A lone string in the root block is the salt; a
+    release that names images by bare strings is then salted by them, and no plain prompt matches either way.
+    """
+    extras: list[bytes | None] = [None] * len(listed)
+    for index, given in enumerate(listed):
+        keys = list(given or ())
+        if keys and isinstance(keys[0], list) and len(keys[0]) == 3 and keys[0][0] == "lora":
+            adapter = adapter or _name(keys[0][1])
+            keys[0] = keys[0][1]
+        if keys and adapter and keys[0] == adapter:
+            del keys[0]
+        if root and index == 0 and len(keys) == 1:
+            lone = keys[0]
+            if isinstance(lone, list) and len(lone) == 2 and lone[0] == "cache_salt":
+                lone = lone[1]
+            if isinstance(lone, str):
+                salt = _name(lone).encode()
+                continue
+        if keys:
+            extras[index] = msgspec.msgpack.encode(keys)
+    return adapter, salt, tuple(extras) if any(extras) else None
+
+
+def _name(given: str) -> str:
+    if type(given) is not str or len(given) > NAME_CHARS_MAX:
+        raise ValueError("a name is a string of bounded length")
+    return given

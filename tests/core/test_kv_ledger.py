@@ -1,0 +1,614 @@
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from router.core.blocks import token_chain, token_root
+from router.core.kv_events import Cleared, Removed, Stored
+from router.core.kv_ledger import JOIN_BLOCKS, Ledger
+from router.core.masks import Masks
+
+SIZE = 2  # tokens of a block
+MANY = 1_000
+
+
+def _stored(
+    hashes: list[int],
+    tokens: str = "",
+    parent: int | None = None,
+    *,
+    size: int = SIZE,
+    adapter: str = "",
+    salt: bytes = b"",
+    extras: tuple[bytes | None, ...] | None = None,
+    medium: str = "GPU",
+    group: int = 0,
+    prefix: bool = True,
+) -> Stored:
+    """A letter stands for a block whose tokens are all that letter; no letters: a tier's event, hashes alone."""
+    return Stored(hashes, parent, _ids(tokens, size), size, adapter, salt, extras, medium, group, prefix)
+
+
+def _gone(*hashes: int, medium: str = "GPU", group: int = 0) -> Removed:
+    return Removed(list(hashes), medium, group)
+
+
+def _ids(letters: str, size: int = SIZE) -> bytes:
+    return array("I", [ord(letter) for letter in letters for _ in range(size)]).tobytes()
+
+
+def _keys(letters: str, adapter: str = "", salt: bytes = b"", size: int = SIZE) -> list[int]:
+    return token_chain(_ids(letters, size), size, token_root(adapter, salt, size))
+
+
+class _Engine:
+    """A ledger and the map it writes to."""
+
+    def __init__(self, blocks_max: int = MANY, aside_max: int = MANY, names_max: int = MANY) -> None:
+        self.masks = Masks()
+        self.ledger = Ledger(self.masks, "r", blocks_max=blocks_max, aside_max=aside_max, names_max=names_max)
+
+    def hears(self, *events: Stored | Removed | Cleared) -> None:
+        for event in events:
+            self.ledger.apply(event)
+
+    def depth(self, letters: str, **identity: Any) -> int:
+        """Blocks of this prompt that the engine is believed to hold."""
+        return self.masks.match(_keys(letters, **identity)).get("r", 0)
+
+
+@pytest.fixture
+def engine() -> Iterator[_Engine]:
+    """An engine of which nothing is known; whatever a test does, the map is empty once it is closed and swept."""
+    fresh = _Engine()
+    yield fresh
+    fresh.ledger.close()
+    while fresh.masks.dying:
+        fresh.masks.sweep(100)
+    assert not fresh.masks.of
+    assert fresh.masks.held == 0
+
+
+def test_stored_blocks_match_and_removed_ones_do_not(engine: _Engine) -> None:
+    """A prompt matches as many leading blocks as are held; a hole ends the match, and is filled again."""
+    engine.hears(_stored([1, 2, 3], "abc"), _stored([4], "d", parent=3))
+    assert engine.depth("abcd") == 4
+    assert engine.depth("abx") == 2
+    engine.hears(_gone(2))
+    assert engine.depth("abcd") == 1
+    assert engine.ledger.blocks == 3
+    engine.hears(_stored([2], "b", parent=1))
+    assert engine.depth("abcd") == 4
+    assert (engine.ledger.stored, engine.ledger.removed, engine.ledger.unknown_removals) == (5, 1, 0)
+
+
+def test_identities_do_not_match_each_other(engine: _Engine) -> None:
+    """Adapter, salt and block size make another chain of the same tokens."""
+    engine.hears(_stored([1], "a"), _stored([2], "a", adapter="ad"), _stored([3], "b", salt=b"s"))
+    assert engine.depth("a") == engine.depth("a", adapter="ad") == engine.depth("b", salt=b"s") == 1
+    assert engine.depth("a", adapter="x") == engine.depth("b") == engine.depth("a", salt=b"s") == 0
+    assert engine.masks.match(token_chain(_ids("a"), 1, token_root("", b"", 1))) == {}
+
+
+def test_images_match_no_plain_prompt(engine: _Engine) -> None:
+    """What sets a block apart is part of its key, and of every key behind it."""
+    engine.hears(_stored([1, 2, 3], "abc", extras=(None, b"image", None)))
+    assert engine.depth("abc") == 1
+    engine.hears(_stored([4, 5, 6], "abc", extras=(None, b"other", None)))
+    assert engine.ledger.blocks == 6
+    assert len(engine.masks) == 5
+
+
+def test_a_second_copy_outlives_the_first(engine: _Engine) -> None:
+    """vLLM removes one physical copy at a time, SGLang stores one per extra_key: the block stays until the last."""
+    engine.hears(_stored([1], "a"), _stored([1], "a"), _gone(1))
+    assert engine.depth("a") == 1
+    engine.hears(_gone(1))
+    assert engine.depth("a") == 0
+    engine.hears(_gone(1))
+    assert engine.ledger.unknown_removals == 1
+
+
+def test_two_hashes_of_one_key(engine: _Engine) -> None:
+    """The key stays until every hash that has it is gone."""
+    engine.hears(_stored([1], "a"), _stored([2], "a"), _gone(1))
+    assert engine.depth("a") == 1
+    engine.hears(_gone(2))
+    assert engine.depth("a") == 0
+
+
+def test_tiers_hold_on_their_own(engine: _Engine) -> None:
+    """A block moved to the CPU's memory is held until it is gone from there as well."""
+    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], medium="CPU"), _gone(1, 2), _gone(2, medium="DISK"))
+    assert engine.depth("ab") == 2
+    assert engine.ledger.unknown_removals == 1
+    engine.hears(_gone(2, medium="CPU"))
+    assert engine.depth("ab") == 1
+
+
+def test_a_tier_may_speak_after_the_copy_is_gone(engine: _Engine) -> None:
+    """The name of a removed block is kept, so a tier's event without tokens still finds its key."""
+    engine.hears(_stored([1, 2], "ab"), _gone(1, 2), _stored([1, 2], medium="CPU"))
+    assert engine.depth("ab") == 2
+
+
+def test_a_tier_that_speaks_first_is_named_later(engine: _Engine) -> None:
+    """Hashes without tokens count from the moment that their tokens are known, and copies taken meanwhile are gone."""
+    engine.hears(_stored([9], "z"), _stored([1, 2], medium="CPU"))
+    assert engine.depth("ab") == 0
+    engine.hears(_gone(2, medium="CPU"), _stored([1, 2], "ab"), _gone(1, 2))
+    assert engine.depth("ab") == 1
+
+
+def test_a_tier_makes_no_root(engine: _Engine) -> None:
+    """vLLM's offloading leaves out the salt, so a salted root must not become a plain one."""
+    engine.hears(_stored([1], "a", salt=b"s"), _stored([1], "a", medium="CPU"), _stored([2], "b", medium="CPU"))
+    assert engine.depth("a") == engine.depth("b") == 0
+    engine.hears(_gone(1))
+    assert engine.depth("a", salt=b"s") == 1
+    assert engine.ledger.conflicts == 0
+
+
+def test_a_tier_renames_nothing(engine: _Engine) -> None:
+    """A tier's event that leaves out what set the block apart does not make it a plain one."""
+    engine.hears(_stored([1, 2], "ab", extras=(None, b"image")), _gone(2), _stored([2], "b", 1, medium="CPU"))
+    assert engine.ledger.blocks == 2
+    assert engine.depth("ab") == 1
+
+
+def test_one_hash_of_two_contents_is_credited_to_neither(engine: _Engine) -> None:
+    """Older SGLang: a block under two salts has one hash, and which copy goes first is not said."""
+    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], "ab", salt=b"s"))
+    assert engine.depth("ab") == engine.depth("ab", salt=b"s") == 0
+    assert engine.ledger.conflicts == 2
+    engine.hears(_gone(1, 2), _gone(1, 2), _stored([1, 2], "ab", salt=b"s"))
+    assert engine.depth("ab", salt=b"s") == 2
+    assert engine.depth("ab") == 0
+
+
+def test_all_groups_that_matter_must_hold(engine: _Engine) -> None:
+    """A model with two full-attention groups reuses what both have; windows and mamba say nothing of prefixes."""
+    window = {"group": 2, "prefix": False}
+    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], group=2, prefix=False), _stored([3], "z", **window))
+    assert engine.depth("ab") == 2
+    engine.hears(_gone(1, 2, group=2))
+    assert engine.depth("ab") == 2
+    engine.hears(_stored([1, 2], "ab", group=1))
+    assert engine.depth("ab") == 2
+    engine.hears(_gone(2, group=1))
+    assert engine.depth("ab") == 1
+    engine.hears(_gone(2), _stored([2], "b", parent=1, group=1), _stored([5], "x"))
+    assert engine.depth("ab") == 1
+    assert engine.depth("x") == 0
+    engine.hears(_stored([2], "b", parent=1), _stored([5], "x", group=1))
+    assert engine.depth("ab") == 2
+    assert engine.depth("x") == 1
+    assert engine.ledger.unknown_removals == 0
+
+
+def test_a_second_group_takes_credit_back_until_it_has_the_blocks(engine: _Engine) -> None:
+    """What only the first group is known to hold is of no use once a second is seen."""
+    engine.hears(_stored([1, 2], "ab"), _stored([1], "a", group=1))
+    assert engine.depth("ab") == 1
+    assert engine.ledger.blocks == 1
+
+
+def test_a_tier_need_not_say_which_kind_of_group_it_is(engine: _Engine) -> None:
+    """A group known not to matter does not begin to when a tier's event leaves out its kind."""
+    engine.hears(_stored([1], "a"), _stored([1], group=1, prefix=False), _stored([1], group=1, medium="CPU"), _gone(1))
+    assert engine.depth("a") == 0
+    engine.hears(_stored([1], group=3, medium="CPU"), _stored([2], "b", 1, group=4, medium="CPU"))
+    assert engine.depth("a") == 0
+    engine.hears(_stored([1], "a"), _stored([9], "z", group=1))
+    assert engine.depth("a") == 1
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_orphans_join_in_any_order(order: tuple[int, ...]) -> None:
+    """A block whose parent is unknown waits for it, and is found whatever the order of events."""
+    engine = _Engine()
+    events = [_stored([1, 2], "ab"), _stored([3], "c", 2), _stored([4, 5], "de", 3), _stored([6], "f", 3)]
+    for index in order:
+        engine.hears(events[index])
+    assert engine.depth("abcde") == 5
+    assert engine.depth("abcf") == 4
+    assert engine.ledger.aside == 0
+    assert engine.ledger.blocks == 6
+
+
+def test_many_orphans_join_a_few_at_a_time() -> None:
+    """One event never keys more than about JOIN_BLOCKS of them; later events, or a quiet hour, see to the rest."""
+    engine = _Engine(blocks_max=5_000, aside_max=5_000)
+    engine.hears(*(_stored([n], "x", n - 1) for n in range(2, 2_002)), _stored([1], "x"))
+    assert engine.ledger.blocks == 1 + JOIN_BLOCKS
+    engine.hears(_gone(9_999))
+    assert engine.ledger.blocks == 1 + 2 * JOIN_BLOCKS
+    assert engine.ledger.catch_up(1)
+    assert not engine.ledger.catch_up(5_000)
+    assert engine.ledger.blocks == 2_001
+    assert engine.ledger.aside == 0
+    assert not engine.ledger._waiting
+
+
+def test_an_orphan_is_never_a_root(engine: _Engine) -> None:
+    """Its tokens match no prompt that begins with them, and it counts for nothing while it waits."""
+    engine.hears(_stored([2, 3], "ab", parent=1))
+    assert engine.depth("ab") == 0
+    assert engine.ledger.blocks == 0
+    assert engine.ledger.aside == 2
+    assert len(engine.masks) == 0
+
+
+def test_removals_reach_what_is_aside(engine: _Engine) -> None:
+    """A block removed while it waited is not held when the parent comes; its children are keyed through it."""
+    engine.hears(_stored([2, 3], "bc", parent=1), _gone(2), _stored([4], "d", parent=3), _stored([1], "a"))
+    assert engine.depth("abcd") == 1
+    engine.hears(_stored([2], "b", parent=1))
+    assert engine.depth("abcd") == 4
+    assert engine.ledger.unknown_removals == 0
+
+
+def test_children_of_a_removed_block_are_keyed(engine: _Engine) -> None:
+    """The parent's name is enough: nothing matches before the parent is held again."""
+    engine.hears(_stored([1, 2], "ab"), _gone(2), _stored([3], "c", parent=2))
+    assert engine.depth("abc") == 1
+    assert engine.ledger.aside == 0
+    engine.hears(_stored([2], "b", parent=1))
+    assert engine.depth("abc") == 3
+
+
+def test_what_is_aside_has_a_bound() -> None:
+    """The oldest is dropped and counted, whole; blocks of many tokens weigh more."""
+    engine = _Engine(aside_max=4)
+    engine.hears(*(_stored([10 * n, 10 * n + 1], "xy", parent=10 * n - 1) for n in range(1, 5)))
+    assert engine.ledger.aside == 4
+    assert engine.ledger.aside_dropped == 4
+    engine.hears(_stored([9], "a"), _stored([39], "b"))
+    assert engine.depth("axy") == 1
+    assert engine.depth("bxy") == 3
+    large = _Engine(aside_max=4)
+    large.hears(_stored([1], "a", parent=7, size=5 * 128))
+    assert large.ledger.aside == 0
+    assert large.ledger.aside_dropped == 1
+
+
+def test_what_is_dropped_from_aside_is_only_what_has_no_key() -> None:
+    """An event of a held block and an unknown one: the held one stays, with its two copies."""
+    engine = _Engine(aside_max=1)
+    engine.hears(_stored([1], "a"), _stored([1, 5], "ab", parent=77))
+    assert engine.ledger.aside_dropped == 2
+    engine.hears(_gone(1))
+    assert engine.depth("a") == 1
+    engine.hears(_gone(1))
+    assert engine.depth("a") == 0
+
+
+def test_blocks_have_a_bound() -> None:
+    """More is not taken, the ledger is no longer complete, and a clear makes it so again."""
+    engine = _Engine(blocks_max=2)
+    engine.hears(_stored([1, 2, 3], "abc"), _stored([4], "d", parent=3))
+    assert engine.depth("abcd") == 2
+    assert engine.ledger.forgotten == 2
+    assert not engine.ledger.complete
+    engine.hears(_gone(1), _stored([3], "c", parent=2), _stored([1], "a"))
+    assert engine.ledger.blocks == 2
+    engine.hears(Cleared())
+    assert engine.ledger.complete
+    assert engine.depth("a") == 0
+
+
+def test_names_have_a_bound() -> None:
+    """Of blocks no longer held about `names_max` names are kept, the latest; a child of an older one has to wait."""
+    engine = _Engine(names_max=80)
+    engine.hears(*(_stored([n], chr(n)) for n in range(1_000, 1_200)))
+    engine.hears(*(_gone(n) for n in range(1_000, 1_200)))
+    assert 80 <= len(engine.ledger._names) <= 90
+    engine.hears(_stored([1], "a", parent=1_199), _stored([2], "b", parent=1_000))
+    assert engine.ledger.aside == 1
+
+
+def test_announcements_are_no_copies(engine: _Engine) -> None:
+    """While announcing, a held block stored again is the same copy, and an unknown one is taken."""
+    engine.hears(_stored([2], "b", parent=1))
+    engine.ledger.announcing(on=True)
+    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], "ab"), _stored([1], medium="CPU"))
+    assert engine.depth("ab") == 2
+    engine.ledger.announcing(on=False)
+    engine.hears(_gone(2))
+    assert engine.depth("ab") == 1
+    engine.hears(_gone(1))
+    assert engine.depth("ab") == 1
+    engine.hears(_gone(1, medium="CPU"))
+    assert engine.depth("ab") == 0
+
+
+def test_another_block_size_is_not_taken(engine: _Engine) -> None:
+    """Blocks of part of the usual length are counted, and nothing hangs on them."""
+    engine.hears(_stored([1, 2], "ab"), _stored([3], "c", parent=2, size=1))
+    assert engine.ledger.block_tokens == SIZE
+    assert engine.ledger.other_size == 1
+    assert engine.depth("abc") == 2
+    engine.hears(Cleared(), _stored([1], "a", size=1))
+    assert engine.ledger.block_tokens == 1
+    assert engine.masks.match(_keys("a", size=1)) == {"r": 1}
+
+
+def test_a_clear_takes_everything_at_once(engine: _Engine) -> None:
+    """Blocks, orphans, names, expectations: none is left, and what comes after counts anew."""
+    engine.hears(_stored([1, 2], "ab"), _stored([1], "a"), _stored([8], "x", parent=7), _stored([2], medium="CPU"))
+    engine.ledger.expect(5, _keys("xyz"))
+    engine.ledger.clear()
+    assert engine.depth("ab") == engine.depth("xyz") == 0
+    assert (engine.ledger.blocks, engine.ledger.aside) == (0, 0)
+    engine.ledger.settle(5)
+    engine.hears(_stored([3], "c", parent=2), _stored([1], "a"), _stored([7], "w"))
+    assert engine.ledger.blocks == 2
+    assert engine.depth("a") == 1
+    engine.hears(_gone(1))
+    assert engine.depth("a") == 0
+
+
+def test_names_can_outlive_a_clear(engine: _Engine) -> None:
+    """After a gap in the stream of one process nothing is sure to be held, but its hashes mean what they meant."""
+    engine.hears(_stored([1, 2], "ab"), _stored([8], "x", parent=7))
+    engine.ledger.clear(keep_names=True)
+    assert engine.depth("ab") == 0
+    engine.hears(_stored([3], "c", parent=2), _stored([1], medium="CPU"), _stored([2], "b", parent=1))
+    assert engine.depth("abc") == 3
+    assert engine.ledger.aside == 0
+
+
+def test_expected_blocks_count_until_settled(engine: _Engine) -> None:
+    """A burst of one prefix finds it where the first was sent; nothing is left if nothing was computed."""
+    engine.hears(_stored([1], "a"))
+    engine.ledger.expect(1, _keys("abc"))
+    engine.ledger.expect(2, _keys("abcd"))
+    assert engine.depth("abcd") == 4
+    assert engine.ledger.blocks == 1
+    engine.ledger.settle(1)
+    assert engine.depth("abcd") == 4
+    engine.ledger.settle(2)
+    engine.ledger.settle(2)
+    assert engine.depth("abcd") == 1
+    assert engine.ledger.holds(_keys("a")[0])
+
+
+def test_a_stored_block_confirms_an_expectation(engine: _Engine) -> None:
+    """From then on the engine's word counts alone: settled it stays, removed it goes, whoever still expects it."""
+    engine.ledger.expect(1, _keys("ab"))
+    engine.hears(_stored([1, 2], "ab"))
+    engine.ledger.settle(1)
+    assert engine.depth("ab") == 2
+    engine.ledger.expect(2, _keys("abc"))
+    engine.hears(_stored([3], "c", parent=2), _gone(3))
+    assert engine.depth("abc") == 2
+    engine.ledger.expect(3, _keys("abc"))
+    engine.ledger.settle(2)
+    assert engine.depth("abc") == 3
+
+
+def test_expectations_have_a_bound() -> None:
+    """As many as blocks may be held."""
+    engine = _Engine(blocks_max=2)
+    engine.ledger.expect(1, _keys("abc"))
+    assert engine.depth("abc") == 2
+
+
+def test_two_engines_do_not_mix() -> None:
+    """Each has its own bit, block size and copies, and one that goes leaves the other alone."""
+    masks = Masks()
+    one, two = (Ledger(masks, name, blocks_max=MANY, aside_max=MANY, names_max=MANY) for name in ("one", "two"))
+    one.apply(_stored([1, 2], "ab"))
+    two.apply(_stored([7, 8], "ab"))
+    two.apply(_gone(8))
+    assert masks.match(_keys("ab")) == {"one": 2, "two": 1}
+    one.clear()
+    assert masks.match(_keys("ab")) == {"two": 1}
+    two.close()
+    one.apply(_stored([1], "a"))
+    assert masks.match(_keys("ab")) == {"one": 1}
+    assert "two" not in masks
+    while masks.dying:
+        masks.sweep(1)
+    assert masks.held == len(masks) == 1
+
+
+# --- a model: one engine, blocks known by their letters, copies in a multiset
+
+
+Block = tuple[int, str]  # namespace (SGLang's extra_key: other hashes, same tokens), letters from the root on
+Place = tuple[str, int]
+PLACES: list[Place] = [("GPU", 0), ("GPU", 1), ("CPU", 0), ("CPU", 1)]
+BLOCKS = st.tuples(st.integers(0, 1), st.text("ab", min_size=1, max_size=4))
+
+
+def _hash(block: Block) -> int:
+    return block[0] << 32 | int.from_bytes(block[1].encode(), "big")
+
+
+ROOMY = (MANY, MANY, MANY)
+
+
+@cache
+def _key(letters: str) -> int:
+    return _keys(letters)[-1]
+
+
+class Machine(RuleBasedStateMachine):
+    """Whatever is stored, removed, announced, expected or cleared, in whatever order parents and children come."""
+
+    bounds = ROOMY
+
+    @initialize(groups=st.integers(1, 2))
+    def _begin(self, groups: int) -> None:
+        self.groups = groups
+        self.engine = _Engine(*self.bounds)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.copies: Counter[tuple[Place, Block]] = Counter()
+        self.told: set[Block] = set()  # tokens and parent were given
+        self.named: set[Block] = set()
+        self.opened: set[int] = set()
+        self.expected: dict[str, set[int]] = {}  # letters -> leases
+        self.announces = False
+
+    def _store(self, block: Block, count: int, place: Place, with_tokens: bool) -> None:
+        medium, group = place
+        if group >= self.groups:
+            return
+        space, letters = block
+        first = max(1, len(letters) - count + 1)
+        blocks = [(space, letters[:end]) for end in range(first, len(letters) + 1)]
+        tokens = letters[first - 1 :] if with_tokens else ""
+        parent = _hash((space, letters[: first - 1])) if first > 1 else None
+        self.engine.hears(_stored([_hash(one) for one in blocks], tokens, parent, medium=medium, group=group))
+        if group not in self.opened:
+            if medium != "GPU" or not with_tokens:
+                return
+            self.opened.add(group)
+        for one in blocks:
+            if not (self.announces and self.copies[place, one]):
+                self.copies[place, one] += 1
+        if with_tokens and not (medium == "CPU" and parent is None):
+            self.told.update(blocks)
+        self._settle_names()
+
+    def _settle_names(self) -> None:
+        for block in sorted(self.told, key=lambda one: len(one[1])):
+            space, letters = block
+            # A tier's root is not told, so a parent may be missing for ever.
+            if len(letters) == 1 or (space, letters[:-1]) in self.named:
+                self.named.add(block)
+        if self.bounds == ROOMY:
+            for letters in self._useful():
+                self.expected.pop(letters, None)
+
+    def _useful(self) -> set[str]:
+        return {letters for _, letters in self._useful_blocks()}
+
+    def _useful_blocks(self) -> set[Block]:
+        return {
+            (space, letters)
+            for space, letters in self.named
+            if self.opened
+            and all(
+                any(self.copies[(medium, group), (space, letters)] for medium in ("GPU", "CPU"))
+                for group in self.opened
+            )
+        }
+
+    @rule(block=BLOCKS, count=st.integers(1, 4))
+    def _stored(self, block: Block, count: int) -> None:
+        for group in range(self.groups):
+            self._store(block, count, ("GPU", group), with_tokens=True)
+
+    @rule(block=BLOCKS, count=st.integers(1, 4), place=st.sampled_from(PLACES), with_tokens=st.booleans())
+    def _stored_somewhere(self, block: Block, count: int, place: Place, with_tokens: bool) -> None:
+        self._store(block, count, place, with_tokens)
+
+    @rule(data=st.data())
+    def _removed(self, data: st.DataObject) -> None:
+        there = sorted(+self.copies)
+        if there:
+            place, block = data.draw(st.sampled_from(there))
+            self.copies[place, block] -= 1
+            self.engine.hears(_gone(_hash(block), medium=place[0], group=place[1]))
+
+    @rule(block=BLOCKS, place=st.sampled_from(PLACES))
+    def _removed_unheard_of(self, block: Block, place: Place) -> None:
+        if not self.copies[place, block]:
+            self.engine.hears(_gone(_hash(block), medium=place[0], group=place[1]))
+
+    @rule(block=BLOCKS)
+    def _window_group(self, block: Block) -> None:
+        self.engine.hears(_stored([_hash(block)], group=7, prefix=False), _gone(_hash(block), group=7))
+
+    @rule(letters=st.text("ab", min_size=1, max_size=5), lease=st.integers(1, 3))
+    def _expect(self, letters: str, lease: int) -> None:
+        self.engine.ledger.expect(lease, _keys(letters))
+        for end in range(1, len(letters) + 1):
+            if letters[:end] not in self._useful() or self.bounds != ROOMY:
+                self.expected.setdefault(letters[:end], set()).add(lease)
+
+    @rule(lease=st.integers(1, 3))
+    def _settle(self, lease: int) -> None:
+        self.engine.ledger.settle(lease)
+        for owners in self.expected.values():
+            owners.discard(lease)
+        self.expected = {letters: owners for letters, owners in self.expected.items() if owners}
+
+    @rule()
+    def _announcing(self) -> None:
+        self.announces = not self.announces
+        self.engine.ledger.announcing(self.announces)
+
+    @rule(how=st.sampled_from(["cleared", "gap"]))
+    def _clear(self, how: str) -> None:
+        named, opened = self.named, self.opened
+        announces = self.announces
+        self._forget_all()
+        self.announces = announces
+        if how == "gap":
+            self.engine.ledger.clear(keep_names=True)
+            self.told, self.named, self.opened = set(named), named, opened
+        else:
+            self.engine.hears(Cleared())
+
+    def _believed(self) -> set[int]:
+        """Keys with the engine's bit, the swept excepted."""
+        while self.engine.masks.dying:
+            self.engine.masks.sweep(7)
+        return set(self.engine.masks.of)
+
+    @invariant()
+    def _agrees(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        truth = {_key(letters) for letters in self._useful() | set(self.expected)}
+        assert self._believed() == truth
+        ledger = self.engine.ledger
+        assert ledger.blocks == len(self._useful_blocks())
+        # The overlays hold what is rare, and nothing else.
+        assert ledger._usual not in ledger._copies.values()
+        assert not ledger._names.keys() & ledger._held.keys()
+        assert not ledger._ripe
+        assert ledger.forgotten == ledger.aside_dropped == 0
+
+
+class Bounded(Machine):
+    """With room for little, some is forgotten, and nothing is made up. A block that there was no room for confirms no
+    expectation: that lasts until its lease is settled."""
+
+    bounds = (5, 3, 2)
+
+    @invariant()
+    def _agrees(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        possible = {_key(letters) for letters in self._useful() | set(self.expected)}
+        assert self._believed() <= possible
+        ledger = self.engine.ledger
+        assert len(ledger._held) <= 5
+        assert ledger.aside <= 3
+        assert ledger._copies.keys() <= ledger._held.keys()
+
+
+MODEL = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
+)
+
+
+@pytest.mark.parametrize("machine", [Machine, Bounded])
+def test_model(machine: type[RuleBasedStateMachine]) -> None:
+    """The ledger equals a naive multiset of copies; with tight limits it believes no more than that."""
+    run_state_machine_as_test(machine, settings=MODEL)
