@@ -1,0 +1,214 @@
+"""ZeroMQ, as little of it as KV events need: a socket that hears batches, one that asks for a replay.
+
+The only module that knows pyzmq. All calls return at once; `Sockets.wakes` sets an asyncio.Event when a socket may have
+something. A ZeroMQ descriptor is readable when the state may have changed, not when there is a message: so after a
+wake everything is read until there is nothing more (zeromq.org, zmq_getsockopt, ZMQ_FD).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+END = b"\xff" * 8  # number -1: the replay is complete
+HWM = 1_000  # messages in a queue of ZeroMQ's; beyond it TCP makes the engine wait
+RECONNECT_MIN_MS, RECONNECT_MAX_MS = 100, 1_000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread: a dead host is noticed
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A connection came up, or is gone. `peer`: the other end's address, on a bound socket where it is known."""
+
+    up: bool
+    peer: str = ""
+
+
+class Sockets:
+    """Makes sockets; `close` once they are closed."""
+
+    def __init__(self, message_bytes_max: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._message_bytes_max = message_bytes_max
+
+    def close(self) -> None:
+        """Whatever was not sent is dropped."""
+        self._context.destroy(linger=0)
+
+    def subscribe(self, endpoint: str, topic: str | None) -> Subscription:
+        """Connected, now or when there is somebody. ValueError: not an address."""
+        return self._subscription(endpoint, topic or "", bind=False)
+
+    def bound(self, address: str) -> Subscription:
+        """Where publishers connect. OSError: cannot listen there."""
+        return self._subscription(address, "", bind=True)
+
+    def ask(self, endpoint: str, first: int) -> Replay:
+        """Ask for a replay on a connection of its own. ValueError: not an address."""
+        dealer = self._socket(zmq.DEALER)
+        _open(dealer, endpoint, bind=False)
+        dealer.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)  # the ROUTER wants the empty frame
+        return Replay(dealer)
+
+    def _subscription(self, address: str, topic: str, *, bind: bool) -> Subscription:
+        sub = self._socket(zmq.SUB)
+        sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        monitor = sub.get_monitor_socket(_EVENTS)
+        try:
+            _open(sub, address, bind=bind)
+        except (OSError, ValueError):
+            sub.disable_monitor()
+            monitor.close(linger=0)
+            raise
+        return Subscription(sub, monitor)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        for option, value in {
+            zmq.LINGER: 0,
+            zmq.RCVHWM: HWM,
+            zmq.MAXMSGSIZE: self._message_bytes_max,
+            zmq.RECONNECT_IVL: RECONNECT_MIN_MS,
+            zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.IPV6: 1,
+        }.items():
+            made.setsockopt(option, value)
+        return made
+
+
+class Subscription:
+    """Hears batches."""
+
+    def __init__(self, sub: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        self._sub = sub
+        self._monitor = monitor
+        self._peers: dict[int, str] = {}  # descriptor of an accepted connection -> address
+        self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
+
+    @property
+    def address(self) -> str:
+        """What it is bound or connected to."""
+        return self._sub.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def wakes(self, event: asyncio.Event) -> None:
+        """Set the event when there may be something."""
+        self._wake = _watch([self._sub, self._monitor], event)
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        _unwatch(self._wake)
+        self._sub.disable_monitor()
+        self._monitor.close(linger=0)
+        self._sub.close(linger=0)
+
+    def change(self) -> Change | None:
+        """The next change of a connection. To be read before batches: ZeroMQ tells of it first."""
+        while True:
+            try:
+                said = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return None
+            kind, descriptor = said["event"], said["value"]
+            if kind == zmq.EVENT_ACCEPTED:
+                self._peers[descriptor] = _peer(descriptor)
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return Change(up=True)
+            elif kind == zmq.EVENT_DISCONNECTED:
+                return Change(up=False, peer=self._peers.pop(descriptor, ""))
+
+    def receive(self) -> tuple[bytes, int, bytes] | None:
+        """The next batch: topic, number, payload. Whatever is not one is passed over."""
+        while True:
+            try:
+                frames = self._sub.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(frames) == 3 and len(frames[1]) == 8:
+                return frames[0], int.from_bytes(frames[1], "big"), frames[2]
+
+    def receive_from(self) -> tuple[bytes, int, bytes, str] | None:
+        """Likewise, with the address that it came from, "" where there is none (ipc)."""
+        while True:
+            try:
+                frames = self._sub.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            if len(frames) == 3 and len(frames[1]) == 8:
+                peer = ""
+                with suppress(zmq.ZMQError):
+                    peer = str(frames[2].get("Peer-Address"))
+                return frames[0].bytes, int.from_bytes(frames[1].bytes, "big"), frames[2].bytes, peer
+
+
+class Replay:
+    """Hears the answers to one request."""
+
+    def __init__(self, dealer: zmq.Socket[bytes]) -> None:
+        self._dealer = dealer
+        self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
+
+    def wakes(self, event: asyncio.Event) -> None:
+        """Set the event when there may be something."""
+        self._wake = _watch([self._dealer], event)
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        _unwatch(self._wake)
+        self._dealer.close(linger=0)
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """The next batch, number and payload; number -1: that was all."""
+        while True:
+            try:
+                frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(frames) >= 3 and not frames[0] and len(frames[-2]) == 8:  # the topic came with vLLM 0.2x
+                return (-1 if frames[-2] == END else int.from_bytes(frames[-2], "big")), frames[-1]
+
+
+def _open(made: zmq.Socket[bytes], address: str, *, bind: bool) -> None:
+    try:
+        if bind:
+            made.bind(address)
+        else:
+            made.connect(address)
+    except zmq.ZMQError as error:
+        made.close(linger=0)
+        raise (OSError if bind else ValueError)(f"{address[:200]}: {error.strerror}") from error
+
+
+def _watch(watched: list[zmq.Socket[bytes]], event: asyncio.Event) -> tuple[asyncio.AbstractEventLoop, list[int]]:
+    loop = asyncio.get_running_loop()
+    descriptors = [int(one.getsockopt(zmq.FD)) for one in watched]
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, event.set)
+    event.set()  # what is there already gives no sign
+    return loop, descriptors
+
+
+def _unwatch(watched: tuple[asyncio.AbstractEventLoop, list[int]] | None) -> None:
+    if watched is not None:
+        loop, descriptors = watched
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+
+
+def _peer(descriptor: int) -> str:
+    """The address at the other end; "" if the connection is gone already."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            name = connection.getpeername()
+    except OSError:
+        return ""
+    return str(name[0]) if isinstance(name, tuple) else ""
