@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,6 +48,9 @@ class FakeEngine:
     healthy: bool = True
     metrics: str | None = None
     api_key: str | None = None  # /v1/... needs it, as under vLLM's --api-key
+    kv_event_sources: dict[str, Any] | None = None  # vLLM's page; there is none unless given
+    server_info: dict[str, Any] | None = None  # SGLang's
+    probes: Counter[str] = field(default_factory=Counter)  # requests of each page
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # a client left while we were at work
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)  # what `held` replies wait for
@@ -58,6 +61,8 @@ class FakeEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/kv_event_sources", self._sources)
+        app.router.add_get("/server_info", self._info)
         app.router.add_route("*", "/{path:.*}", self._generate)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
@@ -78,12 +83,21 @@ class FakeEngine:
         return f"http://127.0.0.1:{self.port}"
 
     async def _health(self, _: web.Request) -> web.Response:
+        self.probes["health"] += 1
         return web.Response(status=200 if self.healthy else 503)
 
+    async def _sources(self, _: web.Request) -> web.Response:
+        return web.Response(status=404) if self.kv_event_sources is None else web.json_response(self.kv_event_sources)
+
+    async def _info(self, _: web.Request) -> web.Response:
+        return web.Response(status=404) if self.server_info is None else web.json_response(self.server_info)
+
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.probes["metrics"] += 1
         return web.Response(text=self.metrics) if self.metrics is not None else web.Response(status=404)
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.probes["models"] += 1
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.Response(status=401)
         rows = [{"id": name, "object": "model", "owned_by": "fake", "created": 1} for name in self.models]
@@ -186,12 +200,29 @@ def response_events() -> list[bytes]:
     return [named_event(kind, sequence_number=n, **fields) for n, (kind, fields) in enumerate(parts)]
 
 
+META = {"id": "x", "finish_reason": None, "prompt_tokens": 100, "completion_tokens": 3, "cached_tokens": 32}
+GENERATED: dict[str, Any] = {
+    "text": "w0 w1 w2",
+    "output_ids": [7, 8, 9],
+    "meta_info": {**META, "finish_reason": {"type": "stop", "matched": 2}},
+}
+
+
+def generate_events() -> list[bytes]:
+    """A stream of `/generate` as SGLang 0.5.23 sends it: every event has the text from its beginning, and usage."""
+    pieces = [{"text": text, "output_ids": [7], "meta_info": META} for text in ("w0", "w0 w1")]
+    return [b"data: " + json.dumps(each).encode() + b"\n\n" for each in (*pieces, GENERATED)] + [b"data: [DONE]\n\n"]
+
+
 async def ok(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     """A healthy answer, streaming if asked to."""
     body = engine.seen[-1].json if engine.seen[-1].body[:1] == b"{" else {}
     if request.path in ("/v1/messages", "/v1/responses"):
         whole, pieces = (MESSAGE, message_events()) if request.path == "/v1/messages" else (RESPONSE, response_events())
         return await stream(request, pieces) if body.get("stream") else web.json_response(whole)
+    if request.path == "/generate":
+        streams = body.get("stream")
+        return await stream(request, generate_events()) if streams else web.json_response(GENERATED)
     if not body.get("stream"):
         answer = {
             "id": "x",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Grade(StrEnum):
@@ -26,16 +27,33 @@ class Reason(StrEnum):
     RETRY = "retry"  # a second attempt, after the first replica failed
 
 
+RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine as discovery reports it. `id` is its base URL without a trailing slash: stable across routers."""
+    """One engine as discovery reports it; its id is stable across routers.
+
+    `id` is the base URL without a trailing slash. Where one server runs several data-parallel ranks, each with a
+    cache of its own, every rank is a replica with the id `{base URL}#dp{rank}`.
+    """
 
     id: str
 
     @property
     def url(self) -> str:
-        """Base URL to which a request's path is appended."""
-        return self.id
+        """Base URL to which a request's path is appended: that of the server, the same for all its ranks."""
+        return self.id.partition(RANK_MARK)[0]
+
+    @property
+    def rank(self) -> int | None:
+        """The data-parallel rank, counted from 0 within this server; None where it has only one."""
+        rank = self.id.partition(RANK_MARK)[2]
+        return int(rank) if rank else None
+
+    def of_rank(self, rank: int) -> Replica:
+        """One rank of this server."""
+        return Replica(f"{self.url}{RANK_MARK}{rank}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +116,7 @@ class Ask:
     wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every replica on every request
 class Candidate:
     """A replica that may take the request, with everything a policy may weigh. Times are milliseconds."""
 
@@ -111,6 +129,8 @@ class Candidate:
     kv_wait_ms: float  # until the KV pool has room for this request
     in_flight: int  # open leases
     footprint_blocks: int = 0  # blocks it is believed to hold
+    grade: Grade = Grade.ESTIMATED  # of `cached_tokens`
+    estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +190,27 @@ class Receipt:
     prompt_tokens: int
     predicted_cached_tokens: int
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    """What an engine makes a prompt's token ids of. Exactly one of `ids`, `text` and `messages` is set.
+
+    `messages` are OpenAI chat messages, whatever API the request came through, before the engine fits them to its
+    template: `content` is absent, None, a string or a list of text parts; the arguments of tool calls are JSON text,
+    or what it decodes to. `tools` are as the request has them, wrapped as OpenAI's chat API does.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    kwargs: dict[str, Any] = field(default_factory=dict)  # chat_template_kwargs
+    reasoning_effort: str | float | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    text: str | None = None
+    ids: bytes | None = None  # uint32 little-endian
+    add_special_tokens: bool = False  # what the tokenizer puts around any text, such as BOS
+    api: str = "chat"  # "chat", "messages" or "responses": engines fit their messages differently
+    thinking_off: bool = False  # Messages: vLLM asks the template which effort that is

@@ -13,12 +13,15 @@ from router.app import App
 from router.core.facts import Usage
 from router.metrics import RequestRecord
 from tests.fakes import (
+    GENERATED,
     MESSAGE,
     FakeEngine,
     error_event,
+    generate_events,
     idle,
     message_events,
     named_event,
+    ok,
     reset,
     response_events,
     running,
@@ -228,6 +231,90 @@ async def test_responses_errors(gpt: openai.AsyncOpenAI, engine: FakeEngine, oth
         await gpt.responses.create(model="m", input="hi")
     assert failed.value.code == "engine_failed"
     assert len(engine.seen) + len(other.seen) == 1
+
+
+GENERATE = "/generate"
+
+
+async def test_generate_whole_and_streamed(
+    client: ClientSession, app: App, engine: FakeEngine, other: FakeEngine
+) -> None:
+    """SGLang's own API passes byte for byte, no model named, and the usage of both kinds of answer is read."""
+    async with client.post(app.url + GENERATE, json={"text": "hi"}) as response:
+        assert await response.json() == GENERATED
+    assert last(app).usage == COUNTED
+    body = b'{"text": "hi",  "stream": true}'
+    async with client.post(app.url + GENERATE, data=body) as response:
+        assert await response.read() == b"".join(generate_events())
+    assert last(app).usage == COUNTED
+    assert last(app).ttft_s is not None
+    assert {seen.body for seen in engine.seen + other.seen} == {body, b'{"text": "hi"}'}
+
+
+async def test_generate_is_foretold(client: ClientSession, app: App) -> None:
+    """The same text again, also as a completion, goes where it was before; with another salt nothing is foretold."""
+    text = "word " * 400
+    async with client.post(app.url + GENERATE, json={"text": text}) as response:
+        where = response.headers["x-warmroute-replica"]
+    for path, body in ((GENERATE, {"text": text + "more"}), ("/v1/completions", {"model": "m", "prompt": text})):
+        async with client.post(app.url + path, json=body) as response:
+            assert response.headers["x-warmroute-replica"] == where
+            assert int(response.headers["x-warmroute-predicted-cached-tokens"]) > 0
+    async with client.post(app.url + GENERATE, json={"text": text, "extra_key": "t"}) as response:
+        assert response.headers["x-warmroute-predicted-cached-tokens"] == "0"
+
+
+async def test_generate_errors(client: ClientSession, app: App) -> None:
+    """The router's own errors are flat, as SGLang's, with our code."""
+    async with client.post(app.url + GENERATE, json={"text": "hi", "lora_path": "nope"}) as response:
+        assert response.status == 404
+        error = await response.json()
+    assert (error["object"], error["code"], error["param"]) == ("error", "model_not_found", "model")
+    async with client.post(app.url + GENERATE, data=b"[1]") as response:
+        assert response.status == 400
+        assert (await response.json())["code"] == "invalid_json"
+
+
+ABORT = {"type": "abort", "message": "Abort in waiting queue", "status_code": 503}
+GIVEN_UP = {"text": "", "output_ids": [], "meta_info": {**GENERATED["meta_info"], "finish_reason": ABORT}}
+
+
+DEAD = {"error": {"message": "dead", "code": 500}}
+
+
+@pytest.mark.parametrize(("dead", "streams"), [(DEAD, True), (GIVEN_UP, True), (GIVEN_UP, False)])
+async def test_a_generation_given_up_is_made_good_elsewhere(
+    client: ClientSession, app: App, engine: FakeEngine, other: FakeEngine, dead: dict[str, Any], streams: bool
+) -> None:
+    """An engine's failure in the first event, or an answer that it gave up, is tried on another replica."""
+    failed: list[FakeEngine] = []
+
+    async def fails_once(fake: FakeEngine, request: web.Request) -> web.StreamResponse:
+        if failed:
+            return await ok(fake, request)
+        failed.append(fake)
+        if streams:
+            return await stream(request, [b"data: " + json.dumps(dead).encode() + b"\n\n", b"data: [DONE]\n\n"])
+        return web.json_response(dead)
+
+    for fake in (engine, other):
+        fake.script.append(fails_once)
+    async with client.post(app.url + GENERATE, json={"text": "hi", "stream": streams}) as response:
+        assert GENERATED["text"] in await response.text()
+    assert len(last(app).retries) == 1
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_flat_errors_on_openais_paths(client: ClientSession, engine: FakeEngine, streams: bool) -> None:
+    """SGLang's errors are flat there too: they pass as they are, and are the request's fault."""
+    flat = '{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}'
+    async with running(engine) as app:
+        engine.script.append(status(400, flat))
+        body = {"model": "m", "prompt": "x", "stream": streams}
+        async with client.post(app.url + "/v1/completions", json=body) as response:
+            assert (response.status, await response.text()) == (400, flat)
+        assert last(app).ending == "refused"
+        assert last(app).retries == ()
 
 
 async def test_a_passthrough_that_names_a_dialects_path(client: ClientSession, engine: FakeEngine) -> None:

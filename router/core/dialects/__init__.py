@@ -6,10 +6,12 @@ from router.core.dialects.anthropic import Anthropic
 from router.core.dialects.base import BadBody, Dialect
 from router.core.dialects.openai import OpenAI
 from router.core.dialects.responses import Responses
+from router.core.dialects.sglang import SGLang
 
 OPENAI = OpenAI()
 ANTHROPIC = Anthropic()
 RESPONSES = Responses()
+SGLANG = SGLang()
 
 PATHS: dict[str, Dialect] = {
     "/v1/chat/completions": OPENAI,
@@ -17,6 +19,7 @@ PATHS: dict[str, Dialect] = {
     "/v1/embeddings": OPENAI,
     "/v1/messages": ANTHROPIC,
     "/v1/responses": RESPONSES,
+    "/generate": SGLANG,
 }
 
 

@@ -20,8 +20,9 @@ from msgspec import Raw
 from router.core import sse
 from router.core.dialects import wire
 from router.core.dialects.chat import BILLING_HEADER, Chat, Part, call, calls, canonical
+from router.core.dialects.messages_input import messages_input
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, Usage
+from router.core.facts import Ask, Prompt, TemplateInput, Usage
 
 
 class _Unknown(ValueError):
@@ -145,6 +146,10 @@ class Anthropic:
             output_tokens_max=wire.positive(fields.max_tokens),
             wants_usage=True,
         )
+
+    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+        """The chat that vLLM makes of it; None for images, documents and whatever else is not text."""
+        return messages_input(body)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""

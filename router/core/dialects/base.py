@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from router.core.facts import Ask, Usage
+from router.core.facts import Ask, TemplateInput, Usage
 
 
 class BadBody(ValueError):
@@ -22,6 +22,10 @@ class Dialect(Protocol):
 
     def parse(self, path: str, body: bytes) -> Ask:
         """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object."""
+
+    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+        """What the engine hands to its chat template and tokenizer. None when it cannot be known here, whatever the
+        body is: nothing is raised."""
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""

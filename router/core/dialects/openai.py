@@ -14,8 +14,9 @@ from msgspec import Raw
 from router.core import sse
 from router.core.dialects import wire
 from router.core.dialects.chat import RS, Chat, Part, calls, canonical
+from router.core.dialects.inputs import openai_input
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, Usage
+from router.core.facts import Ask, Prompt, TemplateInput, Usage
 
 TOKEN_ID_BYTES = 4
 
@@ -120,6 +121,10 @@ class OpenAI:
             response_id=wire.as_type(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
         )
+
+    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+        """Of chats and completions that are one text; None for anything else."""
+        return openai_input(path, body)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""

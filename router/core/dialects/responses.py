@@ -20,8 +20,9 @@ from router.core import sse
 from router.core.dialects import wire
 from router.core.dialects.chat import Chat, call, calls, canonical
 from router.core.dialects.openai import OpenAI, content_parts
+from router.core.dialects.responses_input import responses_input
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, Usage
+from router.core.facts import Ask, Prompt, TemplateInput, Usage
 
 
 class _Unknown(ValueError):
@@ -127,6 +128,10 @@ class Responses(OpenAI):
             response_id=wire.as_type(str, fields.previous_response_id),
             wants_usage=True,
         )
+
+    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+        """The chat that vLLM makes of it; None for what continues an answer that an engine keeps."""
+        return responses_input(body)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""

@@ -1,0 +1,284 @@
+"""SGLang's own dialect: `/generate`, where a prompt is text or token ids, and no chat template is used.
+
+As read from SGLang 0.5.23: the body is `GenerateReqInput` (srt/managers/io_struct.py), answers are put together in
+srt/managers/tokenizer_manager.py, errors in srt/entrypoints/http_server.py. A text becomes the same canonical bytes
+as the same prompt through `/v1/completions`, so one chain serves both.
+
+The body names no model. What it may name is a LoRA adapter (`lora_path`), which SGLang lists among its models; a
+field `model`, which SGLang ignores, tells the router which fleet is meant where it serves several. `extra_key` keeps
+caches apart as `cache_salt` does. Whatever is not understood makes the prompt unknown, never the request invalid.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from http import HTTPStatus
+
+import msgspec
+from msgspec import Raw
+from xxhash import xxh3_128_digest
+
+from router.core import sse
+from router.core.dialects import wire
+from router.core.dialects.chat import OPAQUE_REPEATS, RS
+from router.core.dialects.openai import TOKEN_ID_BYTES
+from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
+from router.core.facts import Ask, Prompt, TemplateInput, Usage
+
+OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of srt/sampling/sampling_params.py
+
+
+class _Body(msgspec.Struct):
+    model: Raw = ABSENT
+    text: Raw = ABSENT
+    input_ids: Raw = ABSENT
+    input_embeds: Raw = ABSENT
+    image_data: Raw = ABSENT
+    video_data: Raw = ABSENT
+    audio_data: Raw = ABSENT
+    sampling_params: Raw = ABSENT
+    stream: Raw = ABSENT
+    lora_path: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+    extra_key: Raw = ABSENT
+    session_params: Raw = ABSENT
+    session_id: Raw = ABSENT
+    conversation_id: Raw = ABSENT
+
+
+class _Sampling(msgspec.Struct):
+    max_new_tokens: Raw = ABSENT
+
+
+class _Finish(msgspec.Struct):
+    type: str = ""
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: Raw = ABSENT
+
+
+class _Answer(msgspec.Struct):
+    """An answer, a piece of one, or an error: nested in streams, flat (`object`) elsewhere."""
+
+    meta_info: _Meta | None = None
+    index: Raw = ABSENT
+    error: Raw = ABSENT
+    object: str = ""
+    code: Raw = ABSENT
+
+
+class _Code(msgspec.Struct):
+    code: Raw = ABSENT
+
+
+_BODY = msgspec.json.Decoder(_Body)
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_answers = msgspec.json.Decoder(_Answer | list[_Answer]).decode
+_decode_meta = msgspec.json.Decoder(_Meta).decode
+_decode_text = msgspec.json.Decoder(str | list[str]).decode
+_decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
+# meta_info at the end of an event whose beginning is cut off: objects in it hold none themselves.
+_META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
+_ABORT = b'"abort"'
+_MEDIA = ("image_data", "video_data", "audio_data")
+
+
+class SGLang:
+    """Generate."""
+
+    name = "sglang"
+
+    def parse(self, path: str, body: bytes) -> Ask:
+        """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
+        fields = wire.decode_body(_BODY, body)
+        model = wire.model_of(fields.model)
+        sampling = wire.as_type(_Sampling, fields.sampling_params) or _Sampling()
+        return Ask(
+            model=wire.as_type(str, fields.lora_path) or model,
+            prompt=_prompt(fields),
+            stream=wire.as_type(bool, fields.stream) or False,
+            salt=_salt(fields),
+            session=wire.as_type(str, fields.session_id)
+            or wire.as_type(str, fields.conversation_id)
+            or _held_by(fields),
+            output_tokens_max=wire.positive(sampling.max_new_tokens) or OUTPUT_TOKENS_DEFAULT,
+            wants_usage=True,
+        )
+
+    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+        """The one prompt of the body. None for several, for media, for sessions kept by the engine, and with
+        `extra_key`: SGLang 0.5.23 announces such blocks as if they were everybody's."""
+        fields = wire.decoded(_BODY.decode, body) or _Body()
+        each = any(wire.as_type(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
+        if each or any(map(wire.given, (fields.input_embeds, fields.extra_key))) or _held_by(fields) or _media(fields):
+            return None
+        try:
+            if wire.given(fields.input_ids):
+                one = _lists(_decode_ids(fields.input_ids))
+                return TemplateInput(ids=array("I", one[0]).tobytes()) if len(one) == 1 else None
+            text = _decode_text(fields.text) if fields.text else []
+        except UNREADABLE:
+            return None
+        texts = [text] if isinstance(text, str) else text
+        # tokenizer_manager.py calls the tokenizer without options, so it adds what it adds to any text.
+        return TemplateInput(text=texts[0], add_special_tokens=True) if len(texts) == 1 else None
+
+    def usage(self, body: bytes) -> Usage | None:
+        """Token counts of an answer that did not stream. None for several answers: the counts of several prompts
+        look like those of several answers to one (`n`)."""
+        if len(body) > USAGE_BODY_BYTES_MAX:
+            return None
+        answers = wire.decoded(_decode_answers, body)
+        if isinstance(answers, list):
+            return _counts(answers[0].meta_info) if len(answers) == 1 else None
+        return _counts(answers.meta_info) if answers else None
+
+    def stream_usage(self, tail: bytes) -> Usage | None:
+        """Token counts of the last event before [DONE]; every event has them, and the text from its beginning."""
+        for data in sse.payloads_backwards(tail):
+            if b'"meta_info"' in data:
+                answer = wire.decoded(_decode_answer, data) or _cut(data)
+                return _counts(answer.meta_info) if answer and not wire.given(answer.index) else None
+        return None
+
+    def event_error(self, chunk: bytes) -> int | None:
+        """`data: {"error": {..., "code": 400}}` on status 200, or an answer that ended with an error's status."""
+        if not chunk.startswith(b"data:") or (b'"error"' not in chunk[:4096] and _ABORT not in chunk):
+            return None
+        event = wire.decoded(_decode_answer, sse.first_payload(chunk))
+        if event is None:
+            return None
+        if wire.given(event.error):
+            return _status((wire.as_type(_Code, event.error) or _Code()).code)
+        if event.object == "error":
+            return _status(event.code)
+        finish = _finish(event)
+        code = finish.status_code if finish.type == "abort" else None
+        return code if code is not None and 400 <= code < 600 else None
+
+    def aborted(self, head: bytes) -> bool:
+        """Ended with reason `abort`, unless for the request's own fault (schedule_batch.py, FINISH_ABORT)."""
+        if _ABORT not in head:
+            return False
+        data = sse.first_payload(head) if head.startswith(b"data:") else head
+        answers = wire.decoded(_decode_answers, data)
+        ends = [_finish(answer) for answer in (answers if isinstance(answers, list) else [answers] if answers else [])]
+        return any(end.type == "abort" and not 400 <= (end.status_code or 0) < 500 for end in ends)
+
+    def begun(self, chunk: bytes) -> bool:
+        """The first event carries the first token."""
+        return True
+
+    def with_usage(self, body: bytes) -> bytes:
+        """Every event carries usage anyway."""
+        return body
+
+    def is_usage_event(self, event: bytes) -> bool:
+        """Never: nothing was asked for."""
+        return False
+
+    def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
+        """SGLang's flat error, with our code instead of the status said again."""
+        kind = HTTPStatus(status).phrase if status in _STATUSES else "Error"
+        body = {"object": "error", "message": message, "type": kind, "param": param, "code": code}
+        return msgspec.json.encode(body)
+
+
+_STATUSES = frozenset(HTTPStatus)
+
+
+def with_rank(body: bytes, rank: int) -> bytes:
+    """The same request for one data-parallel rank. `/generate` reads no header for it (unless the server was started
+    with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES); of two equal keys its JSON parser takes the last."""
+    end = body.rindex(b"}")
+    # A body with no field at all has no prompt either; the engine refuses it as it stands.
+    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
+    return body[:end] + comma + b'"routed_dp_rank":%d' % rank + body[end:]
+
+
+def _status(raw: Raw) -> int:
+    code = wire.as_type(int, raw)
+    return code if code is not None and 400 <= code < 600 else 500
+
+
+def _finish(answer: _Answer) -> _Finish:
+    meta = answer.meta_info
+    return (wire.as_type(_Finish, meta.finish_reason) if meta else None) or _Finish()
+
+
+def _counts(meta: _Meta | None) -> Usage | None:
+    if meta is None or meta.prompt_tokens is None:
+        return None
+    return wire.counts(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
+
+
+def _cut(data: bytes) -> _Answer | None:
+    """What can be read of an event that begins in the middle of its text."""
+    found = _META_AT.findall(data)
+    if not found or b'"index"' in found[-1][1]:
+        return None
+    meta: _Meta | None = wire.decoded(_decode_meta, found[-1][0])
+    return _Answer(meta_info=meta)
+
+
+def _salt(fields: _Body) -> bytes:
+    """What separates caches besides the adapter; only `cache_salt` gives the salt of every other dialect."""
+    salt, extra = _apart(fields.cache_salt), _apart(fields.extra_key)
+    return salt + b"\x1fextra_key\x1f" + extra if extra else salt
+
+
+def _apart(raw: Raw) -> bytes:
+    given = bytes(raw) if wire.given(raw) else b""
+    # A batch may have one for each of its prompts.
+    return wire.salt_of(raw) if given.startswith(b'"') else given
+
+
+def _held_by(fields: _Body) -> str | None:
+    """A session opened on one replica, which keeps the beginning of the prompt."""
+    session = wire.as_type(dict, fields.session_params) or {}
+    name = session.get("id")
+    return name if isinstance(name, str) and name else None
+
+
+def _media(fields: _Body) -> list[bytes]:
+    """Identities of what is not text."""
+    found: list[bytes] = []
+    for name in _MEDIA:
+        raw = getattr(fields, name)
+        if wire.given(raw) and bytes(raw) not in (b"[]", b"[null]"):
+            found += [bytes(item) for item in wire.as_type(list[Raw], raw) or [raw]]
+    return found
+
+
+def _lists(ids: list[int | list[int]]) -> list[list[int]]:
+    """One list of ids a prompt."""
+    flat = [item for item in ids if isinstance(item, int)]
+    return [flat] if flat else [item for item in ids if isinstance(item, list)]
+
+
+def _prompt(fields: _Body) -> Prompt | None:
+    """Text or ids; several prompts one behind the other, as in the OpenAI dialect. Media come first: where in the
+    text they stand is known to the model's processor only."""
+    if wire.given(fields.input_embeds) or _held_by(fields):
+        return None
+    try:
+        media = b"".join(xxh3_128_digest(item) * OPAQUE_REPEATS for item in _media(fields))
+        if wire.given(fields.input_ids):
+            text = array("I", [id_ for prompt in _lists(_decode_ids(fields.input_ids)) for id_ in prompt]).tobytes()
+            if not media:
+                return Prompt(text, len(text), opaque_bytes=len(text), bytes_per_token=TOKEN_ID_BYTES) if text else None
+            return Prompt(media + text, len(media) + len(text), opaque_bytes=len(media) + len(text))
+        if not wire.given(fields.text):
+            return None
+        given = _decode_text(fields.text)
+        texts = [each.encode() for each in ([given] if isinstance(given, str) else given)]
+        first = len(texts[0]) if texts else 0
+        return Prompt(media + RS.join(texts), len(media) + first, opaque_bytes=len(media))
+    except UNREADABLE:
+        return None
