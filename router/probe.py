@@ -2,6 +2,9 @@
 
 A round is `/health`, then `/metrics`; `/v1/models` first and every few rounds. A replica without known models is not
 ready, since nothing could be routed to it. All that is heard goes to the Router, which knows what it means.
+
+Data-parallel ranks of one server are replicas of their own behind one set of pages: the first of them asks for all,
+and each hears of its own share of the load.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 from yarl import URL
 
-from router.core.facts import Load, ServedModel
+from router.core.facts import Load, Replica, ServedModel
 from router.core.routing import Router
 from router.core.stats import parse_load
 
@@ -90,29 +94,47 @@ class Prober:
         """Probe one replica until cancelled. Rounds are spread, so that a fleet is not asked all at once."""
         rounds = 0
         while True:
-            known = self._router.fleet.members.get(replica)
             try:
-                await self.probe(replica, models=not (known and known.models) or rounds % self._models_rounds == 0)
+                await self.probe(replica, models=self._unknown(replica) or rounds % self._models_rounds == 0)
             except Exception:  # whatever a page does to us, the next round comes
                 log.exception("bug: probe failed inside the router", extra={"fields": {"replica": replica}})
-                self._heard(replica, ok=False, proof=False, why="the router cannot read its pages")
+                for rank in self._ranks(replica):
+                    self._heard(rank, ok=False, proof=False, why="the router cannot read its pages")
             rounds += 1
             await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets
 
     async def probe(self, replica: str, *, models: bool) -> None:
-        """One round."""
-        try:
-            await self._get(f"{replica}/health")
-            if models:
-                self._router.observe_models(replica, await self._models(replica))
-        except ProbeFailed as failure:
-            self._heard(replica, ok=False, proof=failure.refused, why=str(failure))
+        """One round: of all ranks of the server if this is its first, else of none."""
+        if Replica(replica).rank:
             return
-        load = await self._load(replica)
-        self._router.observe_load(replica, load)
-        member = self._router.fleet.members.get(replica)
-        has_models = bool(member and member.models)
-        self._heard(replica, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
+        server = Replica(replica).url
+        try:
+            await self._get(f"{server}/health")
+            served = await self._models(server) if models else None
+        except ProbeFailed as failure:
+            for rank in self._ranks(replica):
+                self._heard(rank, ok=False, proof=failure.refused, why=str(failure))
+            return
+        page = await self._metrics(server)
+        for rank in self._ranks(replica):
+            if served is not None:
+                self._router.observe_models(rank, served)
+            self._router.observe_load(rank, await self._load(rank, page))
+            member = self._router.fleet.members.get(rank)
+            has_models = bool(member and member.models)
+            self._heard(rank, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
+
+    def _ranks(self, replica: str) -> list[str]:
+        """Ids of all members behind the same URL: the server itself, or its ranks, which come and go together."""
+        members, server = self._router.fleet.members, Replica(replica)
+        if server.rank is None:
+            return [replica] if replica in members else []
+        ids = (server.of_rank(rank).id for rank in count())
+        return list(takewhile(members.__contains__, ids))
+
+    def _unknown(self, replica: str) -> bool:
+        members = self._router.fleet.members
+        return not all(members[rank].models for rank in self._ranks(replica))
 
     def _heard(self, replica: str, *, ok: bool, proof: bool, why: str) -> None:
         member = self._router.fleet.members.get(replica)
@@ -127,8 +149,8 @@ class Prober:
                 self._router.forget(replica)
             self._on_lost(replica)
 
-    async def _models(self, replica: str) -> list[ServedModel]:
-        page = await self._get(f"{replica}/v1/models")
+    async def _models(self, server: str) -> list[ServedModel]:
+        page = await self._get(f"{server}/v1/models")
         try:
             models = msgspec.json.decode(page, type=_Models).data
         except _UNREADABLE as error:
@@ -137,17 +159,22 @@ class Prober:
             raise ProbeFailed("/v1/models: serves no model")
         return [_served(model) for model in models[:MODELS_MAX]]
 
-    async def _load(self, replica: str) -> Load:
+    async def _metrics(self, server: str) -> str | None:
+        """The page; "" where it is switched off, None where it is late or broken."""
         try:
-            page = await self._get(f"{replica}/metrics")
+            return (await self._get(f"{server}/metrics")).decode(errors="replace")
         except ProbeFailed as failure:
-            # Late or broken: the last page still says most. Switched off: placed by what we know ourselves.
+            return "" if failure.status == 404 else None
+
+    async def _load(self, replica: str, page: str | None) -> Load:
+        if page is None:  # the last page still says most
             member = self._router.fleet.members.get(replica)
-            return member.load if member and failure.status != 404 else self._with_capacity(Load())
-        text = page.decode(errors="replace")
+            return member.load if member else Load()
+        rank = Replica(replica).rank
         if len(page) <= PARSE_BYTES_MAX:
-            return self._with_capacity(parse_load(text))
-        return self._with_capacity(await asyncio.get_running_loop().run_in_executor(None, parse_load, text))
+            return self._with_capacity(parse_load(page, rank))
+        loop = asyncio.get_running_loop()
+        return self._with_capacity(await loop.run_in_executor(None, parse_load, page, rank))
 
     def _with_capacity(self, load: Load) -> Load:
         if load.kv_tokens_max is None and self._kv_tokens_max:

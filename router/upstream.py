@@ -20,6 +20,9 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from router.core.dialects.sglang import with_rank
+from router.core.facts import Replica
+
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
 STATUS_RETRIED = (502, 503)
@@ -27,6 +30,8 @@ LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody li
 LINE_BYTES_MAX = 16 << 10  # of a status line or a header
 ERROR_BEGINS = (b'data: {"error"', b'data:{"error"', b"event: error")
 ERROR_BYTES_MAX = 64 << 10
+# vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
+RANK_HEADER = "X-data-parallel-rank"
 READ_BYTES_MAX = 256 << 10  # aiohttp pauses the engine's socket when twice this is unread
 
 
@@ -185,10 +190,13 @@ class Upstream:
                     call.end(TimedOut)
 
     def lost(self, replica: str) -> None:
-        """The replica refuses connections: its silent requests will never be answered."""
-        silent_since_s = self._loop.time() - LOST_SILENCE_S
+        """The replica refuses connections: its silent requests will never be answered, nor those of any other rank
+        of its server."""
+        server, silent_since_s = Replica(replica).url, self._loop.time() - LOST_SILENCE_S
         for call in list(self._calls):
-            if call.replica == replica and (not call.begun or (call.reading and call.since_s < silent_since_s)):
+            if Replica(call.replica).url == server and (
+                not call.begun or (call.reading and call.since_s < silent_since_s)
+            ):
                 call.end(ReplicaLost)
 
     async def call(
@@ -243,7 +251,10 @@ class Upstream:
         *,
         hold: bool,
     ) -> Answer:
-        url = URL(replica + path, encoded=True)
+        server, rank = Replica(replica).url, Replica(replica).rank
+        if rank is not None:
+            headers, body = _for_rank(rank, path, headers, body)
+        url = URL(server + path, encoded=True)
         response = await self._session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
         call.response = response
         if response.status < 200:
@@ -276,6 +287,16 @@ class Upstream:
             size += len(piece)
             call.since_s = self._loop.time()  # bytes flow: the time to the first one starts afresh
         return b"".join(pieces), False
+
+
+def _for_rank(
+    rank: int, path: str, headers: Mapping[str, str] | CIMultiDict[str], body: bytes
+) -> tuple[CIMultiDict[str], bytes]:
+    """Headers and body that reach one rank of a server; a client's own wish gives way to the placement."""
+    headers = CIMultiDict(headers)
+    headers[RANK_HEADER] = str(rank)
+    is_generate = path.partition("?")[0] == "/generate" and body
+    return headers, with_rank(body, rank) if is_generate else body
 
 
 def _say(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.facts import Load
-from router.core.stats import parse_load
+from router.core.stats import engines, parse_load
 
 # Lines as vLLM 0.32 prints them, look-alikes included.
 VLLM = """\
@@ -119,3 +119,28 @@ def test_no_page_raises(parts: list[tuple[str, str, int]]) -> None:
     load = parse_load(page + "\n" + page.replace('"32"', '"1e308"').replace("19208", "-1"))
     for number in (load.running, load.waiting, load.kv_tokens_max, load.block_tokens):
         assert number is None or number >= 0
+
+
+def test_one_rank_of_several() -> None:
+    """A rank has its own samples only; vLLM's engines are counted within the server, in hybrid mode from any number."""
+    second = VLLM.replace('engine="0"', 'engine="1"').replace(" 8.0", " 5.0").replace("19208", "100")
+    for page in (
+        VLLM + second,
+        (VLLM + second).replace('engine="1"', 'engine="10"').replace('engine="0"', 'engine="9"'),
+    ):
+        assert parse_load(page, 0) == parse_load(VLLM)
+        load = parse_load(page, 1)
+        assert (load.running, load.kv_tokens_max, load.block_tokens, load.prefix_caching) == (5, 3_200, 32, True)
+        assert parse_load(page, 2) == Load()
+    assert engines(VLLM + second) == [0, 1]
+    assert engines(SGLANG) == []
+
+
+def test_one_rank_of_sglang() -> None:
+    """What SGLang counts for all ranks together is unknown of one, except for the size of a page."""
+    ranks = [
+        SGLANG.replace('pp_rank="0"', f'dp_rank="{rank}",pp_rank="0"').replace(" 3.0", f" {rank}.0") for rank in (0, 1)
+    ]
+    page = "".join(ranks) + 'sglang:max_total_num_tokens{dp_rank="1",model_name="tiny"} 900.0\n'
+    assert parse_load(page, 1) == Load(running=1, waiting=4, kv_usage=0.25, kv_tokens_max=900, block_tokens=16)
+    assert parse_load(page, 2) == Load(block_tokens=16)
