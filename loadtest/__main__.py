@@ -6,6 +6,7 @@ import importlib
 import sys
 
 INSTRUMENTS = {
+    "cost": "CPU of an exact decision, and of following KV events",
     "engine": "simulated replicas with vLLM's HTTP surface and KV events",
     "replay": "drive any OpenAI-compatible URL with a trace",
 }

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.engines.install import REPO
 from tests.engines.processes import Server, wait_until
@@ -21,10 +23,11 @@ LISTENING = re.compile(r"listening (http://\S+) admin (http://\S+)")
 class Router:
     """A running `python -m router serve`."""
 
-    def __init__(self, replicas: list[str], folder: Path, name: str = "router") -> None:
+    def __init__(self, replicas: list[str], folder: Path, name: str = "router", more: Sequence[str] = ()) -> None:
+        """`more` are further words of the command line."""
         urls = [word for url in replicas for word in ("--replica", url)]
         ports = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
-        command = [sys.executable, "-m", "router", "serve", *urls, *ports, "--policy", "warm"]
+        command = [sys.executable, "-m", "router", "serve", *urls, *ports, "--policy", "warm", *more]
         self.server = Server(name, command, folder / f"{name}.log", os.environ, REPO)
         self.url = self.admin_url = ""
 
@@ -39,10 +42,15 @@ class Router:
         self.url, self.admin_url = found.groups()
         return get(f"{self.url}/readyz")[0] == 200
 
+    def replica_rows(self) -> list[dict[str, Any]]:
+        """What its admin page says of each replica; none where it does not answer."""
+        status, page = get(f"{self.admin_url}/admin/replicas")
+        rows: list[dict[str, Any]] = json.loads(page)["replicas"] if status == 200 else []
+        return rows
+
     def ready_replicas(self) -> int:
         """How many replicas it would send requests to."""
-        status, page = get(f"{self.admin_url}/admin/replicas")
-        return sum(row["ready"] for row in json.loads(page)["replicas"]) if status == 200 else 0
+        return sum(row["ready"] for row in self.replica_rows())
 
     def wait_replicas(self, count: int) -> float:
         """Wait until it holds `count` replicas ready, return the seconds it took; TimeoutError otherwise."""

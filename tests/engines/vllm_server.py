@@ -57,28 +57,34 @@ def get(url: str) -> tuple[int, str]:
 class Replica:
     """A vLLM server that can be killed and started again on the same port."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, kv_blocks: int = KV_BLOCKS, buffer_steps: int | None = None) -> None:
+        """`buffer_steps` is how many batches of events a replay holds; None: vLLM's own 10,000."""
         self.name = name
+        self.kv_blocks = kv_blocks
+        self.buffer_steps = buffer_steps
         self.folder = folder
         self.port, self.replay_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
+        self.events_endpoint = f"ipc://{folder}/{name}.kv"
         self.server: Server | None = None
 
     def command(self) -> list[str]:
         """The command line, as an operator would write it."""
-        events = {
+        events: dict[str, bool | int | str] = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": f"ipc://{self.folder}/{self.name}.kv",
+            "endpoint": self.events_endpoint,
             "replay_endpoint": f"tcp://127.0.0.1:{self.replay_port}",
             "topic": "kv-events",
         }
+        if self.buffer_steps is not None:
+            events["buffer_steps"] = self.buffer_steps
         return [
             *(str(VENV / "bin" / "vllm"), "serve", str(model_dir())),
             *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL),
             *("--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS_MAX), "--enforce-eager"),
             *("--max-num-seqs", str(SEQUENCES_MAX), "--max-num-batched-tokens", str(CONTEXT_TOKENS_MAX)),
-            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS)),
+            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(self.kv_blocks)),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--enable-server-load-tracking"),
             # A log of polls would hide what matters at the end of it.
             "--disable-uvicorn-access-log",

@@ -1,0 +1,141 @@
+"""Promises of the cost instrument: it measures what it says, on its own tokenizer, and fails when a goal is missed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from loadtest import cost, cost_model
+from loadtest.cost_world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
+from loadtest.report import Row
+from router.core.facts import Grade
+from router.core.kv_events import Removed, Stored, decode
+
+VOCABULARY, CORPUS_BYTES = 600, 150_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small tokenizer, trained once for these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("cost")))
+        made = cost_model.tokenizer_folder(VOCABULARY, CORPUS_BYTES)
+        again = made.stat().st_mtime_ns, (made / "tokenizer.json").stat().st_mtime_ns
+        assert cost_model.tokenizer_folder(VOCABULARY, CORPUS_BYTES) == made
+        assert again == (made.stat().st_mtime_ns, (made / "tokenizer.json").stat().st_mtime_ns), "trained again"
+    return made
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that take no time."""
+    monkeypatch.setattr(cost, "LONG", (6_000, 9))
+    monkeypatch.setattr(cost, "SHORT", (300, 3))
+    monkeypatch.setattr(cost, "SHORT_PER_LONG", 1)
+    monkeypatch.setattr(cost, "OTHER_BLOCKS", 0)
+    monkeypatch.setattr(cost, "EVENT_BLOCKS", 1_280)
+    monkeypatch.setattr(cost, "POOL_BLOCKS", 640)
+
+
+@pytest.mark.parametrize("as_map", [True, False], ids=["maps", "arrays"])
+@pytest.mark.parametrize("blocks_each", [1, 8, 64])
+@pytest.mark.usefixtures("small")
+def test_streams_say_what_they_are_measured_by(blocks_each: int, as_map: bool) -> None:
+    """Every payload is readable, no event is of another size, and all blocks are in it."""
+    batches = [decode(payload) for payload in cost.payloads(blocks_each, as_map=as_map)]
+
+    stored = [event for each in batches for event in each.events if isinstance(event, Stored)]
+    assert not any(each.skipped for each in batches)
+    assert {len(event.hashes) for event in stored} == {blocks_each}
+    assert sum(len(event.hashes) for event in stored) == 1_280
+    assert {event.block_tokens for event in stored} == {BLOCK_TOKENS}
+
+
+@pytest.mark.usefixtures("small")
+def test_an_evicting_stream_keeps_to_its_pool() -> None:
+    """What is stored beyond the pool makes the oldest go, so that the router never holds more."""
+    payloads = cost.payloads(8, as_map=True, evict=True)
+    removed = [e for p in payloads for e in decode(p).events if isinstance(e, Removed)]
+    known = cost.knowledge()
+    known.grade("it", Grade.EXACT, "joined at batch 0", 0.0)
+    most = 0
+    for payload in payloads:
+        follow(known, "it", payload, 0.0)
+        ledger = known.ledger("it")
+        assert ledger is not None
+        assert not ledger.unknown_removals
+        most = max(most, ledger.blocks)
+
+    assert len(removed) == 1_280 - 640
+    assert 0 < most <= 640
+
+
+async def test_a_decision_finds_what_engines_said(folder: Path) -> None:
+    """A prompt goes through the router's own reader and is placed where events say it is held, whole or in stages."""
+    world = World(folder)
+    try:
+        talks = cost_model.Talks(3.0)
+        for staged in (False, True):
+            names = [f"it {staged}"]
+            [(cold, extended)] = await cost.conversations(world, talks, names, (2_000, 5), staged=staged)
+            assert cold.cached_tokens < len(cold.ids) // 4 // 20
+            assert extended.replica == cold.replica
+            assert extended.cached_tokens >= len(cold.ids) // 4 - 2 * BLOCK_TOKENS
+            assert extended.cpu_s > 0
+            assert set(STAGES) >= set(extended.stages_s)
+        assert all(value > 0 for value in extended.stages_s.values())
+        assert len(world.replicas) == REPLICAS
+        assert world.router.knowledge.standing(world.replicas[0])[0] is Grade.EXACT
+    finally:
+        await world.close()
+
+
+@pytest.mark.usefixtures("small")
+def test_command_reports(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows carry case, goal, got and ok: every case, every stage, every stream."""
+    monkeypatch.setattr(cost, "GOALS", {"extend_100k_ms": 1e9, "cold_100k_ms": 1e-9})
+    monkeypatch.setattr(cost, "BLOCKS_PER_S_GOAL", 1.0)
+    file = tmp_path / "cost.json"
+
+    assert cost.main(["--runs", "1", "--tokenizer", str(folder), "--json", str(file)]) == 0
+    rows = {row["case"]: row for row in json.loads(file.read_text())["rows"]}
+    assert (rows["extend_100k_ms"]["goal"], rows["extend_100k_ms"]["ok"]) == ("< 1e+09", True)
+    assert (rows["cold_100k_ms"]["expected"], rows["cold_100k_ms"]["ok"]) == (0.0, False)
+    assert {f"cold_1k_{stage}_ms" for stage in STAGES} < set(rows)
+    assert all(row["got"] > 0 for row in rows.values()), rows
+    assert rows["held_by_1_block_bytes"]["got"] < 1_000
+    assert {row["ok"] for case, row in rows.items() if case.startswith("ingest_")} == {True}
+
+
+@pytest.mark.parametrize(("got", "words", "code"), [(2.9, ["--check"], 0), (3.0, ["--check"], 1), (3.0, [], 0)])
+def test_check_fails_when_a_goal_is_missed(
+    got: float, words: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit status says whether all goals were met, where it was asked to."""
+
+    async def decisions(*_: object) -> list[Row]:
+        return [cost.judged("extend_100k_ms", got), cost.judged("extend_100k_place_ms", 99.0)]
+
+    monkeypatch.setattr(cost, "decisions", decisions)
+    monkeypatch.setattr(cost, "event_rows", lambda *_: [cost.judged("ingest_maps_1_blocks_per_s", 100_000.0)])
+
+    assert cost.main(["--tokenizer", str(tmp_path), *words]) == code
+
+
+def test_a_tokenizer_that_is_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without a tokenizer ends the command with one line, not with a traceback."""
+    assert cost.main(["--runs", "1", "--tokenizer", str(tmp_path), "--profile", "short"]) == 2
+    assert capsys.readouterr().err.startswith("cost: ")
+
+
+def test_conversations_are_the_same_each_time() -> None:
+    """Same seed, same text; another name, another text."""
+    talks = cost_model.Talks(4.0)
+
+    assert talks.messages("a", 0, 4, 50) == cost_model.Talks(4.0).messages("a", 0, 4, 50)
+    assert talks.messages("a", 2, 2, 50) == talks.messages("a", 0, 4, 50)[2:]
+    assert talks.text("a", 50) != talks.text("b", 50)
+    assert json.loads(cost.body_of(talks.messages("a", 0, 1, 50), tools=True))["model"] == MODEL
