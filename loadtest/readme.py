@@ -32,6 +32,7 @@ from loadtest.report import COLUMNS, Row, shown
 from loadtest.traces import TraceError, read_trace
 from router import settings
 from router.core.facts import Grade, Load, Reason, Receipt, Replica, Usage
+from router.core.knowledge import Held
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.metrics import Metrics, RequestRecord
@@ -113,7 +114,10 @@ def _exercised_metrics() -> Metrics:
     router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
     router.replace([Replica(id_)])
     router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
-    metrics = Metrics(router, lambda: 1, lambda: 0.0)
+    router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
+    held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
+    router.knowledge.answered(id_, held, 16, 16, 100)
+    metrics = Metrics(router, lambda: 1, lambda: 0.0, lambda: {id_: {"lag_s": 0.001}}, lambda: {"encoded": 1})
     receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
     record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10

@@ -48,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", help="port to listen on (8000)")
     serve.add_argument("--admin-port", help="port of the admin listener (8001)")
     serve.add_argument("--policy", help=f"placement policy (warm): {', '.join(POLICIES)}")
+    serve.add_argument(
+        "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
+    )
     serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key")
     check = commands.add_parser("check-config", help="say what is wrong with a settings file")
     check.add_argument("file", type=Path)
@@ -62,6 +65,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "listen.port": options.port,
         "listen.admin_port": options.admin_port,
         "routing.policy": options.policy,
+        "tokens.sources": options.tokenizer,
     }
     overrides = {key: value for key, value in flags.items() if value is not None}
     for assignment in options.set:

@@ -26,11 +26,14 @@ class Pages:
         ready: Callable[[], bool],
         clock: Callable[[], float],
         decisions_max: int,
+        streams: Callable[[str], dict[str, Any] | None] = lambda _: None,
     ) -> None:
+        """`streams` gives the state of a replica's event stream, where there is one."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
         self._clock = clock
+        self._streams = streams
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
     def routes(self, *, admin: bool, metrics: bool) -> list[web.RouteDef]:
@@ -107,6 +110,8 @@ class Pages:
             "why": member.health.why,
             "failures_in_a_row": member.breaker.failures,
             "grade": member.grade,
+            "grade_why": member.grade_why,
+            "events": self._events(member.id),
             "models": sorted(member.models),
             "in_flight": len(member.leases),
             "pending_prefill_ms": round(member.pending_ms(now_s), 1),
@@ -115,6 +120,23 @@ class Pages:
             "prefill": model,
             "blocks": self._router.index.blocks(member.id),
             "blocks_max": self._router.index.capacity(member.id),
+        }
+
+    def _events(self, replica: str) -> dict[str, Any] | None:
+        """What its event stream brought; None where there is none."""
+        knowledge = self._router.knowledge
+        ledger, stream = knowledge.ledger(replica), self._streams(replica)
+        if ledger is None:
+            return stream
+        equal, compared = knowledge.checks(replica)
+        return {
+            **(stream or {}),
+            "blocks": ledger.blocks,
+            "block_tokens": ledger.block_tokens,
+            "blocks_aside": ledger.aside,
+            "unknown_removals": ledger.unknown_removals,
+            "answers_compared": compared,
+            "answers_equal": equal,
         }
 
 

@@ -8,28 +8,37 @@ import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 from aiohttp import web
 
 from router import logs
+from router.addresses import event_endpoints, event_topics, template_kwargs, tokenizers
 from router.admin import Pages
+from router.announce import Announcer
 from router.core.dialects import PATHS, spoken_on
-from router.core.facts import Replica
+from router.core.facts import Grade, Replica
 from router.core.health import RetryBudget
+from router.core.kv_stream import Limits
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
+from router.events import Subscriber
 from router.metrics import Metrics, RequestRecord
 from router.probe import Prober
+from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
+from router.ranks import Ranks
 from router.reading import RESPONSES, Reader, Refusal
 from router.settings import Settings
+from router.tokens import Tokens
 from router.upstream import LINE_BYTES_MAX, Upstream
 
 log = logging.getLogger(__name__)
 
+CHECK_S = 1.0
 CLOSE_S = 0.1  # for connections to close, once nothing is being answered
 
 
@@ -39,8 +48,10 @@ class App:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stack = AsyncExitStack()
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
         self._draining = False
+        self._events: Subscriber | None = None
+        self._prompts: Prompts | None = None
         self._sites: list[web.TCPSite] = []
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.url = self.admin_url = ""
@@ -53,9 +64,16 @@ class App:
             index_bytes_max=s.routing.index_bytes_max,
             memory_max=s.routing.memory_max,
             blocks_max_default=s.routing.blocks_max_default,
+            held_blocks_max=s.events.blocks_max,
+            graded=_graded,
+            resync=lambda id_: self._events.resync(id_) if self._events else None,
+            suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
         )
         try:
             self._build()
+            if self._prompts is not None:
+                await self._prompts.prepare_all()  # first: loading a tokenizer holds up everything else
+            await self._follow()
             await self._listen()
         except BaseException:
             await self._stack.aclose()
@@ -90,7 +108,7 @@ class App:
         self._stack.push_async_callback(self._upstream.close)
         self._prober = Prober(
             self.router,
-            self._upstream.lost,
+            self._lost,
             interval_s=s.probe.interval_s,
             timeout_s=s.probe.timeout_s,
             api_key=s.probe.api_key,
@@ -99,16 +117,20 @@ class App:
             kv_tokens_max=s.routing.kv_tokens_max,
         )
         self._stack.push_async_callback(self._prober.close)
-        self.metrics = Metrics(self.router, lambda: self.proxy.in_flight, time.monotonic)
+        self.metrics = Metrics(
+            self.router, lambda: self.proxy.in_flight, time.monotonic, self._stream_figures, self._prompt_figures
+        )
         self.pages = Pages(
             self.router,
             self.metrics,
             ready=lambda: not self._draining and bool(self.router.fleet.ready()),
             clock=time.monotonic,
             decisions_max=s.limits.decisions_max,
+            streams=self._stream,
         )
         self.reader = Reader(
             self.router,
+            self._tokens() if s.events.enabled else None,
             offload_bytes_min=s.limits.offload_bytes_min,
             response_ids_max=s.limits.response_ids_max,
             ask_usage=s.api.ask_usage,
@@ -119,15 +141,95 @@ class App:
             self._upstream,
             self._report,
             self.metrics.failed,
+            self._lost,
             clock=time.monotonic,
             budget=RetryBudget(s.upstream.retry_ratio, s.upstream.retry_floor_per_s),
             retries_max=s.upstream.retries_max,
             retry_on_timeout=s.upstream.retry_on_timeout,
             receipts=s.api.receipts,
         )
+        self._ranks = Ranks(
+            interval_s=s.probe.interval_s,
+            again_s=s.probe.models_interval_s,
+            timeout_s=s.probe.timeout_s,
+            api_key=s.probe.api_key,
+            page_bytes_max=s.probe.page_bytes_max,
+        )
+        self._stack.push_async_callback(self._ranks.close)
         self._task(self._upstream.watch())
+        self._task(self._check())
+
+    def _tokens(self) -> Tokens:
+        s = self._settings
+        self._prompts = Prompts(
+            tokenizers(s.tokens.sources),
+            deadline_s=s.tokens.deadline_s,
+            cache_bytes_max=s.tokens.cache_bytes_max,
+            template_kwargs=template_kwargs(s.tokens.template_kwargs),
+        )
+        tokens = Tokens(
+            self.router,
+            self._prompts,
+            ask_replicas=s.tokens.ask_replicas,
+            verify=s.tokens.verify,
+            verify_interval_s=s.tokens.verify_interval_s,
+            offload_bytes_min=s.limits.offload_bytes_min,
+            timeout_s=s.probe.timeout_s,
+            api_key=s.probe.api_key,
+        )
+        self._stack.push_async_callback(tokens.close)
+        self._task(tokens.watch())
+        return tokens
+
+    async def _follow(self) -> None:
+        """Events, and then replicas: each is followed from the moment it is known."""
+        s = self._settings
+        if s.events.enabled:
+            self._events = Subscriber(
+                self.router.knowledge,
+                endpoints=event_endpoints(s.events.endpoints),
+                bind=s.events.bind,
+                topics=event_topics(s.events.topics),
+                api_key=s.probe.api_key,
+                poll_s=s.events.poll_s,
+                limits=Limits(
+                    silence_s=s.events.replay_timeout_s,
+                    suspended_max_s=s.events.suspend_s,
+                    queue_bytes_max=s.events.queue_bytes_max,
+                ),
+            )
+            await self._events.start()
+            self._stack.push_async_callback(self._events.close)
+            if s.events.announce:
+                announcer = Announcer(self.router, api_key=s.probe.api_key)
+                self._stack.push_async_callback(announcer.close)
+                self._task(announcer.watch())
+        self._stack.push_async_callback(self._stop_watching)
         self._task(self._discover(StaticDiscovery(s.replicas)))
-        self._stack.push_async_callback(self._stop_probes)
+
+    def _lost(self, replica: str) -> None:
+        """Nobody listens there any more; who comes back may have another number of ranks."""
+        self._upstream.lost(replica)
+        self._ranks.doubt(replica)
+
+    async def _check(self) -> None:
+        """Hold what events say against what engines count."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self.router.check(time.monotonic())
+
+    def _stream_figures(self) -> dict[str, dict[str, float | None]]:
+        if self._events is None:
+            return {}
+        rows = self._events.stats().items()
+        return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
+
+    def _prompt_figures(self) -> dict[str, int]:
+        return dict(self._prompts.counts()) if self._prompts else {}
+
+    def _stream(self, replica: str) -> dict[str, Any] | None:
+        stats = self._events.stats().get(replica) if self._events else None
+        return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
         s, passthrough = self._settings.listen, self._settings.api.passthrough
@@ -182,7 +284,7 @@ class App:
         logs.log_request(record)
 
     async def _discover(self, discovery: Discovery) -> None:
-        async for replicas in discovery.watch():
+        async for replicas in self._ranks.follow(discovery.watch()):
             self._replace(replicas)
             self.discovered.set()
 
@@ -192,17 +294,23 @@ class App:
         await asyncio.gather(*(self._prober.probe(id_, models=True) for id_ in list(self.router.fleet.members)))
 
     def _replace(self, replicas: frozenset[Replica]) -> None:
-        joined, left = self.router.replace(sorted(replicas, key=lambda replica: replica.id))
+        by_id = {replica.id: replica for replica in replicas}
+        joined, left = self.router.replace(by_id[id_] for id_ in sorted(by_id))
         for id_ in left:
-            self._probes.pop(id_).cancel()
+            for task in self._watching.pop(id_):
+                task.cancel()
             self.metrics.left(id_)
         for id_ in joined:
-            self._probes[id_] = asyncio.create_task(_guarded(self._prober.watch(id_)))
+            work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
+            if self._events is not None:
+                work.append(self._events.watch(by_id[id_]))
+            self._watching[id_] = [asyncio.create_task(_guarded(each)) for each in work]
 
-    async def _stop_probes(self) -> None:
-        for task in self._probes.values():
+    async def _stop_watching(self) -> None:
+        tasks = [task for tasks in self._watching.values() for task in tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(_guarded(work))
@@ -213,6 +321,12 @@ class App:
                 await task
 
         self._stack.push_async_callback(stop)
+
+
+def _graded(replica: str, grade: Grade, why: str) -> None:
+    """Each change of a replica's grade is logged once, with its reason."""
+    fields = {"replica": replica, "grade": grade.value, "why": why}
+    log.log(logging.INFO if grade is Grade.EXACT else logging.WARNING, "replica's grade", extra={"fields": fields})
 
 
 async def _guarded(work: Coroutine[None, None, None]) -> None:

@@ -7,12 +7,12 @@ sets, models are those that replicas serve (anything else is `other`), replicas 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import exp
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -56,11 +56,20 @@ class RequestRecord:
 class Metrics:
     """All metrics of one router; no globals, so several can live in one process."""
 
-    def __init__(self, router: Router, in_flight: Callable[[], int], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        in_flight: Callable[[], int],
+        clock: Callable[[], float],
+        streams: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict,
+        prompts: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens."""
         self.registry = CollectorRegistry()
         self._hits = _HitRate()
         self._define()
         self.registry.register(_Gauges(router, in_flight, clock, self._hits))
+        self.registry.register(_Events(router, streams, prompts))
 
     def _define(self) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -86,6 +95,11 @@ class Metrics:
         )
         self._cached = counter("cached_tokens", "Prompt tokens that engines reported as cached.", "model")
         self._decisions = counter("decisions", "Placements.", "policy", "reason")
+        self._graded = counter("graded_requests", "Placements by grade of the prediction.", "grade")
+        self._predictions = counter(
+            "predictions", "Predictions against the engine's own count of cached tokens.", "grade", "result"
+        )
+        self._over = counter("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade")
         self._retries = counter("retries", "Attempts that failed and were retried elsewhere.", "kind")
         self._failures = counter("replica_failures", "Attempts that failed.", "replica", "kind")
 
@@ -111,6 +125,7 @@ class Metrics:
         self._decisions.labels(receipt.policy, receipt.reason.value).inc()
         if not receipt.prompt_tokens:
             return
+        self._graded.labels(receipt.grade.value).inc()
         self._prompt.labels(model).inc(receipt.prompt_tokens)
         self._predicted.labels(model).inc(receipt.predicted_cached_tokens)
         self._hits.predicted.add(receipt.predicted_cached_tokens, receipt.prompt_tokens, now_s)
@@ -118,6 +133,10 @@ class Metrics:
             self._reported.labels(model).inc(usage.prompt_tokens)
             self._cached.labels(model).inc(usage.cached_tokens)
             self._hits.actual.add(usage.cached_tokens, usage.prompt_tokens, now_s)
+            over = receipt.predicted_cached_tokens - usage.cached_tokens
+            result = "equal" if not over else "over" if over > 0 else "under"
+            self._predictions.labels(receipt.grade.value, result).inc()
+            self._over.labels(receipt.grade.value).inc(max(0, over))
 
     def failed(self, replica: str, kind: str) -> None:
         """Count one failed attempt."""
@@ -170,6 +189,8 @@ class _Gauges(Collector):
         index = self._router.index
         yield _gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield _gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])
+        masks = self._router.knowledge.masks
+        yield _gauge("held_keys", "Distinct blocks that events say are held.", (), [((), len(masks))])
         yield _gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
         yield from self._replicas()
 
@@ -199,6 +220,55 @@ class _Gauges(Collector):
             ("replica", "grade"),
             [((m.id, g.value), float(m.grade is g)) for m in members for g in Grade],
         )
+
+
+class _Events(Collector):
+    """What event streams and tokenizers have done so far; read when scraped."""
+
+    def __init__(
+        self,
+        router: Router,
+        streams: Callable[[], Mapping[str, Mapping[str, float | None]]],
+        prompts: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._router, self._streams, self._prompts = router, streams, prompts
+
+    def collect(self) -> Iterable[Metric]:
+        """Counters by replica, and gauges of what its events say now."""
+        streams = self._streams()
+        for name, text in _STREAM_COUNTERS.items():
+            family = CounterMetricFamily(f"warmroute_replica_event_{name}", text, labels=("replica",))
+            for replica, figures in streams.items():
+                family.add_metric((replica,), figures.get(name) or 0.0)
+            yield family
+        lags = [((replica,), figures.get("lag_s")) for replica, figures in streams.items()]
+        yield _gauge("replica_event_lag_seconds", "Age of its last batch of events when it came.", ("replica",), lags)
+        knowledge = self._router.knowledge
+        ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.ledger(id_)) is not None}
+        held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
+        yield _gauge("replica_held_blocks", "Blocks held, by its own events.", ("replica",), held)
+        shares = [((id_,), equal / n) for id_ in ledgers for equal, n in [knowledge.checks(id_)] if n]
+        text = "Part of its last 200 answers that events predicted to the token."
+        yield _gauge("replica_predictions_equal", text, ("replica",), shares)
+        prompts = CounterMetricFamily(
+            "warmroute_prompts_tokenized",
+            "Prompts on their way to token ids, by what became of them.",
+            labels=("outcome",),
+        )
+        for outcome, count in self._prompts().items():
+            prompts.add_metric((outcome,), count)
+        yield prompts
+
+
+_STREAM_COUNTERS = {
+    "batches": "Batches of events applied.",
+    "blocks": "Blocks that events said were stored or removed.",
+    "gaps": "Batches of events that were missing when the next came.",
+    "replays": "Replays of events asked for.",
+    "restarts": "Restarts of the engine that its events showed.",
+    "lost": "Times that batches of events were lost for good.",
+    "malformed": "Batches of events that could not be read.",
+}
 
 
 def _speed(router: Router, member: Member) -> float | None:

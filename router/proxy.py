@@ -22,7 +22,8 @@ from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.fleet import Lease
 from router.core.health import RetryBudget
-from router.core.routing import NoReplica, Router
+from router.core.models import NoReplica
+from router.core.routing import Router
 from router.metrics import RequestRecord
 from router.reading import HOP_HEADERS, RESPONSES, Question, Reader, Refusal, none_ready, read
 from router.relay import ClientLeft, Relayed, relay
@@ -46,6 +47,7 @@ class Proxy:
         upstream: Upstream,
         report: Callable[[RequestRecord], None],
         failed: Callable[[str, str], None],
+        lost: Callable[[str], None],
         *,
         clock: Callable[[], float],
         budget: RetryBudget,
@@ -58,6 +60,7 @@ class Proxy:
         self._upstream = upstream
         self._report = report
         self._failed = failed
+        self._lost = lost
         self._clock = clock
         self._budget = budget
         self._retries_max = retries_max
@@ -182,6 +185,7 @@ class Proxy:
                 question.chain,
                 self._clock(),
                 ring_key=question.ring_key,
+                tokens=question.tokens,
                 body_tokens=question.body_tokens,
                 exclude=tried,
                 only=question.only,
@@ -212,11 +216,12 @@ class Proxy:
         """A failed attempt is counted, and proof of death acted upon."""
         self._failed(lease.replica, failure.kind)
         if isinstance(failure, ConnectFailed) and failure.refused:
-            if self._router.observe_health(lease.replica, False, "connection refused", proof=True):
-                self._router.forget(lease.replica)
-                fields = {"replica": lease.replica, "why": "connection refused"}
-                log.warning("replica does not answer as it should", extra={"fields": fields})
-            self._upstream.lost(lease.replica)
+            for id_ in self._router.fleet.same_server(lease.replica):
+                if self._router.observe_health(id_, False, "connection refused", proof=True):
+                    self._router.forget(id_)
+                    fields = {"replica": id_, "why": "connection refused"}
+                    log.warning("replica does not answer as it should", extra={"fields": fields})
+            self._lost(lease.replica)
 
     def _may_retry(self, question: Question, failure: Failure) -> bool:
         if _stored(question):

@@ -18,7 +18,10 @@ from yarl import URL
 from router.core.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, spoken_on
 from router.core.facts import Ask
-from router.core.routing import NoReplica, Router, UnknownModel
+from router.core.keys import TokenPrompt
+from router.core.models import NoReplica, UnknownModel
+from router.core.routing import Router
+from router.tokens import Tokens
 
 RESPONSES = "/v1/responses"
 # They need no prefill.
@@ -59,6 +62,7 @@ class Question:
     body_tokens: int
     only: str | None
     strip_usage: bool
+    tokens: TokenPrompt | None  # where they are known and tell something
 
 
 class ResponseOwners:
@@ -84,8 +88,18 @@ class ResponseOwners:
 class Reader:
     """Turns requests into Questions."""
 
-    def __init__(self, router: Router, *, offload_bytes_min: int, response_ids_max: int, ask_usage: bool) -> None:
+    def __init__(
+        self,
+        router: Router,
+        tokens: Tokens | None,
+        *,
+        offload_bytes_min: int,
+        response_ids_max: int,
+        ask_usage: bool,
+    ) -> None:
+        """`tokens` turns prompts into token ids; without it every prompt is placed by estimate."""
         self._router = router
+        self._tokens = tokens
         self._offload_bytes_min = offload_bytes_min
         self._ask_usage = ask_usage
         self.owners = ResponseOwners(response_ids_max)
@@ -109,6 +123,9 @@ class Reader:
         chain = None
         if ask.prompt is not None and model is not None:
             chain = await loop.run_in_executor(None, chain_of, ask, model) if long else chain_of(ask, model)
+        tokens = None
+        if self._tokens is not None and dialect is not None and model and self._router.models.follows(model):
+            tokens = await self._tokens.of(dialect, path, body, ask, model)
         strip_usage = self._ask_usage and dialect is not None and ask.stream and not ask.wants_usage
         response_id = ask.response_id or request.match_info.get("response_id")
         return Question(
@@ -125,13 +142,14 @@ class Reader:
             body_tokens=0 if path in FREE_PATHS else len(body) // BYTES_PER_TOKEN,
             only=self.owners.owner(response_id),
             strip_usage=strip_usage,
+            tokens=tokens,
         )
 
     def _model(self, ask: Ask, *, required: bool) -> str | None:
         try:
             if ask.model is None and not required:
                 return None
-            return self._router.resolve_model(ask.model)
+            return self._router.models.resolve(ask.model)
         except NoReplica as error:
             raise none_ready() from error
         except UnknownModel as error:

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
-from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 from msgspec import Meta
-from yarl import URL
 
+from router.addresses import event_problems, token_problems, url_problems
 from router.core.policies import POLICIES
 
 ENV_PREFIX = "WARMROUTE_"
@@ -90,6 +89,57 @@ class ProbeSettings:
     """Bearer token sent with probes, for engines started with `--api-key`; clients' own keys are passed on."""
     page_bytes_max: Positive = 8 << 20
     """Bytes of a metrics or models page that are read; a longer one is a failed probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSettings:
+    """How replicas' KV events are followed."""
+
+    enabled: bool = True
+    """Whether the KV events that a replica advertises are used. On: what a replica holds is then known, not guessed."""
+    endpoints: tuple[str, ...] = ()
+    """Where events are published, for engines that do not say: `http://10.0.0.1:8000=tcp://10.0.0.1:5557`, and behind
+    another `=` the replay endpoint if there is one. A rank of a data-parallel server is `http://...#dp1`."""
+    bind: str = ""
+    """ZeroMQ address to bind, such as tcp://0.0.0.0:5557, where engines connect to the router; empty: none does."""
+    topics: tuple[str, ...] = ()
+    """Who publishes under which topic on the bound address: `topic=http://10.0.0.1:8000`. The topic
+    `kv@HOST:PORT@MODEL` of a replica at HOST:PORT needs no entry; whoever is not known is not listened to."""
+    poll_s: Seconds = 10.0
+    """Seconds between two looks at what a replica says of its event endpoints. It may come back with other flags."""
+    replay_timeout_s: Seconds = 1.0
+    """Seconds a replay may be silent before it is asked for again; twice as long each time, three times in all. vLLM
+    answers between two batches, every 0.1 s."""
+    suspend_s: Seconds = 2.0
+    """Seconds nothing is credited to a replica whose stream broke; then the router's own estimate counts again."""
+    queue_bytes_max: Positive = 64 << 20
+    """Bytes of batches that wait for a replay to end, per replica; beyond it they are asked for again."""
+    blocks_max: Positive = 1 << 20
+    """Blocks of one replica in the index; one that holds more is never graded exact. 16 million tokens of 16."""
+    announce: bool = False
+    """Whether to have a vLLM replica that was joined late tell what it holds of prompts that are asked for: by a
+    request of one token with `kv_cache_report_mode: full` (vLLM 0.30 and later), at most one a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """How prompts become token ids, for replicas whose KV events are followed."""
+
+    sources: tuple[str, ...] = ()
+    """Tokenizers: `MODEL=PATH`, or `PATH` for every model. A folder with tokenizer.json and the chat template, or a
+    name on the hub. Needs the extra `tokenizers`."""
+    template_kwargs: tuple[str, ...] = ()
+    """What engines were started with as `--default-chat-template-kwargs`: `MODEL={"enable_thinking": false}`."""
+    ask_replicas: bool = True
+    """Whether a model without a tokenizer here is tokenized by its replicas (`/tokenize`), a round trip a prompt."""
+    verify: bool = True
+    """Whether our tokens are compared with a replica's on a set of probing prompts, first and every so often."""
+    verify_interval_s: Seconds = 600.0
+    """Seconds between two such comparisons."""
+    deadline_s: Seconds = 0.1
+    """Seconds a prompt may take to become tokens; then it is placed by estimate."""
+    cache_bytes_max: Positive = 128 << 20
+    """Bytes of token ids that are remembered, so that the next turn encodes only what is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +234,10 @@ class Settings:
     """How requests are placed."""
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     """How replicas are asked for health and load."""
+    events: EventSettings = field(default_factory=EventSettings)
+    """How replicas' KV events are followed."""
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    """How prompts become token ids."""
     upstream: UpstreamSettings = field(default_factory=UpstreamSettings)
     """How replicas are called."""
     limits: LimitSettings = field(default_factory=LimitSettings)
@@ -303,18 +357,7 @@ def _check(settings: Settings) -> list[str]:
     problems = []
     if not settings.listen.host or not settings.listen.admin_host:
         problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
-    for url in settings.replicas:
-        try:
-            parts = urlsplit(url)
-            fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
-            fine = fine and url.isascii() and url.isprintable() and " " not in url and "?" not in url
-            fine = fine and (parts.port is None or parts.port > 0) and parts.username is None
-        except ValueError:
-            fine = False
-        if not fine:
-            problems.append(f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000")
-    if not problems and len({str(URL(url.rstrip("/"))) for url in settings.replicas}) < len(settings.replicas):
-        problems.append("'replicas': a URL is given twice")
+    problems += url_problems(settings.replicas)
     if settings.routing.policy not in POLICIES:
         policy = settings.routing.policy
         problems.append(f"'routing.policy': there is no policy '{policy}'{_nearest(policy, POLICIES)}")
@@ -322,6 +365,9 @@ def _check(settings: Settings) -> list[str]:
         problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
+    events, tokens = settings.events, settings.tokens
+    problems += event_problems(events.endpoints, events.topics, events.bind)
+    problems += token_problems(tokens.sources, tokens.template_kwargs)
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")

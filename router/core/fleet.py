@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
 from router.core.health import Breaker, Health
+from router.core.keys import TokenPrompt
+from router.core.knowledge import NO_STREAM, Held
 from router.core.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
@@ -45,6 +47,8 @@ class Lease:
     end_key: int | None
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
     answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
+    tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
+    held: Held | None = None  # what events alone said of the prompt
     role: str = "both"
     first_token_s: float | None = None
     service_ms: float | None = None
@@ -66,9 +70,11 @@ class Member:
     """One replica's state. Mutated only by Fleet and Router."""
 
     replica: Replica
+    id: str = field(init=False)
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)
     grade: Grade = Grade.ESTIMATED
+    grade_why: str = NO_STREAM
     models: dict[str, ServedModel] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)
@@ -84,13 +90,13 @@ class Member:
     _queue_ms: float = 0.0
     _head_since_s: float = 0.0
 
-    @property
-    def id(self) -> str:
-        """The replica's id."""
-        return self.replica.id
+    def __post_init__(self) -> None:
+        self.id = self.replica.id
 
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything we sent there is prefilled."""
+        if not self._queue:
+            return 0.0
         self._decay(now_s)
         if not self._queue:
             return 0.0
@@ -200,6 +206,11 @@ class Fleet:
     def ready(self) -> list[Member]:
         """Members that may be sent requests."""
         return [member for member in self.members.values() if member.health.fit]
+
+    def same_server(self, id_: str) -> list[str]:
+        """Replicas behind the same URL: the ranks of one server."""
+        url = Replica(id_).url
+        return [member.id for member in self.members.values() if member.replica.url == url]
 
     def resting(self, now_s: float) -> set[str]:
         """Ready members that fail what they are sent. Never more than half of them: then it is not theirs alone."""

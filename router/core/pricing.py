@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.core import blocks
-from router.core.facts import Candidate
+from router.core.facts import Candidate, Grade
 from router.core.fleet import Fleet, Member
+from router.core.knowledge import Held, Knowledge
 from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
 from router.core.reuse import ReuseMemory
@@ -28,42 +29,61 @@ class Size:
 class Pricer:
     """Reads the Router's state; changes none of it."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, reuse: ReuseMemory) -> None:
+    def __init__(self, fleet: Fleet, index: PrefixIndex, knowledge: Knowledge, reuse: ReuseMemory) -> None:
         self._fleet = fleet
         self._index = index
+        self._knowledge = knowledge
         self._reuse = reuse
 
-    def candidate(self, member: Member, size: Size, depth: int, usual_age_ms: float, now_s: float) -> Candidate:
-        """`depth` is how many leading blocks of the prompt the replica is believed to hold."""
-        slowness = self._fleet.slowness(member, usual_age_ms, now_s)
-        cached = self._cached_tokens(member, size, depth)
+    def candidate(
+        self, member: Member, size: Size, depth: int, held: Held | None, usual_age_ms: float, now_s: float
+    ) -> Candidate:
+        """`depth` is how many leading blocks of the prompt the replica is believed to hold by our own estimate, `held`
+        what its events say, where they do."""
+        estimate = self._estimated_tokens(member, size, depth) if depth else 0
+        cached = self._cached_tokens(member, size, estimate, held)
         uncached = size.prompt_tokens - cached
         model = self._fleet.model_of(member)
-        evicted = self._evicted_tokens(member, size, uncached)
+        footprint = self._index.blocks(member.id)
+        free = held.free_tokens if held is not None else None
+        if free is None:
+            free = int((self._index.capacity(member.id) - footprint) * blocks.BLOCK_BYTES / size.bytes_per_token)
+        evicted = uncached - free if free > 0 else uncached
+        pending_ms = member.pending_ms(now_s) + member.foreign_waiting * self._fleet.mean_work_ms
+        uncached_ms = model.ms(uncached, cached)
+        if len(member.leases) > 1:
+            slowness = self._fleet.slowness(member, usual_age_ms, now_s)
+            pending_ms, uncached_ms = slowness * pending_ms, slowness * uncached_ms
         return Candidate(
             id=member.id,
             cached_tokens=cached,
             uncached_tokens=uncached,
-            pending_ms=slowness * (member.pending_ms(now_s) + member.foreign_waiting * self._fleet.mean_work_ms),
-            uncached_ms=slowness * model.ms(uncached, cached),
-            evicted_ms=self._evicted_ms(member, model, evicted, now_s) if evicted else 0.0,
-            kv_wait_ms=self._kv_wait_ms(member, size),
+            pending_ms=pending_ms,
+            uncached_ms=uncached_ms,
+            evicted_ms=self._evicted_ms(member, model, evicted, now_s) if evicted > 0 else 0.0,
+            kv_wait_ms=self._kv_wait_ms(member, size) if member.leases else 0.0,
             in_flight=len(member.leases),
-            footprint_blocks=self._index.blocks(member.id),
+            footprint_blocks=footprint,
+            grade=held.grade if held is not None else Grade.ESTIMATED,
+            estimated_tokens=estimate,
         )
 
-    def _cached_tokens(self, member: Member, size: Size, depth: int) -> int:
-        """Rounded and capped as the engine does: whole blocks, and never the last token (vLLM 0.32)."""
+    def _cached_tokens(self, member: Member, size: Size, estimate: int, held: Held | None) -> int:
+        """By the events where they are whole; where they are not, what they are sure of or our estimate."""
         if member.load.prefix_caching is False:
             return 0
-        block = member.load.block_tokens or 1
-        cached = min(int(depth * blocks.BLOCK_BYTES / size.bytes_per_token), size.prompt_tokens - 1)
-        return max(0, cached // block * block)
+        known = 0
+        if held is not None:
+            known = capped(held.tokens, size.prompt_tokens, held.block_tokens) if held.tokens else 0
+            if held.grade is Grade.EXACT or held.suspended:
+                return known
+        elif self._knowledge.suspended(member.id):
+            return 0
+        return max(known, estimate)
 
-    def _evicted_tokens(self, member: Member, size: Size, uncached: int) -> float:
-        free = self._index.capacity(member.id) - self._index.blocks(member.id)
-        free_tokens = free * blocks.BLOCK_BYTES / size.bytes_per_token
-        return max(0.0, uncached - max(0.0, free_tokens))
+    def _estimated_tokens(self, member: Member, size: Size, depth: int) -> int:
+        tokens = int(depth * blocks.BLOCK_BYTES / size.bytes_per_token)
+        return capped(tokens, size.prompt_tokens, member.load.block_tokens or 1)
 
     def _evicted_ms(self, member: Member, model: PrefillModel, evicted: float, now_s: float) -> float:
         """Work that others would have to do again, at the price of the middle of a mean prompt: attention makes late
@@ -79,7 +99,13 @@ class Pricer:
     def _kv_wait_ms(self, member: Member, size: Size) -> float:
         """Time until open leases have made room: the pool turns over once per mean lease."""
         capacity = member.load.kv_tokens_max
-        if not capacity or not member.leases:
+        if not capacity:
             return 0.0
         over = member.kv_tokens_in_use + size.prompt_tokens - capacity
         return over / capacity * self._fleet.mean_open_ms if over > 0 else 0.0
+
+
+def capped(tokens: int, prompt_tokens: int, block_tokens: int) -> int:
+    """Cached tokens as the engine counts them: whole blocks, and never the last token, of which the first new one is
+    computed (vLLM 0.32 and SGLang 0.5 alike)."""
+    return max(0, min(tokens, prompt_tokens - 1) // max(1, block_tokens) * max(1, block_tokens))

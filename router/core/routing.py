@@ -1,7 +1,11 @@
 """Router: a request in, a lease out; leases back with what became of them.
 
     route:   chain of keys -> credit a past answer -> match -> candidates -> policy -> lease
-    finish:  touch again and unpin, learn (bytes per token, prefill speed), remember who answered
+    finish:  touch again and unpin, learn (bytes per token, prefill speed), remember who answered, compare with events
+
+Two beliefs about every replica run side by side. The estimate (index) is a chain over canonical bytes and knows what
+we sent; the events (knowledge) are a chain over token ids and know what the engine said. A prompt whose token ids are
+known is matched against both, and the replica's grade says which one counts.
 
 Knows nothing of HTTP: the same object places for a proxy, for a gateway's endpoint picker, and in virtual time.
 Synchronous and single-threaded by contract: a method runs to its end before the next begins, so there are no locks.
@@ -9,7 +13,9 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from router.core import blocks
 from router.core.answers import Answer, AnswerMemory
@@ -26,11 +32,15 @@ from router.core.facts import (
     Receipt,
     Replica,
     ServedModel,
+    Usage,
 )
 from router.core.fleet import Fleet, Lease, Member
+from router.core.keys import TokenPrompt
+from router.core.knowledge import Knowledge
+from router.core.models import Models, NoReplica
 from router.core.policies import Policy
 from router.core.prefix import PrefixIndex
-from router.core.pricing import Pricer, Size
+from router.core.pricing import Pricer, Size, capped
 from router.core.reuse import ReuseMemory
 from router.core.tokens import ModelTokens, plausible
 
@@ -38,34 +48,57 @@ TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
 OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
 ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
-MODELS_MAX = 1_024  # models whose tokens are learned
+UNANNOUNCED_MAX = 16
+HELD_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 
 
-class NoReplica(Exception):
-    """No ready replica may take this request now."""
+@dataclass(frozen=True, slots=True)
+class Unannounced:
+    """A replica held `cached_tokens` of a prompt, and its events did not know."""
 
-
-class UnknownModel(Exception):
-    """Ready replicas exist, but none serves this model; `known` are those that are served."""
-
-    def __init__(self, known: list[str]) -> None:
-        super().__init__("unknown model")
-        self.known = known
+    replica: str
+    model: str
+    prompt: TokenPrompt
+    cached_tokens: int
 
 
 class Router:
     """All state of placement. `now_s` is any clock that does not go back."""
 
-    def __init__(self, policy: Policy, *, index_bytes_max: int, memory_max: int, blocks_max_default: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        index_bytes_max: int,
+        memory_max: int,
+        blocks_max_default: int,
+        held_blocks_max: int = HELD_BLOCKS_MAX,
+        graded: Callable[[str, Grade, str], None] = lambda *_: None,
+        resync: Callable[[str], None] = lambda _: None,
+        suspect: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`graded(replica, grade, why)` hears each change of grade once; `resync(replica)` is asked to have a replica's
+        events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process."""
         self.fleet = Fleet()
+        self._tell_graded = graded
+        self._suspect = suspect
+        self.knowledge = Knowledge(
+            blocks_max=held_blocks_max,
+            aside_max=held_blocks_max // 8,
+            names_max=held_blocks_max // 8,
+            graded=self._graded,
+            resync=resync,
+            restarted=self._cleared,
+        )
         self.index = PrefixIndex(index_bytes_max)
         self.reuse = ReuseMemory(memory_max)
         self.answers = AnswerMemory(memory_max)
         self.policy = policy
-        self._pricer = Pricer(self.fleet, self.index, self.reuse)
+        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._blocks_max_default = blocks_max_default
-        self._tokens: dict[str, ModelTokens] = {}
+        self.models = Models(self.fleet, self.knowledge)
         self._next_lease = 0
+        self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
 
     # -- what the edge tells us ----------------------------------------------------------------------------------
 
@@ -74,6 +107,7 @@ class Router:
         joined, left = self.fleet.replace(replicas)
         for id_ in left:
             self.index.remove(id_)
+            self.knowledge.forget(id_)
         for id_ in joined:
             self.index.add(id_, self._blocks_max_default)
         return joined, left
@@ -88,6 +122,7 @@ class Router:
         member = self.fleet.members.get(id_)
         if member:
             member.models = {model.name: model for model in models}
+            self.models.judge(member)
 
     def observe_load(self, id_: str, load: Load) -> None:
         """A probe's view; sizes the replica's LRU by the engine's capacity, scaled by our share of its work."""
@@ -98,7 +133,7 @@ class Router:
             self.index.clear(id_)
         member.observe_load(load)
         if load.kv_tokens_max:
-            ratio = max((self.tokens(name).bytes_per_token for name in member.models), default=4.0)
+            ratio = max((self.models.tokens(name).bytes_per_token for name in member.models), default=4.0)
             held = load.kv_tokens_max * member.share * ratio / blocks.BLOCK_BYTES
             self.index.resize(id_, max(1, int(held)))
 
@@ -106,28 +141,14 @@ class Router:
         """The replica's cache is gone (it restarted)."""
         if id_ in self.fleet.members:
             self.index.clear(id_)
+            self._suspect(id_)
+
+    def check(self, now_s: float) -> None:
+        """Hold what events say against what engines count; to be called every second or so."""
+        for member in self.fleet.members.values():
+            self.knowledge.checked(member.id, member.load, now_s)
 
     # -- placing -------------------------------------------------------------------------------------------------
-
-    def resolve_model(self, model: str | None) -> str:
-        """The model meant; engines accept a request that names none when there is no choice.
-
-        Raises UnknownModel, or NoReplica when nothing is ready.
-        """
-        names = self.fleet.model_names()
-        if not self.fleet.ready():
-            raise NoReplica
-        if model is None:
-            served = (m for member in self.fleet.ready() for m in member.models.values() if m.parent is None)
-            bases = {m.name: m.root or m.name for m in served}
-            if len(set(bases.values())) != 1:  # several names of one model are no choice
-                raise UnknownModel(sorted(names))
-            return min(bases)
-        if model not in names:
-            if any(model in member.models for member in self.fleet.members.values()):
-                raise NoReplica  # served by a replica that is not ready now
-            raise UnknownModel(sorted(names))
-        return model
 
     def route(
         self,
@@ -137,30 +158,28 @@ class Router:
         now_s: float,
         *,
         ring_key: str,
+        tokens: TokenPrompt | None = None,
         body_tokens: int = 0,
         exclude: frozenset[str] = frozenset(),
         only: str | None = None,
     ) -> Lease:
         """Place one request on a fit replica that serves `model` (None: any) and is not excluded.
 
-        `body_tokens` sizes a prompt that is unknown; with `exclude` the placement is a retry; `only` names the one
-        replica that can answer. Raises NoReplica when no candidate is left.
+        `tokens` are the prompt's own, where they are known; `body_tokens` sizes a prompt that is unknown; with
+        `exclude` the placement is a retry; `only` names the one replica that can answer. Raises NoReplica when no
+        candidate is left.
         """
-        members = [
-            m
-            for m in self.fleet.ready()
-            if m.id not in exclude and (model is None or model in m.models) and only in (None, m.id)
-        ]
-        resting = self.fleet.resting(now_s)
-        members = [m for m in members if m.id not in resting] or members
-        if not members:
-            raise NoReplica
-        tokens = self.tokens(model or "")
-        size = self._size(ask, chain, tokens, body_tokens)
-        credit = self._credit_answer(chain, size, now_s) if chain and tokens.try_credit() else None
+        members = self._members(model, exclude, only, now_s)
+        self.knowledge.tick(now_s)
+        learned = self.models.tokens(model or "")
+        size = self._size(ask, chain, learned, body_tokens, tokens)
+        credit = self._credit_answer(chain, size, now_s) if chain and learned.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
+        held = self.knowledge.held(tokens) if tokens else {}
         usual_age_ms = self.fleet.usual_age_ms(now_s)
-        candidates = [self._pricer.candidate(m, size, depths.get(m.id, 0), usual_age_ms, now_s) for m in members]
+        candidates = [
+            self._pricer.candidate(m, size, depths.get(m.id, 0), held.get(m.id), usual_age_ms, now_s) for m in members
+        ]
         choice = self.policy.choose(self._question(ring_key, chain, now_s), candidates)
         chosen = next(c for c in candidates if c.id == choice.id)
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
@@ -180,8 +199,13 @@ class Router:
             end_key=chain.end_key if chain else None,
             answer_tokens_max=ask.output_tokens_max or ANSWER_TOKENS_MAX,
             text_bytes=size.text_bytes,
+            tokens=tokens,
+            held=held.get(chosen.id),
         )
         self._open(lease, now_s)
+        if lease.held is not None and tokens is not None:
+            keys, size_tokens = tokens.keys.get(lease.held.block_tokens, []), max(1, lease.held.block_tokens)
+            self.knowledge.expect(chosen.id, lease.id, keys[lease.held.tokens // size_tokens :])
         return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
@@ -195,8 +219,11 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member is None or not member.close(lease, now_s):
             return
+        computed = outcome.ending is Ending.OK or lease.first_token_s is not None
+        if lease.held is not None:
+            self.knowledge.settle(lease.replica, lease.id, now_s, computed=computed)
         unseen = outcome.ending is Ending.CLIENT_LEFT and not lease.streams  # it may have been computed
-        if outcome.ending is Ending.OK or lease.first_token_s is not None or unseen:
+        if computed or unseen:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
             self.index.retract(lease.replica, lease.id)
@@ -205,21 +232,12 @@ class Router:
         if outcome.ending is Ending.OK:
             self._learn(member, lease, outcome, now_s)
 
-    def tokens(self, model: str) -> ModelTokens:
-        """What is learned of a model's tokens."""
-        known = self._tokens.get(model)
-        if known is None:
-            if len(self._tokens) >= MODELS_MAX:
-                self._tokens.pop(next(iter(self._tokens)))
-            known = self._tokens[model] = ModelTokens()
-        return known
-
     def _answer_keys(self, lease: Lease, outcome: Outcome) -> list[int]:
         if lease.end_key is None:
             return []
         tokens = outcome.usage.completion_tokens if outcome.usage else outcome.events
         tokens = min(tokens, lease.answer_tokens_max)  # an engine may say anything
-        answer_bytes = int(tokens * self.tokens(lease.model).bytes_per_token)
+        answer_bytes = int(tokens * self.models.tokens(lease.model).bytes_per_token)
         most = self.index.capacity(lease.replica) * blocks.BLOCK_BYTES
         return blocks.answer_keys(lease.end_key, min(answer_bytes, most))
 
@@ -230,6 +248,29 @@ class Router:
         self.fleet.members[lease.replica].open(lease, now_s)
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)
+
+    def _members(self, model: str | None, exclude: frozenset[str], only: str | None, now_s: float) -> list[Member]:
+        """Who may take the request. Raises NoReplica."""
+        members = [
+            m
+            for m in self.fleet.ready()
+            if m.id not in exclude and (model is None or model in m.models) and only in (None, m.id)
+        ]
+        resting = self.fleet.resting(now_s)
+        members = [m for m in members if m.id not in resting] or members
+        if not members:
+            raise NoReplica
+        return members
+
+    def _cleared(self, id_: str) -> None:
+        if id_ in self.fleet.members:
+            self.index.clear(id_)
+
+    def _graded(self, id_: str, grade: Grade, why: str) -> None:
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            member.grade, member.grade_why = grade, why
+            self._tell_graded(id_, grade, why)
 
     def _question(self, ring_key: str, chain: Chain | None, now_s: float) -> Question:
         model = self.fleet.prefill.model
@@ -243,8 +284,14 @@ class Router:
             home=next((answer.replica for answer in answers if answer), ""),
         )
 
-    def _size(self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int) -> Size:
+    def _size(
+        self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int, counted: TokenPrompt | None
+    ) -> Size:
         prompt = ask.prompt
+        if counted is not None and counted.tokens:
+            text_bytes = len(prompt.text) if prompt is not None and prompt.bytes_per_token is None else 0
+            ratio = text_bytes / counted.tokens if plausible(text_bytes / counted.tokens) else tokens.bytes_per_token
+            return Size(counted.tokens, ratio, text_bytes)
         if prompt is None or chain is None:
             return Size(body_tokens, tokens.bytes_per_token, 0)
         if prompt.bytes_per_token is not None:
@@ -290,15 +337,21 @@ class Router:
         return Reason.TIE if tied else Reason.SPILL
 
     def _receipt(self, chosen: Candidate, candidates: list[Candidate], reason: Reason, size: Size) -> Receipt:
-        grade: Grade = self.fleet.members[chosen.id].grade
         return Receipt(
-            chosen.id, self.policy.name, reason, grade, size.prompt_tokens, chosen.cached_tokens, tuple(candidates)
+            replica=chosen.id,
+            policy=self.policy.name,
+            reason=reason,
+            grade=chosen.grade,
+            prompt_tokens=size.prompt_tokens,
+            predicted_cached_tokens=chosen.cached_tokens,
+            candidates=tuple(candidates),
         )
 
     def _learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
         usage = outcome.usage
         self.fleet.learn(member, lease, outcome, now_s)
-        tokens = self.tokens(lease.model)
+        self._compare(lease, usage)
+        tokens = self.models.tokens(lease.model)
         if usage is not None and lease.text_bytes:
             tokens.observe(lease.text_bytes, usage.prompt_tokens)
         if usage is not None and usage.cached_tokens is not None and lease.credited_tokens:
@@ -306,6 +359,19 @@ class Router:
         if lease.end_key is not None:
             counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
             self.answers.put(lease.end_key, Answer(lease.replica, *counts))
+
+    def _compare(self, lease: Lease, usage: Usage | None) -> None:
+        """What events said against what the engine found."""
+        held, actual = lease.held, usage.cached_tokens if usage else None
+        if lease.tokens and usage:
+            self.models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)
+        if held is not None:
+            predicted = capped(held.tokens, lease.prompt_tokens, held.block_tokens)
+            self.knowledge.answered(lease.replica, held, predicted, actual, lease.prompt_tokens)
+            if held.grade is Grade.CATCHING_UP and lease.tokens and actual and actual >= predicted + held.block_tokens:
+                self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, actual))
+        else:
+            self.knowledge.answered(lease.replica, None, 0, actual, lease.prompt_tokens)
 
 
 def _restarted(before: Load, after: Load) -> bool:

@@ -11,6 +11,7 @@ FADE = 0.99
 CREDIT_TRIALS_MIN = 5.0
 CREDIT_TRUE_MIN = 0.5
 CREDIT_RETRY = 20
+MISCOUNTS_MAX = 5.0
 
 
 def plausible(bytes_per_token: float) -> bool:
@@ -27,6 +28,7 @@ class ModelTokens:
     _credits: float = 0.0
     _credits_true: float = 0.0
     _denied: int = 0
+    _miscounts: float = 0.0
 
     @property
     def bytes_per_token(self) -> float:
@@ -39,6 +41,15 @@ class ModelTokens:
             return
         self._bytes = self._bytes * FADE + text_bytes
         self._tokens = self._tokens * FADE + prompt_tokens
+
+    def miscounts(self, ours: int, theirs: int) -> bool:
+        """Take one prompt that was turned into token ids here and counted there. True when so many of the last hundred
+        differ that our ids cannot be the engine's; counting begins anew then."""
+        self._miscounts = self._miscounts * FADE + (ours != theirs)
+        wrong = self._miscounts >= MISCOUNTS_MAX
+        if wrong:
+            self._miscounts = 0.0
+        return wrong
 
     @property
     def credits_answers(self) -> bool:

@@ -98,7 +98,7 @@ def test_several_names_of_one_model_are_no_choice() -> None:
     """A request that names no model is served where all names mean one model, as engines have it."""
     router = router_of(IDS[:1])
     router.observe_models(IDS[0], [ServedModel("m", root="/x"), ServedModel("alias", root="/x")])
-    assert router.resolve_model(None) == "alias"
+    assert router.models.resolve(None) == "alias"
 
 
 def test_a_lying_count_does_not_shrink_a_conversation() -> None:

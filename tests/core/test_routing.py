@@ -7,7 +7,8 @@ import pytest
 from router.core import blocks
 from router.core.dialects import OPENAI
 from router.core.facts import Ask, Ending, Grade, Load, Reason, Replica, ServedModel
-from router.core.routing import OUTPUT_TOKENS, NoReplica, UnknownModel
+from router.core.models import NoReplica, UnknownModel
+from router.core.routing import OUTPUT_TOKENS
 from tests.core.placing import MODEL, World, chat, words
 
 LONG = words(1, 8_000)
@@ -117,7 +118,7 @@ def test_only_replicas_that_serve_the_model_are_asked() -> None:
 def test_model_names_are_resolved() -> None:
     """A known name stands for itself; none at all for the one base model; unknown ones name the known."""
     world = World("ab")
-    resolve = world.router.resolve_model
+    resolve = world.router.models.resolve
     world.router.observe_models("a", [ServedModel(MODEL), ServedModel("lora", parent=MODEL)])
     assert (resolve("lora"), resolve(MODEL), resolve(None)) == ("lora", MODEL, MODEL)
     with pytest.raises(UnknownModel) as caught:

@@ -13,7 +13,7 @@ from router.core.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
 from router.core.facts import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
 from router.core.fleet import Lease
-from router.core.routing import MODELS_MAX, NoReplica
+from router.core.models import MODELS_MAX, NoReplica
 from tests.core.placing import CHAT, MODEL, World, chat, words
 
 LONG = words(1, 8_000)
@@ -102,7 +102,7 @@ def test_pictures_say_nothing_of_bytes_per_token() -> None:
     lease = world.place(OPENAI.parse(CHAT, json.dumps(body).encode()))
     world.finish(lease, usage=Usage(5, 1))
     assert lease.text_bytes == 0
-    assert world.router.tokens(MODEL).bytes_per_token == 4.0
+    assert world.router.models.tokens(MODEL).bytes_per_token == 4.0
 
 
 def test_prefill_speed_is_learned_from_streams() -> None:
@@ -143,10 +143,10 @@ def test_a_lease_is_learned_from_once() -> None:
     world = World("a")
     lease = world.serve(chat(LONG), output_tokens=4_000)
     fleet = world.router.fleet
-    learned = world.router.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model
+    learned = world.router.models.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model
     world.now_s += 100.0
     world.finish(lease, usage=Usage(1_000_000, 1))
-    assert learned == (world.router.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model)
+    assert learned == (world.router.models.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model)
     assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens > 3_000
 
 
@@ -199,8 +199,8 @@ def test_models_learned_are_bounded() -> None:
     """A client that invents model names does not fill memory."""
     world = World("a")
     for n in range(MODELS_MAX + 50):
-        world.router.tokens(str(n))
-    assert len(world.router._tokens) == MODELS_MAX
+        world.router.models.tokens(str(n))
+    assert len(world.router.models._tokens) == MODELS_MAX
 
 
 def test_an_empty_prompt_teaches_no_ratio() -> None:

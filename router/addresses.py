@@ -1,0 +1,92 @@
+"""Settings that are pairs written as one string: what they mean, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from yarl import URL
+
+
+def url_problems(urls: Iterable[str]) -> list[str]:
+    """Of base URLs of replicas."""
+    given = list(urls)
+    problems = [
+        f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000" for url in given if not _base(url)
+    ]
+    if not problems and len({str(URL(url.rstrip("/"))) for url in given}) < len(given):
+        problems.append("'replicas': a URL is given twice")
+    return problems
+
+
+def _base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+        fine = fine and url.isascii() and url.isprintable() and " " not in url and "?" not in url
+        return bool(fine and (parts.port is None or parts.port > 0) and parts.username is None)
+    except ValueError:
+        return False
+
+
+def event_endpoints(given: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """`REPLICA=ENDPOINT[=REPLAY]` as replica -> (endpoint, replay endpoint or "")."""
+    parts = (each.split("=") for each in given)
+    return {replica.rstrip("/"): (rest[0], rest[1] if rest[1:] else "") for replica, *rest in parts}
+
+
+def event_topics(given: Iterable[str]) -> dict[str, str]:
+    """`TOPIC=REPLICA` as topic -> replica."""
+    return {topic: replica.rstrip("/") for topic, _, replica in (each.rpartition("=") for each in given)}
+
+
+def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:
+    """Of `events.*`."""
+    problems = []
+    for given in endpoints:
+        replica, *rest = given.split("=")
+        if not replica.startswith("http") or len(rest) not in (1, 2) or not all("://" in each for each in rest):
+            example = "http://10.0.0.1:8000=tcp://10.0.0.1:5557=tcp://10.0.0.1:5558"
+            problems.append(f"'events.endpoints': '{given}' is not of the form {example}")
+    for given in topics:
+        topic, _, replica = given.rpartition("=")
+        if not topic or not replica.startswith("http"):
+            problems.append(f"'events.topics': '{given}' is not of the form topic=http://10.0.0.1:8000")
+    if bind and not re.fullmatch(r"(tcp|ipc)://\S+", bind):
+        problems.append(f"'events.bind': '{bind}' is not an address such as tcp://0.0.0.0:5557")
+    return problems
+
+
+def tokenizers(sources: Iterable[str]) -> dict[str, str]:
+    """`MODEL=PATH` and `PATH` as a mapping; "" stands for every model. A home directory's ~ is expanded."""
+    pairs: dict[str, str] = {}
+    for given in sources:
+        model, equals, path = given.partition("=")
+        model, path = (model, path) if equals and not Path(given).exists() else ("", given)
+        pairs[model] = str(Path(path).expanduser()) if path.startswith("~") else path
+    return pairs
+
+
+def template_kwargs(given: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """`MODEL={JSON object}` as a mapping. Raises ValueError for anything else."""
+    pairs: dict[str, dict[str, Any]] = {}
+    for each in given:
+        model, _, text = each.partition("=")
+        pairs[model] = msgspec.json.decode(text, type=dict[str, Any])
+    return pairs
+
+
+def token_problems(sources: Iterable[str], kwargs: Iterable[str]) -> list[str]:
+    """Of `tokens.*`."""
+    problems = []
+    if not all(tokenizers(sources).values()):
+        problems.append("'tokens.sources': MODEL=PATH or PATH is expected")
+    try:
+        template_kwargs(kwargs)
+    except ValueError as error:
+        problems.append(f"'tokens.template_kwargs': MODEL={{JSON object}} is expected: {error}")
+    return problems

@@ -1,0 +1,74 @@
+"""Have a replica that was joined late tell what it holds of prompts that are asked for. Opt-in.
+
+An engine never repeats what it stored before we listened. vLLM (0.30 and later) does so for one request whose
+`vllm_xargs` hold `kv_cache_report_mode: full`: it stores again, in words only, every block the prompt hit. So when an
+answer shows more cached tokens than the events knew, a request of one token with just those tokens is sent, at most
+one every INTERVAL_S. While it runs, stores of blocks already known are taken for repetitions, not for second copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+
+import aiohttp
+
+from router.core.facts import Replica
+from router.core.keys import ID_BYTES
+from router.core.routing import Router, Unannounced
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+TIMEOUT_S = 30.0
+LAST_EVENTS_S = 0.5  # its events may come behind the answer
+
+
+class Announcer:
+    """One request at a time."""
+
+    def __init__(self, router: Router, *, api_key: str) -> None:
+        self._router = router
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._router.unannounced:
+                await self.announce(self._router.unannounced.pop())
+            await asyncio.sleep(INTERVAL_S)
+
+    async def announce(self, wanted: Unannounced) -> None:
+        """Send one request and listen; a failure costs nothing but the knowledge."""
+        self._router.knowledge.announcing(wanted.replica, on=True)
+        try:
+            await self._request(wanted)
+            await asyncio.sleep(LAST_EVENTS_S)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            fields = {"replica": wanted.replica, "why": type(error).__name__}
+            log.warning("replica was asked in vain to announce what it holds", extra={"fields": fields})
+        finally:
+            self._router.knowledge.announcing(wanted.replica, on=False)
+
+    async def _request(self, wanted: Unannounced) -> None:
+        # One token more than is cached: the engine never takes the last one from its cache.
+        ids = array("I", wanted.prompt.ids[: (wanted.cached_tokens + 1) * ID_BYTES]).tolist()
+        body = {"model": wanted.model, "prompt": ids, "max_tokens": 1, "temperature": 0}
+        body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+        if wanted.prompt.salt:
+            body["cache_salt"] = wanted.prompt.salt.decode(errors="surrogatepass")
+        replica = Replica(wanted.replica)
+        headers = {} if replica.rank is None else {"X-data-parallel-rank": str(replica.rank)}
+        async with self._session.post(f"{replica.url}/v1/completions", json=body, headers=headers) as response:
+            await response.read()
+            if response.status != 200:
+                raise aiohttp.ClientError(f"status {response.status}")

@@ -1,0 +1,139 @@
+"""A request's token ids and their keys, for replicas whose events are followed; and whether our ids can be trusted.
+
+Ids come from prompts.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of what is known are
+looked up; a long new part is hashed off the event loop. For every model a replica follows, our ids are compared with
+its own at first and every so often: a model for which they differ is placed by estimate, and the log names the first
+token that differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from router.core.dialects import Dialect
+from router.core.facts import Ask, Replica
+from router.core.keys import KeyCache, TokenPrompt, rest
+from router.core.routing import Router
+from router.prompts import Ask as AskReplica
+from router.prompts import Prompts
+
+log = logging.getLogger(__name__)
+
+RUNS_MAX = 16_384  # runs of keys remembered: some million blocks, 40 MB
+HASH_TOKENS_MAX = 16_384  # hashed on the event loop; more takes over a millisecond
+ANSWER_BYTES_MAX = 64 << 20
+RESPONSES = "/v1/responses"
+LOOK_S = 0.1  # for models that are followed now
+UNKNOWN = "no tokenizer, and its replicas may not be asked"
+
+
+class Tokens:
+    """`async with`-free: owns one HTTP session, closed by `close`."""
+
+    def __init__(
+        self,
+        router: Router,
+        prompts: Prompts,
+        *,
+        ask_replicas: bool,
+        verify: bool,
+        verify_interval_s: float,
+        offload_bytes_min: int,
+        timeout_s: float,
+        api_key: str,
+    ) -> None:
+        self._router = router
+        self.prompts = prompts
+        self._ask_replicas = ask_replicas
+        self._verify = verify
+        self._verify_interval_s = verify_interval_s
+        self._offload_bytes_min = offload_bytes_min
+        self._keys = KeyCache(RUNS_MAX)
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        )
+
+    async def close(self) -> None:
+        """Stop the threads and close all connections."""
+        await self._session.close()
+        self.prompts.close()
+
+    async def of(self, dialect: Dialect, path: str, body: bytes, ask: Ask, model: str) -> TokenPrompt | None:
+        """The prompt's ids and keys; None where they cannot be known, or not in time."""
+        loop = asyncio.get_running_loop()
+        if len(body) >= self._offload_bytes_min:
+            given = await loop.run_in_executor(None, dialect.template_input, path, body)
+        else:
+            given = dialect.template_input(path, body)
+        base, engine, replica = self._router.models.engine(model)
+        if given is None or (path == RESPONSES and Replica(replica).rank is not None):
+            return None  # vLLM 0.32 does not heed the header that names a rank on /v1/responses
+        asked = self._asker(replica, model) if self._ask_replicas and replica else None
+        ids = await self.prompts.encode(given, base, engine, asked)
+        if not ids:
+            return None
+        prompt = TokenPrompt(ids, self._router.models.adapter(model), ask.salt)
+        for size in self._router.knowledge.block_sizes():
+            await self._hash(prompt, size)
+        return prompt
+
+    async def _hash(self, prompt: TokenPrompt, block_tokens: int) -> None:
+        keys = self._keys.known(prompt, block_tokens)
+        known = len(keys)
+        if prompt.tokens - known * block_tokens <= HASH_TOKENS_MAX:
+            keys += rest(prompt, block_tokens, keys)
+        else:
+            keys += await asyncio.get_running_loop().run_in_executor(None, rest, prompt, block_tokens, tuple(keys))
+        self._keys.learn(prompt, block_tokens, keys, known)
+
+    # -- trust ---------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Compare our ids with the replicas', model by model, until cancelled."""
+        due_s: dict[str, float] = {}
+        clock = asyncio.get_running_loop().time
+        while True:
+            for model in self._router.models.followed():
+                if clock() >= due_s.get(model, 0.0):
+                    await self._compare(model)
+                    due_s[model] = clock() + self._verify_interval_s
+            await asyncio.sleep(LOOK_S)
+
+    async def _compare(self, model: str) -> None:
+        base, engine, replica = self._router.models.engine(model)
+        if self.prompts.knows(base):
+            await self.prompts.prepare(base)
+        else:
+            self._tell(model, "" if self._ask_replicas else UNKNOWN)
+            return
+        if not self._verify or not replica:
+            self._tell(model, "")
+            return
+        why = await self.prompts.verify(base, engine, self._asker(replica, model))
+        self._tell(model, why or "")
+
+    def _tell(self, model: str, why: str) -> None:
+        if self._router.models.observe_tokens(model, why) and why:
+            fields = {"model": model, "why": why}
+            log.warning("prompts of this model are placed by estimate", extra={"fields": fields})
+
+    def _asker(self, replica: str, model: str) -> AskReplica:
+        async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            url = f"{Replica(replica).url}{path}"
+            async with self._session.post(url, json=body | {"model": model}, allow_redirects=False) as response:
+                answer = await response.content.read(ANSWER_BYTES_MAX)
+                while not response.content.at_eof() and len(answer) < ANSWER_BYTES_MAX:
+                    answer += await response.content.read(ANSWER_BYTES_MAX - len(answer))
+                if response.status >= 500:
+                    raise ConnectionError(f"{path}: status {response.status}")
+            decoded: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+            return decoded
+
+        return ask

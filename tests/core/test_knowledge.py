@@ -1,0 +1,261 @@
+"""What replicas hold by their own word: grades, suspension, expectation, and the self-check."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from router.core.blocks import token_chain, token_root
+from router.core.facts import Grade, Load
+from router.core.keys import TokenPrompt
+from router.core.knowledge import DISTRUST_S, SETTLE_S, Held, Knowledge
+from router.core.kv_events import Removed, Stored
+from router.core.kv_stream import RESTARTED
+from router.core.selfcheck import CHECKS, DRIFT_TOKENS_MIN
+
+BLOCK = 16
+
+
+@dataclass
+class World:
+    """A Knowledge whose callbacks are remembered."""
+
+    grades: list[tuple[str, Grade, str]] = field(default_factory=list)
+    resyncs: list[str] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.knowledge = Knowledge(
+            blocks_max=1_000,
+            aside_max=100,
+            names_max=100,
+            graded=lambda *news: self.grades.append(news),
+            resync=self.resyncs.append,
+            restarted=self.restarts.append,
+        )
+
+    def join(self, replica: str = "a", grade: Grade = Grade.EXACT) -> None:
+        """A stream begins."""
+        self.knowledge.untokened(replica, "")
+        self.knowledge.grade(replica, grade, "joined", 0.0)
+
+    def store(self, prompt: TokenPrompt, replica: str = "a") -> None:
+        """The replica says that it holds the whole prompt."""
+        blocks = prompt.tokens // BLOCK
+        event = Stored(
+            hashes=[hash((prompt.salt, prompt.ids[: 4 * BLOCK * (n + 1)])) & (1 << 64) - 1 for n in range(blocks)],
+            parent=None,
+            tokens=prompt.ids[: 4 * BLOCK * blocks],
+            block_tokens=BLOCK,
+            adapter=prompt.adapter,
+            salt=prompt.salt,
+            extras=None,
+            medium="GPU",
+            group=0,
+            prefix=True,
+        )
+        self.knowledge.apply(replica, event, 0.0)
+
+    def held(self, prompt: TokenPrompt) -> dict[str, int]:
+        """Tokens that each followed replica holds of it."""
+        return {name: held.tokens for name, held in self.knowledge.held(prompt).items()}
+
+
+def prompt_of(tokens: int, *, salt: bytes = b"", adapter: str = "") -> TokenPrompt:
+    """Ids from 0, with their keys."""
+    ids = array("I", range(tokens)).tobytes()
+    return TokenPrompt(ids, adapter, salt, {BLOCK: token_chain(ids, BLOCK, token_root(adapter, salt, BLOCK))})
+
+
+def test_a_prompt_is_held_by_whoever_says_so() -> None:
+    """Only whole blocks, and only under the same salt and adapter."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    world.store(prompt_of(100), "a")
+    assert world.held(prompt_of(200)) == {"a": 96, "b": 0}
+    assert world.held(prompt_of(50)) == {"a": 48, "b": 0}
+    assert world.held(prompt_of(200, salt=b"s")) == {"a": 0, "b": 0}
+    assert world.held(prompt_of(200, adapter="x")) == {"a": 0, "b": 0}
+
+
+def test_a_replica_without_a_stream_says_nothing() -> None:
+    """It is not in the answer at all, so its estimate counts."""
+    world = World()
+    world.store(prompt_of(100))
+    assert world.held(prompt_of(100)) == {}
+    assert world.knowledge.standing("a")[0] is Grade.ESTIMATED
+    assert world.knowledge.standing("unheard of")[0] is Grade.ESTIMATED
+
+
+def test_each_change_of_grade_is_told_once() -> None:
+    """Whatever number of times it is said."""
+    world = World()
+    world.join("a", Grade.CATCHING_UP)
+    world.join("a", Grade.CATCHING_UP)
+    world.knowledge.grade("a", Grade.EXACT, "joined at a clear", 1.0)
+    world.knowledge.untokened("a", "no tokenizer")
+    world.knowledge.untokened("a", "no tokenizer")
+    told = [(grade, why) for _, grade, why in world.grades]
+    assert told == [
+        (Grade.CATCHING_UP, "joined"),
+        (Grade.EXACT, "joined at a clear"),
+        (Grade.ESTIMATED, "no tokenizer"),
+    ]
+
+
+def test_nothing_is_credited_while_a_stream_is_suspended() -> None:
+    """Proof of continuity brings all of it back, a clear brings none."""
+    world = World()
+    world.join()
+    world.store(prompt_of(100))
+    world.knowledge.suspend("a", "disconnected", 1.0)
+    assert world.held(prompt_of(100)) == {"a": 0}
+    assert world.knowledge.suspended("a")
+    assert world.knowledge.standing("a") == (Grade.CATCHING_UP, "disconnected")
+    world.knowledge.resume("a", 2.0)
+    assert world.held(prompt_of(100)) == {"a": 96}
+    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    world.knowledge.suspend("a", "disconnected", 3.0)
+    world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.1)
+    assert not world.knowledge.suspended("a")
+    assert world.held(prompt_of(100)) == {"a": 0}
+    assert world.restarts == ["a"]
+
+
+def test_what_was_just_routed_counts_as_held_until_it_settles() -> None:
+    """For as long as the lease is open and a moment longer; then only what events confirmed is left."""
+    world = World()
+    world.join()
+    world.store(prompt_of(32))
+    long = prompt_of(160)
+    world.knowledge.expect("a", 7, long.keys[BLOCK][2:])
+    assert world.held(long) == {"a": 160}
+    world.store(prompt_of(64))
+    world.knowledge.settle("a", 7, 10.0, computed=True)
+    world.knowledge.tick(10.0 + SETTLE_S / 2)
+    assert world.held(long) == {"a": 160}
+    world.knowledge.tick(10.0 + SETTLE_S)
+    assert world.held(long) == {"a": 64}
+
+
+def test_a_lease_that_failed_leaves_nothing() -> None:
+    """Its blocks will never be computed."""
+    world = World()
+    world.join()
+    prompt = prompt_of(160)
+    world.knowledge.expect("a", 7, prompt.keys[BLOCK])
+    world.knowledge.settle("a", 7, 10.0, computed=False)
+    assert world.held(prompt) == {} or world.held(prompt) == {"a": 0}
+
+
+def _answer(world: World, predicted: int, actual: int | None, times: int = 1) -> None:
+    for _ in range(times):
+        held = world.knowledge.held(prompt_of(160)).get("a")
+        world.knowledge.answered("a", held, predicted, actual, 160)
+
+
+def test_a_late_joiner_earns_its_grade_by_two_hundred_answers() -> None:
+    """And keeps it only as long as 99 % of the last two hundred are equal."""
+    world = World()
+    world.join("a", Grade.CATCHING_UP)
+    world.store(prompt_of(160))
+    _answer(world, 144, 144, CHECKS - 1)
+    assert world.knowledge.standing("a")[0] is Grade.CATCHING_UP
+    _answer(world, 144, 144)
+    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    _answer(world, 128, 144, 3)
+    assert world.knowledge.standing("a")[0] is Grade.CATCHING_UP
+
+
+def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
+    """The replay is asked for at once, and after the next drift only after a while."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    _answer(world, 144, 0, 11)
+    world.knowledge.checked("a", Load(), 5.0)
+    grade, why = world.knowledge.standing("a")
+    assert grade is Grade.ESTIMATED
+    assert "0 of 11" in why
+    assert world.resyncs == ["a"]
+    world.knowledge.checked("a", Load(), 6.0)
+    assert world.resyncs == ["a"]  # asked once
+    world.knowledge.clear("a", "asked to begin anew", 6.0)
+    world.knowledge.grade("a", Grade.EXACT, "joined at batch 0", 6.1)
+    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    world.store(prompt_of(160))
+    _answer(world, 144, 0, 11)
+    world.knowledge.checked("a", Load(), 7.0)
+    world.knowledge.checked("a", Load(), 7.0 + DISTRUST_S - 1)
+    assert world.resyncs == ["a"]
+    world.knowledge.checked("a", Load(), 7.0 + DISTRUST_S)
+    assert world.resyncs == ["a", "a"]
+
+
+def test_answers_from_before_a_clear_say_nothing_of_what_came_after() -> None:
+    """A lease placed on what is no longer believed is not compared."""
+    world = World()
+    world.join()
+    before: Held | None = world.knowledge.held(prompt_of(160))["a"]
+    world.knowledge.clear("a", "gap", 1.0)
+    world.knowledge.grade("a", Grade.CATCHING_UP, "gap", 1.0)
+    world.knowledge.answered("a", before, 144, 0, 160)
+    assert world.knowledge.checks("a") == (0, 0)
+
+
+def test_counters_stand_in_for_silent_answers() -> None:
+    """An engine that says nothing in its answers is judged by its sums."""
+    world = World()
+    world.join()
+    world.knowledge.checked("a", Load(cache_query_tokens_total=0, cache_hit_tokens_total=0), 1.0)
+    for _ in range(DRIFT_TOKENS_MIN // 160 + 1):
+        _answer(world, 144, None)
+    load = Load(cache_query_tokens_total=(DRIFT_TOKENS_MIN // 160 + 1) * 160, cache_hit_tokens_total=0)
+    world.knowledge.checked("a", load, 2.0)
+    assert world.knowledge.standing("a")[0] is Grade.ESTIMATED
+    assert "it counted 0" in world.knowledge.standing("a")[1]
+
+
+def test_more_blocks_than_the_index_may_hold_are_never_exact() -> None:
+    """The ledger forgets, so the replica holds more than is known."""
+    world = World()
+    world.join()
+    world.store(prompt_of(BLOCK * 1_001))
+    world.knowledge.grade("a", Grade.EXACT, "joined", 1.0)
+    assert world.knowledge.standing("a")[0] is Grade.CATCHING_UP
+
+
+def test_short_pages_are_not_followed() -> None:
+    """A key for every token would cost more than it brings; the reason names the remedy."""
+    world = World()
+    world.join()
+    world.knowledge.apply("a", Stored([1, 2], None, b"\0" * 8, 1, "", b"", None, "GPU", 0, True), 0.0)
+    world.knowledge.grade("a", Grade.EXACT, "joined", 1.0)
+    grade, why = world.knowledge.standing("a")
+    assert grade is Grade.ESTIMATED
+    assert "pages of 1 tokens" in why
+
+
+def test_a_replica_that_left_is_gone() -> None:
+    """Its blocks are purged, and what comes late is harmless."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    world.knowledge.forget("a")
+    assert world.held(prompt_of(160)) == {}
+    world.knowledge.settle("a", 1, 1.0, computed=False)
+    world.knowledge.answered("a", None, 0, 0, 0)
+    world.knowledge.checked("a", Load(), 1.0)
+    world.knowledge.masks.sweep(1_000)
+    assert len(world.knowledge.masks) == 0
+
+
+def test_removals_are_followed() -> None:
+    """The prefix ends where a block is gone."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    gone = hash((b"", prompt_of(160).ids[: 4 * BLOCK * 4])) & (1 << 64) - 1
+    world.knowledge.apply("a", Removed([gone], "GPU", 0), 1.0)
+    assert world.held(prompt_of(160)) == {"a": 48}

@@ -1,0 +1,108 @@
+"""Predicted against actual: what earns a grade and what takes it away."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.facts import Load
+from router.core.selfcheck import CHECKS, DRIFT_TOKENS_MIN, AnswerCheck, CounterCheck, counters_drift
+
+BLOCK = 16
+
+
+def test_agreement_needs_a_full_window() -> None:
+    """Two hundred answers, not fewer, earn trust."""
+    check = AnswerCheck()
+    for _ in range(CHECKS - 1):
+        check.observe(160, 160, BLOCK)
+    assert not check.agrees
+    check.observe(160, 160, BLOCK)
+    assert check.agrees
+    assert (check.equal, check.checks) == (CHECKS, CHECKS)
+
+
+def test_agreement_is_to_the_token_and_forgives_one_in_a_hundred() -> None:
+    """Two answers of two hundred may differ by whatever; three may not."""
+    check = AnswerCheck()
+    for n in range(CHECKS):
+        check.observe(160, 160 if n > 1 else 144, BLOCK)
+    assert check.agrees
+    check.clear()
+    for n in range(CHECKS):
+        check.observe(160, 160 if n > 2 else 144, BLOCK)
+    assert not check.agrees
+
+
+def test_a_block_more_or_less_is_no_drift() -> None:
+    """Late stores cost a block here and there."""
+    check = AnswerCheck()
+    for n in range(CHECKS):
+        check.observe(160, 160 + BLOCK * (-1) ** n, BLOCK)
+    assert not check.drifts
+    assert not check.agrees
+
+
+def test_drift_shows_before_the_window_is_full() -> None:
+    """Eleven answers that are off by more than a block are enough, in either direction."""
+    for off in (-2 * BLOCK, 2 * BLOCK):
+        check = AnswerCheck()
+        for _ in range(10):
+            check.observe(160, 160 + off, BLOCK)
+        assert not check.drifts
+        check.observe(160, 160 + off, BLOCK)
+        assert check.drifts
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=CHECKS * 2))
+def test_only_the_last_answers_count(answers: list[tuple[int, int]]) -> None:
+    """Whatever came before, two hundred right answers agree and do not drift."""
+    check = AnswerCheck()
+    for predicted, actual in answers:
+        check.observe(predicted, actual, BLOCK)
+    for _ in range(CHECKS):
+        check.observe(64, 64, BLOCK)
+    assert check.agrees
+    assert not check.drifts
+
+
+def _load(queries: float, hits: float) -> Load:
+    return Load(cache_query_tokens_total=queries, cache_hit_tokens_total=hits)
+
+
+def test_counters_are_compared_where_answers_are_silent() -> None:
+    """Sums of predictions stand against the engine's sums, once enough was looked up."""
+    check = CounterCheck()
+    assert check.observe(_load(1_000, 100)) is None  # the beginning
+    check.finished(30_000, 40_000, silent=True)
+    assert check.observe(_load(41_000, 30_100)) is None  # too little yet
+    check.finished(10_000, 20_000, silent=True)
+    assert check.observe(_load(61_000, 35_100)) == (40_000, 35_000)
+    assert counters_drift(40_000, 35_000)
+    assert not counters_drift(40_000, 39_000)
+
+
+def test_counters_say_nothing_when_others_use_the_replica() -> None:
+    """Prompts that are not ours make the sums incomparable, and so does a restart."""
+    check = CounterCheck()
+    check.observe(_load(0, 0))
+    check.finished(0, DRIFT_TOKENS_MIN, silent=True)
+    assert check.observe(_load(DRIFT_TOKENS_MIN * 2, DRIFT_TOKENS_MIN)) is None
+    check.finished(0, DRIFT_TOKENS_MIN, silent=True)
+    assert check.observe(_load(10, 0)) is None  # counters went back
+
+
+def test_counters_are_left_alone_where_answers_speak() -> None:
+    """One answer with a count, or one request placed without events, spoils the window."""
+    for predicted, silent in ((100, False), (None, True)):
+        check = CounterCheck()
+        check.observe(_load(0, 0))
+        check.finished(predicted, DRIFT_TOKENS_MIN, silent=silent)
+        assert check.observe(_load(DRIFT_TOKENS_MIN, 0)) is None
+
+
+def test_counters_that_are_missing_are_no_evidence() -> None:
+    """An engine without these metrics is not compared."""
+    check = CounterCheck()
+    check.finished(5, DRIFT_TOKENS_MIN, silent=True)
+    assert check.observe(Load()) is None
