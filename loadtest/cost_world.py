@@ -140,6 +140,7 @@ class World:
             verify_interval_s=60.0,
             offload_bytes_min=offload_bytes_min,
             timeout_s=1.0,
+            event_wait_s=0.0,
             api_key="",
         )
         self.reader = Reader(

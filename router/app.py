@@ -175,6 +175,7 @@ class App:
             verify_interval_s=s.tokens.verify_interval_s,
             offload_bytes_min=s.limits.offload_bytes_min,
             timeout_s=s.probe.timeout_s,
+            event_wait_s=s.events.wait_s,
             api_key=s.probe.api_key,
         )
         self._stack.push_async_callback(tokens.close)

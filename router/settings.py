@@ -112,6 +112,9 @@ class EventSettings:
     answers between two batches, every 0.1 s."""
     suspend_s: Seconds = 2.0
     """Seconds nothing is credited to a replica whose stream broke; then the router's own estimate counts again."""
+    wait_s: NotNegative = 0.02
+    """Seconds a request may wait for events that are known to be on their way: an answer that ended a moment ago must
+    have stored blocks that were not heard of yet. On idle machines none waits."""
     queue_bytes_max: Positive = 64 << 20
     """Bytes of batches that wait for a replay to end, per replica; beyond it they are asked for again."""
     blocks_max: Positive = 1 << 20

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import aiohttp
@@ -28,6 +29,7 @@ RUNS_MAX = 16_384  # runs of keys remembered: some million blocks, 40 MB
 HASH_TOKENS_MAX = 16_384  # hashed on the event loop; more takes over a millisecond
 ANSWER_BYTES_MAX = 64 << 20
 RESPONSES = "/v1/responses"
+LISTEN_S = 0.001
 LOOK_S = 0.1  # for models that are followed now
 UNKNOWN = "no tokenizer, and its replicas may not be asked"
 
@@ -45,6 +47,7 @@ class Tokens:
         verify_interval_s: float,
         offload_bytes_min: int,
         timeout_s: float,
+        event_wait_s: float,
         api_key: str,
     ) -> None:
         self._router = router
@@ -53,6 +56,7 @@ class Tokens:
         self._verify = verify
         self._verify_interval_s = verify_interval_s
         self._offload_bytes_min = offload_bytes_min
+        self._event_wait_s = event_wait_s
         self._keys = KeyCache(RUNS_MAX)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -82,7 +86,15 @@ class Tokens:
         prompt = TokenPrompt(ids, self._router.models.adapter(model), ask.salt)
         for size in self._router.knowledge.block_sizes():
             await self._hash(prompt, size)
+        await self._heard()
         return prompt
+
+    async def _heard(self) -> None:
+        """An answer may be here before the event of its last block, and the next request right behind it: wait for
+        the event, but not for long."""
+        until_s = time.monotonic() + self._event_wait_s
+        while self._router.knowledge.behind(now_s := time.monotonic()) and now_s < until_s:  # noqa: ASYNC110 - rare, short
+            await asyncio.sleep(LISTEN_S)
 
     async def _hash(self, prompt: TokenPrompt, block_tokens: int) -> None:
         keys = self._keys.known(prompt, block_tokens)

@@ -15,14 +15,16 @@ stream is suspended (evidence of a restart or a break) nothing is credited at al
 
 Blocks just routed are being computed, so they count as held from placement on (`expect`), until the events confirm
 them or SETTLE_S after the lease ended: the event of the last step may come behind the answer.
+While it is known to be on its way (kv_tails.py), a prediction is not called exact.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.core.blocks import token_root
 from router.core.facts import Grade, Load
 from router.core.keys import TokenPrompt
 from router.core.kv_events import Event
@@ -49,6 +51,8 @@ class Held:
     epoch: int  # of the knowledge it was said from
     suspended: bool = False  # nothing may be credited, not even by our own estimate
     free_tokens: int | None = None  # of its KV pool, where its capacity is known
+    coming_blocks: int = 0  # about to be computed for others
+    behind: bool = False  # the prompt goes on behind an answer whose events are still to come
 
 
 @dataclass(slots=True)
@@ -199,7 +203,7 @@ class Knowledge:
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def held(self, prompt: TokenPrompt) -> dict[str, Held]:
+    def held(self, prompt: TokenPrompt, now_s: float) -> dict[str, Held]:
         """What each replica that is not merely estimated holds of a prompt, by its events."""
         depths = {size: self.masks.match(keys) for size, keys in prompt.keys.items()}
         found: dict[str, Held] = {}
@@ -209,22 +213,44 @@ class Knowledge:
                 size = known.block_tokens
                 tokens = depths[size].get(name, 0) * size if size in depths else 0
                 free = known.kv_tokens_max - known.ledger.blocks * size if known.kv_tokens_max and size else None
-                found[name] = Held(tokens, size, grade, known.epoch, bool(known.suspended), free)
+                behind = grade is Grade.EXACT and size in depths and self._continued(known, prompt, size, now_s)
+                found[name] = Held(
+                    tokens, size, grade, known.epoch, bool(known.suspended), free, known.ledger.expected, behind
+                )
         return found
 
-    def expect(self, replica: str, lease: int, keys: Sequence[int]) -> None:
-        """These blocks, behind what it holds, are about to be computed there."""
-        known = self._known.get(replica)
-        if known is not None and keys:
-            known.ledger.expect(lease, keys)
+    def _continued(self, known: _Known, prompt: TokenPrompt, size: int, now_s: float) -> bool:
+        root = token_root(prompt.adapter, prompt.salt, size)
+        return known.ledger.tails.continued(prompt.keys[size], root, now_s)
 
-    def settle(self, replica: str, lease: int, now_s: float, *, computed: bool) -> None:
-        """The lease ended. What events have not confirmed is soon not held after all; at once if it failed."""
+    def expect(self, replica: str, lease: int, prompt: TokenPrompt, held: Held) -> None:
+        """The prompt's blocks behind what it holds are about to be computed there."""
+        known = self._known.get(replica)
+        if known is None or not held.block_tokens:
+            return
+        keys, size = prompt.keys.get(held.block_tokens, []), held.block_tokens
+        if new := keys[held.tokens // size :]:
+            known.ledger.expect(lease, new)
+        last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
+        known.ledger.tails.begin(lease, last, len(keys))
+
+    def settle(self, replica: str, lease: int, now_s: float, *, computed: bool, grown_blocks: int = 0) -> None:
+        """The lease ended, and its answer filled so many blocks behind the prompt's. What events have not confirmed is
+        soon not held after all; at once if it failed."""
+        known = self._known.get(replica)
+        if known is None:
+            return
         if computed:
+            known.ledger.tails.end(lease, grown_blocks, now_s + SETTLE_S)
             self._settling.append((now_s + SETTLE_S, replica, lease))
-        elif replica in self._known:
-            self._known[replica].ledger.settle(lease)
+        else:
+            known.ledger.tails.drop(lease)
+            known.ledger.settle(lease)
         self.tick(now_s)
+
+    def behind(self, now_s: float) -> bool:
+        """Whether any replica's answers came before their events: worth a moment's waiting."""
+        return any(k.shown[0] is Grade.EXACT and k.ledger.tails.behind(now_s) for k in self._known.values())
 
     def tick(self, now_s: float) -> None:
         """Whatever is due by now."""
@@ -248,7 +274,7 @@ class Knowledge:
             return
         current = held is not None and held.epoch == known.epoch
         known.counters.finished(predicted if current else None, prompt_tokens, silent=actual is None)
-        if held is None or actual is None or not current:
+        if held is None or actual is None or not current or held.behind:
             return
         known.answers.observe(predicted, actual, held.block_tokens)
         known.earned = known.answers.agrees

@@ -30,6 +30,7 @@ class Arrivals:
     batches_max: int
     bytes_max: int
     contradicted: bool = False  # a batch came, or was dropped, that the replay should have had
+    overflowed: bool = False  # a batch was dropped for want of room since the queue was last empty
     missing: Arrival | None = None  # of those the last in sequence
     _queue: deque[Arrival] = field(default_factory=deque)
     _bytes: int = 0
@@ -47,7 +48,7 @@ class Arrivals:
     def add(self, seq: int, payload: bytes) -> bool:
         """False: there is no room, so the next replay has to bring it."""
         if len(self._queue) >= self.batches_max or self._bytes + len(payload) > self.bytes_max:
-            self.contradicted = True
+            self.contradicted = self.overflowed = True
             return False
         self._count += 1
         self._bytes += len(payload)
@@ -89,7 +90,7 @@ class Arrivals:
     def clear(self) -> None:
         """Those that wait are of no use any more."""
         self._queue.clear()
-        self._bytes, self.contradicted, self.missing = 0, False, None
+        self._bytes, self.contradicted, self.missing, self.overflowed = 0, False, None, False
 
 
 @dataclass(slots=True)

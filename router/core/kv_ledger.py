@@ -30,6 +30,7 @@ from xxhash import xxh3_64_intdigest
 from router.core.blocks import token_chain, token_root
 from router.core.kv_credit import Credit
 from router.core.kv_events import Event, Removed, Stored
+from router.core.kv_tails import Tails
 from router.core.masks import Masks
 
 PLACES_MAX = 32  # (medium, group) pairs
@@ -50,6 +51,7 @@ class Ledger:
     def __init__(self, masks: Masks, name: str, *, blocks_max: int, aside_max: int, names_max: int) -> None:
         self._blocks_max, self._aside_max, self._names_max = blocks_max, aside_max, names_max
         self._idempotent = False
+        self.tails = Tails()
         self._slack = max(1, min(TRIM_KEYS, names_max // 8))
         self.stored = 0  # copies taken, announcements of held ones excepted
         self.removed = 0  # copies gone
@@ -81,6 +83,7 @@ class Ledger:
         self._waiting: dict[int, list[int]] = {}  # parent's hash -> serials
         self._serial = 0
         self._ripe: list[int] = []  # of those waited for: known by now
+        self.tails.clear()
 
     @property
     def blocks(self) -> int:
@@ -135,6 +138,11 @@ class Ledger:
         or until the engine says of a block that it is stored, and from then on while it is.
         """
         self._credit.expect(lease, keys)
+
+    @property
+    def expected(self) -> int:
+        """Blocks about to be computed for open leases."""
+        return self._credit.expected
 
     def settle(self, lease: int) -> None:
         """The lease is over: what it alone expected, and the engine did not confirm, is not held."""
@@ -211,6 +219,8 @@ class Ledger:
             parent = self._known(event.parent) if event.parent is not None else _root(event)
             if parent is not None:
                 keys = _chain(event, parent)
+                if parent in self.tails.open and not tier:
+                    self.tails.grow(parent, keys)
                 return [self._known(h) or key for h, key in zip(event.hashes, keys, strict=True)] if tier else keys
         return [self._known(given) for given in event.hashes]
 

@@ -423,6 +423,8 @@ class KvStream:
         if self.last_seq >= 0:
             self.counts.lost += lost
             self._forget(why)
+        if self._waiting.overflowed:  # what is left of the queue ends before what was dropped
+            self._waiting.clear()
         self._follow()
         self._waiting.unmark()
         self._settled = self._empty = False

@@ -64,8 +64,9 @@ class Pricer:
             kv_wait_ms=self._kv_wait_ms(member, size) if member.leases else 0.0,
             in_flight=len(member.leases),
             footprint_blocks=footprint,
-            grade=held.grade if held is not None else Grade.ESTIMATED,
+            grade=_grade(held),
             estimated_tokens=estimate,
+            coming_blocks=held.coming_blocks if held else 0,
         )
 
     def _cached_tokens(self, member: Member, size: Size, estimate: int, held: Held | None) -> int:
@@ -103,6 +104,13 @@ class Pricer:
             return 0.0
         over = member.kv_tokens_in_use + size.prompt_tokens - capacity
         return over / capacity * self._fleet.mean_open_ms if over > 0 else 0.0
+
+
+def _grade(held: Held | None) -> Grade:
+    """Of one prediction: what is known to be late is not known exactly."""
+    if held is None:
+        return Grade.ESTIMATED
+    return Grade.CATCHING_UP if held.behind else held.grade
 
 
 def capped(tokens: int, prompt_tokens: int, block_tokens: int) -> int:

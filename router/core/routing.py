@@ -175,7 +175,7 @@ class Router:
         size = self._size(ask, chain, learned, body_tokens, tokens)
         credit = self._credit_answer(chain, size, now_s) if chain and learned.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
-        held = self.knowledge.held(tokens) if tokens else {}
+        held = self.knowledge.held(tokens, now_s) if tokens else {}
         usual_age_ms = self.fleet.usual_age_ms(now_s)
         candidates = [
             self._pricer.candidate(m, size, depths.get(m.id, 0), held.get(m.id), usual_age_ms, now_s) for m in members
@@ -204,8 +204,7 @@ class Router:
         )
         self._open(lease, now_s)
         if lease.held is not None and tokens is not None:
-            keys, size_tokens = tokens.keys.get(lease.held.block_tokens, []), max(1, lease.held.block_tokens)
-            self.knowledge.expect(chosen.id, lease.id, keys[lease.held.tokens // size_tokens :])
+            self.knowledge.expect(chosen.id, lease.id, tokens, lease.held)
         return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
@@ -221,7 +220,8 @@ class Router:
             return
         computed = outcome.ending is Ending.OK or lease.first_token_s is not None
         if lease.held is not None:
-            self.knowledge.settle(lease.replica, lease.id, now_s, computed=computed)
+            grown = _grown_blocks(lease.held.block_tokens, outcome.usage)
+            self.knowledge.settle(lease.replica, lease.id, now_s, computed=computed, grown_blocks=grown)
         unseen = outcome.ending is Ending.CLIENT_LEFT and not lease.streams  # it may have been computed
         if computed or unseen:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
@@ -372,6 +372,13 @@ class Router:
                 self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, actual))
         else:
             self.knowledge.answered(lease.replica, None, 0, actual, lease.prompt_tokens)
+
+
+def _grown_blocks(block_tokens: int, usage: Usage | None) -> int:
+    """Full blocks that an answer fills behind its prompt's own; its last token is never fed back."""
+    if usage is None or not usage.completion_tokens or not block_tokens:
+        return 0
+    return (usage.prompt_tokens + usage.completion_tokens - 1) // block_tokens - usage.prompt_tokens // block_tokens
 
 
 def _restarted(before: Load, after: Load) -> bool:

@@ -58,7 +58,7 @@ class World:
 
     def held(self, prompt: TokenPrompt) -> dict[str, int]:
         """Tokens that each followed replica holds of it."""
-        return {name: held.tokens for name, held in self.knowledge.held(prompt).items()}
+        return {name: held.tokens for name, held in self.knowledge.held(prompt, 0.0).items()}
 
 
 def prompt_of(tokens: int, *, salt: bytes = b"", adapter: str = "") -> TokenPrompt:
@@ -129,7 +129,7 @@ def test_what_was_just_routed_counts_as_held_until_it_settles() -> None:
     world.join()
     world.store(prompt_of(32))
     long = prompt_of(160)
-    world.knowledge.expect("a", 7, long.keys[BLOCK][2:])
+    world.knowledge.expect("a", 7, long, world.knowledge.held(long, 0.0)["a"])
     assert world.held(long) == {"a": 160}
     world.store(prompt_of(64))
     world.knowledge.settle("a", 7, 10.0, computed=True)
@@ -144,14 +144,16 @@ def test_a_lease_that_failed_leaves_nothing() -> None:
     world = World()
     world.join()
     prompt = prompt_of(160)
-    world.knowledge.expect("a", 7, prompt.keys[BLOCK])
+    world.store(prompt_of(32))
+    world.knowledge.expect("a", 7, prompt, world.knowledge.held(prompt, 0.0)["a"])
+    assert world.held(prompt) == {"a": 160}
     world.knowledge.settle("a", 7, 10.0, computed=False)
-    assert world.held(prompt) == {} or world.held(prompt) == {"a": 0}
+    assert world.held(prompt) == {"a": 32}
 
 
 def _answer(world: World, predicted: int, actual: int | None, times: int = 1) -> None:
     for _ in range(times):
-        held = world.knowledge.held(prompt_of(160)).get("a")
+        held = world.knowledge.held(prompt_of(160), 0.0).get("a")
         world.knowledge.answered("a", held, predicted, actual, 160)
 
 
@@ -197,7 +199,7 @@ def test_answers_from_before_a_clear_say_nothing_of_what_came_after() -> None:
     """A lease placed on what is no longer believed is not compared."""
     world = World()
     world.join()
-    before: Held | None = world.knowledge.held(prompt_of(160))["a"]
+    before: Held | None = world.knowledge.held(prompt_of(160), 0.0)["a"]
     world.knowledge.clear("a", "gap", 1.0)
     world.knowledge.grade("a", Grade.CATCHING_UP, "gap", 1.0)
     world.knowledge.answered("a", before, 144, 0, 160)
@@ -259,3 +261,19 @@ def test_removals_are_followed() -> None:
     gone = hash((b"", prompt_of(160).ids[: 4 * BLOCK * 4])) & (1 << 64) - 1
     world.knowledge.apply("a", Removed([gone], "GPU", 0), 1.0)
     assert world.held(prompt_of(160)) == {"a": 48}
+
+
+def test_a_prompt_behind_a_late_answer_is_known_to_be_unsure() -> None:
+    """The answer ended, the event of its last block did not come yet: the prediction is not called exact."""
+    world = World()
+    world.join()
+    first, second = prompt_of(64), prompt_of(160)
+    world.store(first)
+    world.knowledge.expect("a", 7, first, world.knowledge.held(first, 0.0)["a"])
+    world.knowledge.settle("a", 7, 10.0, computed=True, grown_blocks=1)
+    assert world.knowledge.behind(10.0)
+    assert world.knowledge.held(second, 10.0)["a"].behind
+    assert not world.knowledge.held(prompt_of(160, salt=b"s"), 10.0)["a"].behind
+    world.knowledge.tick(10.0 + SETTLE_S)
+    assert not world.knowledge.held(second, 10.0 + SETTLE_S)["a"].behind
+    assert not world.knowledge.behind(10.0 + SETTLE_S)

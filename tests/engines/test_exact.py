@@ -107,17 +107,17 @@ def grades(router: Router) -> dict[str, str]:
     return {row["id"]: f"{row['grade']}: {row['grade_why']}" for row in router.replica_rows()}
 
 
-async def wait_exact(router: Router, count: int, timeout_s: float = EXACT_TIMEOUT_S) -> float:
-    """Wait until so many replicas are graded exact; the seconds it took."""
+async def wait_graded(router: Router, count: int, graded: str = "exact", timeout_s: float = EXACT_TIMEOUT_S) -> float:
+    """Wait until so many replicas are graded so, their reason included if it is given; the seconds it took."""
 
-    def all_exact() -> bool:
-        return sum(said.startswith("exact") for said in grades(router).values()) == count
+    def all_graded() -> bool:
+        return sum(said.startswith(graded) for said in grades(router).values()) == count
 
     try:
-        return await asyncio.to_thread(wait_until, "exact", all_exact, timeout_s)
+        return await asyncio.to_thread(wait_until, graded, all_graded, timeout_s)
     except TimeoutError as late:
         raise AssertionError(
-            f"not exact within {timeout_s:.0f} s: {grades(router)}\n{router.server.log_tail()}"
+            f"not {graded} within {timeout_s:.0f} s: {grades(router)}\n{router.server.log_tail()}"
         ) from late
 
 
@@ -169,7 +169,7 @@ async def test_predictions_equal_what_the_engine_finds(
 ) -> None:
     """500 mixed requests, four at a time: nearly all graded exact, and nearly all of these foretold to the token."""
     await touch(replicas)
-    figures(f"exact {await wait_exact(router, len(replicas)):.2f} s after the router was ready")
+    figures(f"exact {await wait_graded(router, len(replicas)):.2f} s after the router was ready")
     overheard = Overheard(replicas)
     drive = Drive(client, scripts("exact", allowed), "exact")
     seen = await drive.run(REQUESTS, CONCURRENCY)
@@ -195,7 +195,7 @@ async def test_a_restarted_router_is_exact_at_once(
     """Killed in mid-traffic and started again, a router knows both replicas within two seconds of listening."""
     await touch(replicas)
     async with running(replicas, folder, "router-first") as (router, client):
-        await wait_exact(router, len(replicas))
+        await wait_graded(router, len(replicas))
         verdict(
             "before the router's restart",
             await Drive(client, scripts("early", allowed), "r", 2 * FEW_SCRIPTS).run(60, 4),
@@ -250,7 +250,7 @@ async def test_a_restarted_replica_gets_no_stale_credit(
 ) -> None:
     """Killed under light traffic and started again in place, a replica is credited with what it holds, then exact."""
     await touch(replicas)
-    await wait_exact(router, len(replicas))
+    await wait_graded(router, len(replicas))
     victim = replicas[0]
     drive = Drive(client, scripts("restart", allowed), "restart", FEW_SCRIPTS)
     await drive.run(60, 3)
@@ -263,7 +263,7 @@ async def test_a_restarted_replica_gets_no_stale_credit(
     victim.start()
     down_s = await asyncio.to_thread(victim.wait_ready)
     ready_s = time.monotonic()
-    exact_s = await wait_exact(router, len(replicas))
+    exact_s = await wait_graded(router, len(replicas))
     since: list[Seen] = []
     while len(since) < ANSWERS_SINCE and time.monotonic() < ready_s + 2 * EXACT_TIMEOUT_S:
         await asyncio.sleep(0.1)
@@ -293,6 +293,7 @@ async def test_exact_is_earned_after_a_late_join(
     async with talking_to(short.url) as direct:
         await Drive(direct, scripts("late", allowed), "late", 2 * FEW_SCRIPTS).run(150, 4)
     async with running([short], folder, "router-late") as (router, client):
+        await wait_graded(router, 1, "catching-up: joined late")
         drive = Drive(client, scripts("late", allowed), "late", 2 * FEW_SCRIPTS)
         await drive.run(20, 4)
         figures(f"joined late: {grades(router)}")

@@ -1,0 +1,104 @@
+"""Whether an engine's events are behind its answers: what a finished answer must have stored, and what was heard.
+
+An engine computes the block, publishes the event and sends the answer in one step, but on two ways: on a busy machine
+the answer may be here, and the conversation's next request too, before the event. By the counts of an answer it is
+known how many blocks it filled behind its prompt: (prompt + completion - 1) // block in all, since the last token is
+never fed back. Until they are heard, what the replica holds is not known exactly, and for a moment it is worth
+waiting for (vLLM 0.32: v1/core/sched/scheduler.py publishes in update_from_output).
+
+Where an engine's counts do not fit (they are never heard), this instrument says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FADE = 0.95  # of what was heard and missed, per answer
+MISSED_MAX = 0.3  # part of answers whose blocks were never heard, above which nothing is said
+LEASES_MAX = 4_096
+
+
+@dataclass(slots=True)
+class _Tail:
+    key: int  # of the deepest block heard
+    depth: int  # its number in the chain; 0 is the root
+    blocks: int = 0  # heard behind the prompt
+    wanted: int = 0
+    due_s: float = float("inf")  # when it is given up, once the answer ended
+
+
+class Tails:
+    """The ends of one engine's answers, as far as its events went."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, list[int]] = {}  # key -> leases whose tail it is
+        self._tails: dict[int, _Tail] = {}
+        self._ended: set[int] = set()  # leases whose answers ended, and whose blocks are not all heard
+        self._missed = 0.0
+
+    def begin(self, lease: int, key: int, depth: int) -> None:
+        """A request was placed whose prompt has `depth` full blocks; `key` is that of the last, or the chain's root."""
+        if len(self._tails) < LEASES_MAX:
+            self._tails[lease] = _Tail(key, depth)
+            self.open.setdefault(key, []).append(lease)
+
+    def grow(self, parent: int, keys: Sequence[int]) -> None:
+        """Blocks were stored behind the block with key `parent`, which is in `open`."""
+        for lease in self.open.pop(parent):
+            tail = self._tails[lease]
+            tail.key, tail.depth, tail.blocks = keys[-1], tail.depth + len(keys), tail.blocks + len(keys)
+            if lease in self._ended and tail.blocks >= tail.wanted:
+                self._close(lease, missed=False)
+            else:
+                self.open.setdefault(tail.key, []).append(lease)
+
+    def end(self, lease: int, wanted: int, due_s: float) -> None:
+        """The answer ended with this many full blocks behind its prompt; not heard by `due_s`, they are given up."""
+        tail = self._tails.get(lease)
+        if tail is None:
+            return
+        tail.wanted, tail.due_s = wanted, due_s
+        self._ended.add(lease)
+        if tail.blocks >= wanted:
+            self.drop(lease)
+            self._missed *= FADE
+
+    def drop(self, lease: int) -> None:
+        """Nothing more is expected of this lease."""
+        if lease in self._tails:
+            key = self._tails[lease].key
+            if key in self.open:
+                leases = self.open[key]
+                leases.remove(lease)
+                if not leases:
+                    del self.open[key]
+            del self._tails[lease]
+            self._ended.discard(lease)
+
+    def behind(self, now_s: float) -> bool:
+        """Whether blocks of an answer that ended are still to be heard of."""
+        for lease in [lease for lease in self._ended if self._tails[lease].due_s <= now_s]:
+            self._close(lease, missed=True)
+        return bool(self._ended) and self._missed <= MISSED_MAX
+
+    def continued(self, keys: Sequence[int], root: int, now_s: float) -> bool:
+        """Whether a prompt with these keys goes on behind an answer whose blocks are still to be heard of."""
+        if not self._ended or not self.behind(now_s):
+            return False
+        tails = (self._tails[lease] for lease in self._ended)
+        return any(
+            tail.depth < len(keys) and tail.key == (keys[tail.depth - 1] if tail.depth else root) for tail in tails
+        )
+
+    def clear(self) -> None:
+        """The stream begins anew."""
+        self.open, self._tails, self._ended = {}, {}, set()
+
+    def _close(self, lease: int, *, missed: bool) -> None:
+        self._missed = self._missed * FADE + (1 - FADE) * missed
+        if missed:
+            self.drop(lease)
+        else:
+            del self._tails[lease]
+            self._ended.discard(lease)

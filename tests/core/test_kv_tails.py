@@ -1,0 +1,90 @@
+"""Whether events are behind answers."""
+
+from __future__ import annotations
+
+from router.core.kv_tails import Tails
+
+ROOT = 7
+
+
+def test_nothing_is_late_when_all_was_heard() -> None:
+    """Blocks heard before the answer ended, or after it, leave nothing to wait for."""
+    tails = Tails()
+    tails.begin(1, 10, 1)
+    tails.grow(10, [11, 12])
+    tails.end(1, 2, 5.0)
+    assert not tails.behind(0.0)
+    tails.begin(2, 20, 1)
+    tails.end(2, 1, 5.0)
+    assert tails.behind(0.0)
+    tails.grow(20, [21])
+    assert not tails.behind(0.0)
+    assert not tails.open
+
+
+def test_an_answer_within_its_last_block_promises_nothing() -> None:
+    """It filled no block, so none is waited for."""
+    tails = Tails()
+    tails.begin(1, 10, 1)
+    tails.end(1, 0, 5.0)
+    assert not tails.behind(0.0)
+
+
+def test_only_prompts_that_go_on_behind_a_late_answer_are_unsure() -> None:
+    """Another conversation, or the same prompt again, needs none of its blocks."""
+    tails = Tails()
+    tails.begin(1, 11, 2)
+    tails.end(1, 1, 5.0)
+    assert tails.continued([10, 11, 12], ROOT, 0.0)
+    assert not tails.continued([10, 11], ROOT, 0.0)
+    assert not tails.continued([10, 99, 12], ROOT, 0.0)
+    tails.begin(2, ROOT, 0)
+    tails.end(2, 1, 5.0)
+    assert tails.continued([99], ROOT, 0.0)
+    assert not tails.continued([99], ROOT + 1, 0.0)
+
+
+def test_what_was_not_heard_in_time_is_given_up() -> None:
+    """And the time is the answer's own."""
+    tails = Tails()
+    tails.begin(1, 10, 1)
+    tails.end(1, 1, 5.0)
+    assert tails.behind(4.9)
+    assert not tails.behind(5.0)
+    assert not tails.open
+
+
+def test_an_engine_whose_counts_do_not_fit_is_not_waited_for() -> None:
+    """After a few answers whose blocks were never heard of nothing is said any more; when they fit again, it is."""
+    tails = Tails()
+    for lease in range(20):
+        tails.begin(lease, 10, 1)
+        tails.end(lease, 1, float(lease))
+        tails.behind(float(lease))
+    tails.begin(99, 10, 1)
+    tails.end(99, 1, 1_000.0)
+    assert not tails.behind(50.0)
+    for lease in range(100, 140):
+        tails.begin(lease, 30, 1)
+        tails.end(lease, 1, 2_000.0)
+        tails.grow(30, [31])
+    assert tails.behind(50.0)
+
+
+def test_leases_that_share_a_prompt_grow_together() -> None:
+    """Each ends on its own; one that failed is forgotten."""
+    tails = Tails()
+    tails.begin(1, 10, 1)
+    tails.begin(2, 10, 1)
+    tails.begin(3, 10, 1)
+    tails.drop(3)
+    tails.drop(3)
+    tails.end(1, 1, 5.0)
+    tails.grow(10, [11])
+    assert not tails.behind(0.0)
+    tails.end(2, 2, 5.0)
+    assert tails.behind(0.0)
+    tails.clear()
+    assert not tails.behind(0.0)
+    tails.end(2, 2, 5.0)  # of before the clear
+    assert not tails.behind(0.0)
