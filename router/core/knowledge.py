@@ -34,6 +34,7 @@ from router.core.masks import SWEEP_KEYS, Masks
 from router.core.selfcheck import AnswerCheck, CounterCheck, counters_drift
 
 SETTLE_S = 0.5
+STRIDES_MAX = 4_096  # of 64 blocks, whose holders are remembered: 40 prompts of 100,000 tokens, 30 MB
 CATCH_UP_BLOCKS = 2_048  # that waited for a parent, joined in one go: about a millisecond
 BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash and a map entry for nearly every token
 DISTRUST_S = 10.0  # a stream that drifts is replayed at once, then after this, then after three times this...
@@ -112,7 +113,7 @@ class Knowledge:
         resync: Callable[[str], None],
         restarted: Callable[[str], None],
     ) -> None:
-        self.masks = Masks()
+        self.masks = Masks(STRIDES_MAX)
         self._limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
         self._graded = graded
         self._resync = resync
@@ -234,13 +235,16 @@ class Knowledge:
         last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
         known.ledger.tails.begin(lease, last, len(keys))
 
-    def settle(self, replica: str, lease: int, now_s: float, *, computed: bool, grown_blocks: int = 0) -> None:
+    def settle(
+        self, replica: str, lease: int, prompt: TokenPrompt, now_s: float, *, computed: bool, grown_blocks: int = 0
+    ) -> None:
         """The lease ended, and its answer filled so many blocks behind the prompt's. What events have not confirmed is
         soon not held after all; at once if it failed."""
         known = self._known.get(replica)
         if known is None:
             return
         if computed:
+            self.masks.remember(prompt.keys.get(known.block_tokens, ()))
             known.ledger.tails.end(lease, grown_blocks, now_s + SETTLE_S)
             self._settling.append((now_s + SETTLE_S, replica, lease))
         else:

@@ -219,9 +219,9 @@ class Router:
         if member is None or not member.close(lease, now_s):
             return
         computed = outcome.ending is Ending.OK or lease.first_token_s is not None
-        if lease.held is not None:
+        if lease.held is not None and lease.tokens is not None:
             grown = _grown_blocks(lease.held.block_tokens, outcome.usage)
-            self.knowledge.settle(lease.replica, lease.id, now_s, computed=computed, grown_blocks=grown)
+            self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
         unseen = outcome.ending is Ending.CLIENT_LEFT and not lease.streams  # it may have been computed
         if computed or unseen:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))

@@ -132,7 +132,7 @@ def test_what_was_just_routed_counts_as_held_until_it_settles() -> None:
     world.knowledge.expect("a", 7, long, world.knowledge.held(long, 0.0)["a"])
     assert world.held(long) == {"a": 160}
     world.store(prompt_of(64))
-    world.knowledge.settle("a", 7, 10.0, computed=True)
+    world.knowledge.settle("a", 7, long, 10.0, computed=True)
     world.knowledge.tick(10.0 + SETTLE_S / 2)
     assert world.held(long) == {"a": 160}
     world.knowledge.tick(10.0 + SETTLE_S)
@@ -147,7 +147,7 @@ def test_a_lease_that_failed_leaves_nothing() -> None:
     world.store(prompt_of(32))
     world.knowledge.expect("a", 7, prompt, world.knowledge.held(prompt, 0.0)["a"])
     assert world.held(prompt) == {"a": 160}
-    world.knowledge.settle("a", 7, 10.0, computed=False)
+    world.knowledge.settle("a", 7, prompt, 10.0, computed=False)
     assert world.held(prompt) == {"a": 32}
 
 
@@ -246,7 +246,7 @@ def test_a_replica_that_left_is_gone() -> None:
     world.store(prompt_of(160))
     world.knowledge.forget("a")
     assert world.held(prompt_of(160)) == {}
-    world.knowledge.settle("a", 1, 1.0, computed=False)
+    world.knowledge.settle("a", 1, prompt_of(16), 1.0, computed=False)
     world.knowledge.answered("a", None, 0, 0, 0)
     world.knowledge.checked("a", Load(), 1.0)
     world.knowledge.masks.sweep(1_000)
@@ -270,7 +270,7 @@ def test_a_prompt_behind_a_late_answer_is_known_to_be_unsure() -> None:
     first, second = prompt_of(64), prompt_of(160)
     world.store(first)
     world.knowledge.expect("a", 7, first, world.knowledge.held(first, 0.0)["a"])
-    world.knowledge.settle("a", 7, 10.0, computed=True, grown_blocks=1)
+    world.knowledge.settle("a", 7, first, 10.0, computed=True, grown_blocks=1)
     assert world.knowledge.behind(10.0)
     assert world.knowledge.held(second, 10.0)["a"].behind
     assert not world.knowledge.held(prompt_of(160, salt=b"s"), 10.0)["a"].behind
