@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format setup test-engines clean
+.PHONY: run test check format setup test-events test-engines clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -24,12 +24,16 @@ format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 
 setup: $(VENV)/.dev  ## create .venv with everything
 
-test-engines: $(VENV)/.dev  ## tests against real vLLM on this CPU: 2.5 GB of disk, a few minutes
+test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy network against the event stream
+	WARMROUTE_KV_RUNS=10000 $(BIN)/python -m pytest tests/core/test_kv_machine.py --timeout=1800 -s $(ARGS)
+
+test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some ten minutes
 	$(BIN)/python -m tests.engines.install
+	$(BIN)/python -m tests.engines.install_sglang
 	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-engines
+	rm -rf $(VENV) .venv-engines .venv-sglang
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'

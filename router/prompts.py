@@ -16,6 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -149,17 +150,18 @@ class Prompts:
         loaded = await self._loaded(model, None)
         if loaded is None:
             return "its tokenizer cannot be used here"
-        compared = 0
+        bodies: dict[str, dict[str, Any]] = {}
         for name, given in PROMPTS.items():
-            ours = self._ids(loaded, given, model, engine, quiet=True)
-            try:
-                answer = await ask("/tokenize", ask_body(given, model, engine))
-            except Unfit:
-                continue
-            except Exception as error:  # whatever the transport raises
-                return f"the replica does not answer /tokenize: {type(error).__name__}"
-            theirs = _tokens(answer)
-            if line := difference(name, ours, theirs):
+            with suppress(Unfit):
+                bodies[name] = ask_body(given, model, engine)
+        asked = (ask("/tokenize", body) for body in bodies.values())  # side by side: a busy engine answers late
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        compared = 0
+        for name, answer in zip(bodies, answers, strict=True):
+            if isinstance(answer, BaseException):
+                return f"the replica does not answer /tokenize: {type(answer).__name__}"
+            ours = self._ids(loaded, PROMPTS[name], model, engine, quiet=True)
+            if line := difference(name, ours, _tokens(answer)):
                 return line
             compared += ours is not None
         return None if compared else "no probing prompt could be compared"
