@@ -134,6 +134,8 @@ class Knowledge:
         known = self._of(replica)
         known.ledger.clear()
         known.suspended = known.distrusted = ""
+        if known.stream_grade is Grade.EXACT:
+            known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # until the stream says what it is now
         if why.startswith(RESTARTED):
             self._restarted(replica)
         self._begin(known)

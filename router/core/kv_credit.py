@@ -76,15 +76,13 @@ class Credit:
 
     def settle(self, lease: int) -> None:
         """The lease is over: what it alone expected, and no block confirmed, is not held."""
-        for key in self._leases.pop(lease, ()):
-            owners = self._expected.get(key)
-            if owners is None:  # confirmed meanwhile
-                continue
-            left = tuple(other for other in owners if other != lease)
+        keys, expected = self._leases.pop(lease, ()), self._expected
+        for key in [key for key in keys if key in expected] if expected else ():  # the others were confirmed
+            left = tuple(other for other in expected[key] if other != lease)
             if left:
-                self._expected[key] = left
+                expected[key] = left
             else:
-                del self._expected[key]
+                del expected[key]
                 self._masks.unset(self._bit, key)
 
     def close(self, keys: Iterable[int | None], *, each: bool) -> None:

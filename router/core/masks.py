@@ -113,7 +113,9 @@ class Masks:
             held = reduce(and_, map(of.get, stride, _NONE), -1)
             if held & mask != mask:
                 mask = self._walk(stride, start, mask, found)
-            if held and last is not None and room:
+            if last in self._strides:
+                self._whole[last] = held
+            elif held and last is not None and room:
                 room -= 1
                 self._remember(last, list(stride), held)
         for bit in _bits(mask) if keys else ():
@@ -134,15 +136,14 @@ class Masks:
                     return
 
     def _remember(self, last: int, stride: list[int], held: int) -> None:
-        if last not in self._strides:
-            self._strides[last] = stride
-            self._stride_of.update(dict.fromkeys(stride, last))
-            if len(self._strides) > self._strides_max:
-                oldest = next(iter(self._strides))
-                for key in self._strides.pop(oldest):
-                    del self._stride_of[key]
-                del self._whole[oldest]
+        self._strides[last] = stride
         self._whole[last] = held
+        self._stride_of.update(dict.fromkeys(stride, last))
+        if len(self._strides) > self._strides_max:
+            oldest = next(iter(self._strides))
+            for key in self._strides.pop(oldest):
+                del self._stride_of[key]
+            del self._whole[oldest]
 
     def _walk(self, keys: Sequence[int], depth: int, mask: int, found: dict[str, int]) -> int:
         """One stride, key by key: whoever drops out is found to be `depth` deep. Returns who is left."""

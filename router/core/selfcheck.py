@@ -2,7 +2,7 @@
 
 Two instruments, per replica. Answers: where an answer says how many tokens were cached, the prediction made from
 events alone is held against it. `agrees` (99 % of the last 200 equal) earns the grade of a stream that was joined
-late; `drifts` (more than 5 % of the last 200 off by over a block) takes it away. Late stores cost a block here and
+late; `drifts` (more than 10 % of the last 200 off by over a block) takes it away. Late stores cost a block here and
 there when requests of one prefix run side by side; a lying stream is off by whole prompts.
 
 Counters: where answers are silent, the engine's own sums of cached and looked-up tokens are held against the sum of
@@ -18,7 +18,7 @@ from router.core.facts import Load
 
 CHECKS = 200
 EARNED_SHARE = 0.99
-DRIFT_SHARE = 0.05
+DRIFT_SHARE = 0.1
 DRIFT_TOKENS_MIN = 50_000  # looked up, before counters say anything
 OURS_SHARE = 0.05  # prompts of others, or requests still under way, that leave the counters comparable
 

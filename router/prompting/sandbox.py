@@ -38,8 +38,8 @@ def _sandbox() -> type[Any]:
         def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401
             kind = type(obj)
             if kind is dict:
-                if attribute in obj and attribute not in of_dicts:
-                    return obj[attribute]
+                if attribute not in of_dicts:
+                    return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
             elif kind is str:
                 if attribute in of_strings:
                     return getattr(obj, attribute)

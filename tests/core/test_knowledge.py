@@ -175,11 +175,11 @@ def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
     world = World()
     world.join()
     world.store(prompt_of(160))
-    _answer(world, 144, 0, 11)
+    _answer(world, 144, 0, 21)
     world.knowledge.checked("a", Load(), 5.0)
     grade, why = world.knowledge.standing("a")
     assert grade is Grade.ESTIMATED
-    assert "0 of 11" in why
+    assert "0 of 21" in why
     assert world.resyncs == ["a"]
     world.knowledge.checked("a", Load(), 6.0)
     assert world.resyncs == ["a"]  # asked once
@@ -187,7 +187,7 @@ def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
     world.knowledge.grade("a", Grade.EXACT, "joined at batch 0", 6.1)
     assert world.knowledge.standing("a")[0] is Grade.EXACT
     world.store(prompt_of(160))
-    _answer(world, 144, 0, 11)
+    _answer(world, 144, 0, 21)
     world.knowledge.checked("a", Load(), 7.0)
     world.knowledge.checked("a", Load(), 7.0 + DISTRUST_S - 1)
     assert world.resyncs == ["a"]

@@ -63,7 +63,7 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
 
 def given(raw: Raw) -> bool:
     """Present and not null. (A Raw never equals bytes.)"""
-    return bool(raw) and bytes(raw) != b"null"
+    return raw is not ABSENT and bool(raw) and bytes(raw) != b"null"
 
 
 def positive(raw: Raw) -> int | None:
