@@ -135,7 +135,7 @@ class Reader:
             headers=_forward_headers(request, request_id),
             body=dialect.with_usage(body) if strip_usage and dialect else body,
             dialect=dialect or spoken_on(path),
-            ask=ask,
+            ask=replace(ask, decoded=None) if ask.decoded is not None else ask,  # not kept while the answer comes
             model=model,
             chain=chain,
             ring_key=ring_key(ask, chain, request.headers.get("x-session-id"), body),

@@ -73,9 +73,9 @@ class Tokens:
         """The prompt's ids and keys; None where they cannot be known, or not in time."""
         loop = asyncio.get_running_loop()
         if len(body) >= self._offload_bytes_min:
-            given = await loop.run_in_executor(None, dialect.template_input, path, body)
+            given = await loop.run_in_executor(None, dialect.template_input, path, body, ask.decoded)
         else:
-            given = dialect.template_input(path, body)
+            given = dialect.template_input(path, body, ask.decoded)
         base, engine, replica = self._router.models.engine(model)
         if given is None or (path == RESPONSES and Replica(replica).rank is not None):
             return None  # vLLM 0.32 does not heed the header that names a rank on /v1/responses

@@ -114,6 +114,7 @@ class Ask:
     stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
     response_id: str | None = None  # previous_response_id: belongs to the replica that made it
     wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
+    decoded: object = field(default=None, repr=False, compare=False)  # the dialect's own, for its `template_input`
 
 
 @dataclass(slots=True)  # not frozen: one is made for every replica on every request

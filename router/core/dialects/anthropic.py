@@ -147,7 +147,7 @@ class Anthropic:
             wants_usage=True,
         )
 
-    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+    def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """The chat that vLLM makes of it; None for images, documents and whatever else is not text."""
         return messages_input(body)
 

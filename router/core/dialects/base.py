@@ -23,7 +23,7 @@ class Dialect(Protocol):
     def parse(self, path: str, body: bytes) -> Ask:
         """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object."""
 
-    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+    def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """What the engine hands to its chat template and tokenizer. None when it cannot be known here, whatever the
         body is: nothing is raised."""
 

@@ -34,9 +34,16 @@ class Unfit(ValueError):
     """The tokens of this request cannot be known here; the message says why, without a word of the prompt."""
 
 
-class _Body(msgspec.Struct):
+class Body(msgspec.Struct):
+    """Top level of a chat, a completion or an embedding. Raw is not decoded, whatever it holds; messages are, once
+    for all who read them, since nearly all of a long body is theirs."""
+
     messages: list[dict[str, Any]] | None = None
+    model: Raw = ABSENT
+    stream: Raw = ABSENT
+    stream_options: Raw = ABSENT
     prompt: Raw = ABSENT
+    input: Raw = ABSENT
     tools: Raw = ABSENT
     functions: Raw = ABSENT
     tool_choice: Raw = ABSENT
@@ -46,6 +53,12 @@ class _Body(msgspec.Struct):
     add_generation_prompt: Raw = ABSENT
     continue_final_message: Raw = ABSENT
     add_special_tokens: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+    extra_key: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+    max_completion_tokens: Raw = ABSENT
+    store: Raw = ABSENT
     # Any of these changes the prompt in ways that are not followed here.
     chat_template: Raw = ABSENT
     truncate_prompt_tokens: Raw = ABSENT
@@ -59,19 +72,36 @@ class _Body(msgspec.Struct):
     thinking: Raw = ABSENT
 
 
-_ELSEWHERE = tuple(_Body.__struct_fields__[_Body.__struct_fields__.index("chat_template") :])
-_BODY = msgspec.json.Decoder(_Body)
+class _Odd(Body, kw_only=True):
+    """A body whose messages no engine would take; all else is read."""
+
+    messages: Raw = ABSENT  # type: ignore[assignment]  # what they are does not matter
+
+
+_ELSEWHERE = tuple(Body.__struct_fields__[Body.__struct_fields__.index("chat_template") :])
+_BODY = msgspec.json.Decoder(Body)
+_ODD = msgspec.json.Decoder(_Odd)
 _decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
 
 
-def openai_input(path: str, body: bytes) -> TemplateInput | None:
+def decode_openai(body: bytes) -> Body:
+    """The body, with messages only where they are a list of objects. Raises BadBody when it is no JSON object."""
+    try:
+        return _BODY.decode(body)
+    except UNREADABLE:
+        return wire.decode_body(_ODD, body)
+
+
+def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput | None:
     """Of a chat completion or a completion; None when its tokens cannot be known, or it is neither."""
     if path.endswith("/embeddings"):
         return None
     try:
-        fields = _BODY.decode(body)
+        fields = fields or _BODY.decode(body)
+        if isinstance(fields, _Odd):
+            return None
         if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
         return _completion(fields) if fields.messages is None else _chat(fields, fields.messages)
@@ -79,9 +109,9 @@ def openai_input(path: str, body: bytes) -> TemplateInput | None:
         return None
 
 
-def _chat(fields: _Body, messages: list[dict[str, Any]]) -> TemplateInput:
-    if wire.given(fields.functions):
-        raise Unfit("functions")
+def _chat(fields: Body, messages: list[dict[str, Any]]) -> TemplateInput:
+    if wire.given(fields.functions) or wire.given(fields.extra_key):
+        raise Unfit("functions, or an extra_key, which SGLang's events leave out")
     return TemplateInput(
         messages=[chat_message(message) for message in messages],
         tools=_decode_objects(fields.tools) if wire.given(fields.tools) else None,
@@ -95,7 +125,7 @@ def _chat(fields: _Body, messages: list[dict[str, Any]]) -> TemplateInput:
     )
 
 
-def _completion(fields: _Body) -> TemplateInput:
+def _completion(fields: Body) -> TemplateInput:
     given = _decode_prompt(fields.prompt)
     if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
         given = given[0]  # several prompts of which there is one

@@ -7,6 +7,7 @@ the prompt unknown (None), never the request invalid: the engine judges its own 
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -14,45 +15,11 @@ from msgspec import Raw
 from router.core import sse
 from router.core.dialects import wire
 from router.core.dialects.chat import RS, Chat, Part, calls, canonical
-from router.core.dialects.inputs import openai_input
+from router.core.dialects.inputs import Body, decode_openai, openai_input
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.facts import Ask, Prompt, TemplateInput, Usage
 
 TOKEN_ID_BYTES = 4
-
-
-class _Body(msgspec.Struct):
-    """Top level of a request; Raw is not decoded, whatever it holds."""
-
-    model: Raw = ABSENT
-    stream: Raw = ABSENT
-    stream_options: Raw = ABSENT
-    messages: Raw = ABSENT
-    prompt: Raw = ABSENT
-    input: Raw = ABSENT
-    tools: Raw = ABSENT
-    functions: Raw = ABSENT
-    documents: Raw = ABSENT
-    chat_template: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    reasoning_effort: Raw = ABSENT
-    cache_salt: Raw = ABSENT
-    prompt_cache_key: Raw = ABSENT
-    max_tokens: Raw = ABSENT
-    max_completion_tokens: Raw = ABSENT
-    previous_response_id: Raw = ABSENT
-    store: Raw = ABSENT
-
-
-class _Message(msgspec.Struct):
-    role: str = ""
-    content: str | list[Raw] | None = None
-    name: Raw = ABSENT
-    tool_calls: Raw = ABSENT
-    tool_call_id: Raw = ABSENT
-    function_call: Raw = ABSENT
-    reasoning: Raw = ABSENT
-    reasoning_content: Raw = ABSENT
 
 
 class _Part(msgspec.Struct):
@@ -91,8 +58,6 @@ class _ErrorCode(msgspec.Struct):
 _HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
 _FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
 
-_BODY = msgspec.json.Decoder(_Body)
-_decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _decode_part = msgspec.json.Decoder(_Part | str).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
@@ -107,24 +72,25 @@ class OpenAI:
 
     def parse(self, path: str, body: bytes) -> Ask:
         """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
-        fields = wire.decode_body(_BODY, body)
+        fields = decode_openai(body)
         model = wire.model_of(fields.model)
         options = wire.as_type(dict, fields.stream_options) or {}
         return Ask(
             model=model,
             prompt=_prompt(path, fields),
             stream=wire.as_type(bool, fields.stream) or False,
-            salt=wire.salt_of(fields.cache_salt),
+            salt=wire.salt_of(fields.cache_salt) + (bytes(fields.extra_key) if wire.given(fields.extra_key) else b""),
             session=wire.as_type(str, fields.prompt_cache_key),
             output_tokens_max=wire.positive(fields.max_completion_tokens) or wire.positive(fields.max_tokens),
             stored=wire.as_type(bool, fields.store),
             response_id=wire.as_type(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
+            decoded=fields,
         )
 
-    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+    def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """Of chats and completions that are one text; None for anything else."""
-        return openai_input(path, body)
+        return openai_input(path, body, decoded if isinstance(decoded, Body) else None)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
@@ -167,7 +133,7 @@ class OpenAI:
         spliced in before the closing brace and the rest of the body stays as it was.
         """
         end = body.rindex(b"}")
-        options = msgspec.json.decode(_BODY.decode(body).stream_options or b"{}")
+        options = msgspec.json.decode(decode_openai(body).stream_options or b"{}")
         merged = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         return body[:end] + b',"stream_options":' + msgspec.json.encode(merged) + body[end:]
 
@@ -193,17 +159,19 @@ _ERROR_TYPES = {
 }
 
 
-def _prompt(path: str, fields: _Body) -> Prompt | None:
+def _prompt(path: str, fields: Body) -> Prompt | None:
     try:
+        if isinstance(fields.messages, list):
+            return _chat_prompt(fields, fields.messages)
         if fields.messages:
-            return _chat_prompt(fields)
+            return None
         given = fields.input if path.endswith("/embeddings") else fields.prompt
         return _text_prompt(_decode_prompt(given)) if given else None
     except UNREADABLE:
         return None
 
 
-def _chat_prompt(fields: _Body) -> Prompt:
+def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
     if wire.given(fields.tools):
         chat.tools(msgspec.json.decode(fields.tools))
@@ -211,14 +179,38 @@ def _chat_prompt(fields: _Body) -> Prompt:
         raw = getattr(fields, name)
         if wire.given(raw):
             chat.head(name, canonical(raw))
-    for message in _decode_messages(fields.messages):
-        given = [(name, raw) for name in _FIELDS if wire.given(raw := getattr(message, name))]
-        chat.message(message.role, content_parts(message.content), [(name, _field(name, raw)) for name, raw in given])
+    for message in messages:
+        given = [(name, _field(name, message[name])) for name in _FIELDS if message.get(name) is not None]
+        chat.message(_string(message.get("role", "")), _parts(message.get("content")), given)
     return chat.prompt()
 
 
-def _field(name: str, raw: Raw) -> bytes:
-    return calls(msgspec.json.decode(raw)) if name == "tool_calls" else canonical(raw)
+def _field(name: str, value: object) -> bytes:
+    return calls(value) if name == "tool_calls" else msgspec.json.encode(value)
+
+
+def _parts(content: object) -> list[Part]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise msgspec.ValidationError("content")
+    return [_text_or(part) for part in content]
+
+
+def _text_or(part: object) -> Part:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return _part(Raw(msgspec.json.encode(part)))
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise msgspec.ValidationError("role")
 
 
 def content_parts(content: str | list[Raw] | None) -> list[Part]:

@@ -129,7 +129,7 @@ class Responses(OpenAI):
             wants_usage=True,
         )
 
-    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+    def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """The chat that vLLM makes of it; None for what continues an answer that an engine keeps."""
         return responses_input(body)
 

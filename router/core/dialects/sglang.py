@@ -111,7 +111,7 @@ class SGLang:
             wants_usage=True,
         )
 
-    def template_input(self, path: str, body: bytes) -> TemplateInput | None:
+    def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """The one prompt of the body. None for several, for media, for sessions kept by the engine, and with
         `extra_key`: SGLang 0.5.23 announces such blocks as if they were everybody's."""
         fields = wire.decoded(_BODY.decode, body) or _Body()
