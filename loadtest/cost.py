@@ -1,7 +1,7 @@
 """`python -m loadtest cost`: CPU that exact knowledge costs the router, measured in-process on its real path.
 
-A decision is all that happens between a request's body and its replica, and what is booked when the answer ends:
-parse, canonical chain, template and tokens, keys, match, place, finish. Eight replicas are followed; one holds the
+A decision is all that happens between a request's body and its replica: parse, canonical chain, template and tokens,
+keys, match, place. What is booked when the answer ends (finish) is shown beside it. Eight replicas are followed; one holds the
 conversation, the others parts of it, and all of them other things. A conversation begins (cold), goes on by a turn,
 and by another, which is measured (extend). Stages are measured on conversations of their own, one call after the
 other; what they do not add up to is the event loop and the hops between threads.
@@ -52,7 +52,7 @@ from router.core.facts import Grade
 from router.core.knowledge import Knowledge
 
 LONG, SHORT = (99_000, 97), (640, 7)  # tokens and messages at first; an odd number, so that the last is the user's
-SHORT_PER_LONG = 20  # short decisions measured for each long one
+LONG_A_RUN, SHORT_A_RUN = 4, 40  # conversations side by side
 OTHER_BLOCKS = 20_000
 EVENT_BLOCKS, POOL_BLOCKS = 100_000, 30_000
 EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}  # as an engine with a few requests in each step sends them
@@ -118,7 +118,7 @@ async def decisions(folder: Path, runs: int, told: Callable[[int], None]) -> lis
         found: dict[str, list[Decision]] = {}
         for run in range(runs + 1):
             for staged, (size, name, times) in product(
-                (False, True), ((LONG, "100k", 1), (SHORT, "1k", SHORT_PER_LONG))
+                (False, True), ((LONG, "100k", LONG_A_RUN), (SHORT, "1k", SHORT_A_RUN))
             ):
                 names = [f"{name} {run} {n} {staged}" for n in range(times)]
                 made = await conversations(world, talks, names, size, staged=staged)
@@ -160,7 +160,7 @@ async def profile(folder: Path, size: tuple[int, int]) -> None:
         def measured(begins: bool) -> None:
             world.profiler = profiler if begins else None
 
-        names = [f"profile {n}" for n in range(5 if size is LONG else 5 * SHORT_PER_LONG)]
+        names = [f"profile {n}" for n in range(5 if size is LONG else 5 * SHORT_A_RUN)]
         await conversations(world, talks, names, size, staged=False, measured=measured)
     finally:
         await world.close()

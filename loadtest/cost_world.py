@@ -208,7 +208,7 @@ class World:
         mark()
         chain = chain_of(ask, MODEL)
         mark()
-        given = dialect.template_input(CHAT, body)
+        given = dialect.template_input(CHAT, body, ask.decoded)
         mark()
         ids = await self.prompts.encode(given, MODEL, "vllm") if given else None
         mark()
@@ -225,7 +225,7 @@ class World:
         placed = self._place(question)
         spent = [after - before for before, after in pairwise(marks)]
         placed.stages_s = dict(zip(STAGES, spent, strict=False)) | placed.stages_s
-        placed.cpu_s = sum(placed.stages_s.values())
+        placed.cpu_s = sum(spent for name, spent in placed.stages_s.items() if name != "finish")
         return placed
 
     def _place(self, question: Question) -> Decision:
@@ -251,7 +251,7 @@ class World:
         self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
         finish_s = self._end(begun_s)
         spent = {"place": place_s, "finish": finish_s}
-        return Decision(place_s + finish_s, question.tokens.ids, lease.replica, lease.cached_tokens, spent)
+        return Decision(place_s, question.tokens.ids, lease.replica, lease.cached_tokens, spent)
 
     def _begin(self) -> float:
         if self.profiler:

@@ -34,7 +34,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that take no time."""
     monkeypatch.setattr(cost, "LONG", (6_000, 9))
     monkeypatch.setattr(cost, "SHORT", (300, 3))
-    monkeypatch.setattr(cost, "SHORT_PER_LONG", 1)
+    monkeypatch.setattr(cost, "LONG_A_RUN", 1)
+    monkeypatch.setattr(cost, "SHORT_A_RUN", 1)
     monkeypatch.setattr(cost, "OTHER_BLOCKS", 0)
     monkeypatch.setattr(cost, "EVENT_BLOCKS", 1_280)
     monkeypatch.setattr(cost, "POOL_BLOCKS", 640)
