@@ -1,10 +1,10 @@
 """`python -m loadtest cost`: CPU that exact knowledge costs the router, measured in-process on its real path.
 
 A decision is all that happens between a request's body and its replica: parse, canonical chain, template and tokens,
-keys, match, place. What is booked when the answer ends (finish) is shown beside it. Eight replicas are followed; one holds the
-conversation, the others parts of it, and all of them other things. A conversation begins (cold), goes on by a turn,
-and by another, which is measured (extend). Stages are measured on conversations of their own, one call after the
-other; what they do not add up to is the event loop and the hops between threads.
+keys, match, place. What is booked when the answer ends (finish) is shown beside it. Eight replicas are followed; one
+holds the conversation, the others parts of it, and all of them other things. A conversation begins (cold), goes on by
+a turn, and by another, which is measured (extend). Stages are measured on conversations of their own, one call after
+the other; what they do not add up to is the event loop and the hops between threads.
 
 Events are followed from their bytes: decode, and apply to what the router knows. Bytes a block are what tracemalloc
 counts as held for it.
