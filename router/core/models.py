@@ -9,6 +9,7 @@ from router.core.tokens import ModelTokens
 
 MODELS_MAX = 1_024  # models whose tokens are learned
 NOT_YET = "its prompts were not turned into tokens yet"
+NO_MODELS = "its models are not known yet"
 
 
 class NoReplica(Exception):
@@ -103,7 +104,6 @@ class Models:
             self.observe_tokens(model, f"prompts of {theirs} tokens, says the engine, have {ours} by our count")
 
     def judge(self, member: Member) -> None:
-        """Events are of no use to a replica none of whose models has a tokenizer."""
-        if member.models:
-            troubles = [self._untokened.get(name, NOT_YET) for name in member.models]
-            self._knowledge.untokened(member.id, troubles[0] if all(troubles) else "")
+        """Events are of no use to a replica none of whose models has a tokenizer, nor while none is known."""
+        troubles = [self._untokened.get(name, NOT_YET) for name in member.models] or [NO_MODELS]
+        self._knowledge.untokened(member.id, troubles[0] if all(troubles) else "")

@@ -110,6 +110,7 @@ class Router:
             self.knowledge.forget(id_)
         for id_ in joined:
             self.index.add(id_, self._blocks_max_default)
+            self.models.judge(self.fleet.members[id_])
         return joined, left
 
     def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False) -> bool:
