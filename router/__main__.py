@@ -103,16 +103,18 @@ async def _serve(settings: Settings) -> int:
     from router.app import App
 
     stop, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
+    serving = False
 
     def signalled() -> None:
-        if stop.is_set() and task is not None:
-            task.cancel()  # a second signal ends the drain
+        if (stop.is_set() or not serving) and task is not None:
+            task.cancel()  # a second signal ends the drain; before there is anything to drain, the first does
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     try:
         async with App(settings) as app:
+            serving = True
             print(f"listening {app.url} admin {app.admin_url}", flush=True)
             await stop.wait()
     except asyncio.CancelledError:

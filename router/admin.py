@@ -110,7 +110,7 @@ class Pages:
             "why": member.health.why,
             "failures_in_a_row": member.breaker.failures,
             "grade": member.grade,
-            "grade_why": member.grade_why,
+            "grade_why": self._router.knowledge.standing(member.id)[1],
             "events": self._events(member.id),
             "models": sorted(member.models),
             "in_flight": len(member.leases),

@@ -39,6 +39,7 @@ from router.upstream import LINE_BYTES_MAX, Upstream
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
+TOKENIZERS_S = 20.0  # of loading, before serving begins without them
 CLOSE_S = 0.1  # for connections to close, once nothing is being answered
 
 
@@ -72,7 +73,7 @@ class App:
         try:
             self._build()
             if self._prompts is not None:
-                await self._prompts.prepare_all()  # first: loading a tokenizer holds up everything else
+                await self._load_tokenizers(self._prompts)  # first: it holds up everything else
             await self._follow()
             await self._listen()
         except BaseException:
@@ -182,6 +183,14 @@ class App:
         self._task(tokens.watch())
         return tokens
 
+    async def _load_tokenizers(self, prompts: Prompts) -> None:
+        """Not for ever: a hub may be slow, or behind a firewall that swallows what is sent to it."""
+        try:
+            async with asyncio.timeout(TOKENIZERS_S):
+                await prompts.prepare_all()
+        except TimeoutError:
+            log.warning("tokenizers are not loaded yet: until they are, prompts are placed by estimate")
+
     async def _follow(self) -> None:
         """Events, and then replicas: each is followed from the moment it is known."""
         s = self._settings
@@ -229,7 +238,7 @@ class App:
         return dict(self._prompts.counts()) if self._prompts else {}
 
     def _stream(self, replica: str) -> dict[str, Any] | None:
-        stats = self._events.stats().get(replica) if self._events else None
+        stats = self._events.stat(replica) if self._events else None
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
@@ -320,6 +329,7 @@ class App:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+            work.close()  # it may not have begun
 
         self._stack.push_async_callback(stop)
 

@@ -94,13 +94,13 @@ class Follower:
         self._look = asyncio.Event()  # ask the replica again where its events are
         self._events = self._blocks = 0
         self._why = "not asked yet"
+        self._lag_s: float | None = None  # of the last batch, when it came
 
     def stats(self) -> StreamStats:
         """Its stream now."""
         stream = self.stream
         if stream is None:
             return StreamStats("off", Grade.ESTIMATED, self._why, events=self._events, blocks=self._blocks)
-        lag_s = None if stream.last_at_s is None else self._shared.wall() - stream.last_at_s
         endpoint = self._found.endpoint or self._shared.bound if isinstance(self._found, Source) else ""
         return StreamStats(
             state=stream.phase.value,
@@ -108,7 +108,7 @@ class Follower:
             why=stream.why,
             endpoint=endpoint,
             last_seq=stream.last_seq,
-            lag_s=lag_s,
+            lag_s=self._lag_s,
             events=self._events,
             blocks=self._blocks,
             counts=stream.counts,
@@ -163,6 +163,8 @@ class Follower:
         except ValueError as error:
             self._found = Off(f"cannot subscribe to {error}")  # until the replica, or the settings, say another
             return
+        if not self.connects:
+            self._grade(Grade.ESTIMATED, f"not connected to {source.endpoint} yet")
         self.stream = KvStream(bool(source.replay), self._shared.limits)
         try:
             if subscription is None:
@@ -193,6 +195,7 @@ class Follower:
                     busy = False
                 busy |= self._answer(stream)
                 await self._perform(stream, source)
+                await self._breathe()  # batches that wait for a replay are no steps, and may be many
             if not self.wake.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_wait_s(stream, clock())):
@@ -229,8 +232,13 @@ class Follower:
 
     async def _perform(self, stream: KvStream, source: Source) -> None:
         clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
-        while (step := stream.next(clock())) is not None:
+        while (step := stream.next(clock())) is not None or stream.busy:
+            if step is None:
+                await self._breathe()
+                continue
             if isinstance(step, Apply):
+                at_s = step.batch.at_s
+                self._lag_s = None if at_s is None else self._shared.wall() - at_s
                 for event in step.batch.events:
                     for part in slices(event, SLICE_BLOCKS):
                         sink.apply(id_, part, clock())

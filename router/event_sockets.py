@@ -53,7 +53,11 @@ class Sockets:
     def ask(self, endpoint: str, first: int) -> Replay:
         """Ask for a replay on a connection of its own. ValueError: not an address."""
         dealer = self._socket(zmq.DEALER)
-        _open(dealer, endpoint, bind=False)
+        try:
+            _open(dealer, endpoint, bind=False)
+        except ValueError:
+            dealer.close(linger=0)
+            raise
         dealer.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)  # the ROUTER wants the empty frame
         return Replay(dealer)
 
@@ -66,6 +70,7 @@ class Sockets:
         except (OSError, ValueError):
             sub.disable_monitor()
             monitor.close(linger=0)
+            sub.close(linger=0)
             raise
         return Subscription(sub, monitor)
 
@@ -184,7 +189,6 @@ def _open(made: zmq.Socket[bytes], address: str, *, bind: bool) -> None:
         else:
             made.connect(address)
     except zmq.ZMQError as error:
-        made.close(linger=0)
         raise (OSError if bind else ValueError)(f"{address[:200]}: {error.strerror}") from error
 
 

@@ -132,6 +132,11 @@ class Subscriber:
             follower.stream.suspect(why, self._clock())
             follower.wake.set()
 
+    def stat(self, replica: str) -> StreamStats | None:
+        """Of one replica, if it is watched."""
+        follower = self._followers.get(replica)
+        return follower.stats() if follower is not None else None
+
     def stats(self) -> dict[str, StreamStats]:
         """Of every watched replica."""
         return {id_: follower.stats() for id_, follower in self._followers.items()}

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -120,7 +122,7 @@ class Prompts:
         loaded = await self._loaded(model, self._deadline_s)
         if loaded is None:
             return None
-        if _bytes_about(given) < self._offload_bytes_min:
+        if not _longer(given, self._offload_bytes_min):
             return self._ids(loaded, given, model, engine)
         if self._jobs >= JOBS_MAX:
             self._counts["late"] += 1
@@ -185,8 +187,7 @@ class Prompts:
         source = self._sources.get(model) or self._sources.get("", "")
         loading = self._models.get(source)
         if loading is None:
-            run = asyncio.get_running_loop().run_in_executor
-            loading = self._models[source] = run(self._threads, self._load, source)
+            loading = self._models[source] = _in_daemon(partial(self._load, source))
         if not loading.done():
             await asyncio.wait((loading,), timeout=timeout_s)
             if not loading.done():
@@ -278,6 +279,24 @@ class Prompts:
             log.warning("placed by estimate: %s", reason, extra={"fields": {"model": what}})
 
 
+def _in_daemon(work: Callable[[], Model | None]) -> asyncio.Future[Model | None]:
+    """In a thread of its own that nobody waits for when the process ends: a hub may keep it for minutes."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Model | None] = loop.create_future()
+
+    def told(made: Model | None) -> None:
+        if not future.done():
+            future.set_result(made)
+
+    def run() -> None:
+        made = work()
+        with suppress(RuntimeError):  # the loop is closed: nobody wants it any more
+            loop.call_soon_threadsafe(told, made)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return future
+
+
 def _tokens(answer: Mapping[str, Any]) -> bytes | None:
     tokens = answer.get("tokens")
     try:
@@ -286,15 +305,15 @@ def _tokens(answer: Mapping[str, Any]) -> bytes | None:
         return None
 
 
-def _bytes_about(given: TemplateInput) -> int:
-    """How long the text will be about: enough to know whether it is work for a thread."""
-    if given.text is not None:
-        return len(given.text)
-    size = 0
-    for message in given.messages or ():
-        content = message.get("content")
-        if isinstance(content, str):
-            size += len(content)
-        elif content:
-            size += sum(len(part.get("text") or "") if isinstance(part, dict) else len(part) for part in content)
-    return size
+def _longer(given: TemplateInput, bytes_max: int) -> bool:
+    """Whether the text will be longer, about: enough to know whether it is work for a thread. What a tool was called
+    with, and what was thought, is text as well; of odd values each counts as one byte."""
+    size, left = 0, list[Any]([given.text, given.messages, given.tools, given.documents])
+    while left and size <= bytes_max:
+        value = left.pop()
+        size += len(value) if isinstance(value, str) else 1
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return size > bytes_max

@@ -86,14 +86,14 @@ class Tokens:
         prompt = TokenPrompt(ids, self._router.models.adapter(model), ask.salt)
         for size in self._router.knowledge.block_sizes():
             await self._hash(prompt, size)
-        await self._heard()
+        await self._heard(prompt)
         return prompt
 
-    async def _heard(self) -> None:
+    async def _heard(self, prompt: TokenPrompt) -> None:
         """An answer may be here before the event of its last block, and the next request right behind it: wait for
         the event, but not for long."""
         until_s = time.monotonic() + self._event_wait_s
-        while self._router.knowledge.behind(now_s := time.monotonic()) and now_s < until_s:  # noqa: ASYNC110 - rare, short
+        while self._router.knowledge.behind(prompt, now_s := time.monotonic()) and now_s < until_s:  # noqa: ASYNC110 - rare, short
             await asyncio.sleep(LISTEN_S)
 
     async def _hash(self, prompt: TokenPrompt, block_tokens: int) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from router.core.blocks import token_root
 from router.core.facts import Grade, Load
 from router.core.keys import TokenPrompt
-from router.core.kv_events import Event
+from router.core.kv_events import Cleared, Event
 from router.core.kv_ledger import Ledger
 from router.core.kv_stream import RESTARTED
 from router.core.masks import SWEEP_KEYS, Masks
@@ -125,7 +125,15 @@ class Knowledge:
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
         """One event of one replica's stream."""
-        self._of(replica).ledger.apply(event)
+        known = self._of(replica)
+        whole = known.ledger.complete
+        known.ledger.apply(event)
+        if isinstance(event, Cleared):
+            self._begin(known)
+            if known.suspended:  # the ledger began anew, and is seen again
+                self.masks.hide(replica)
+        if known.ledger.complete is not whole:
+            self._judge(replica, known)
         if self.masks.dying:
             self.masks.sweep(SWEEP_KEYS)
 
@@ -159,6 +167,8 @@ class Knowledge:
     def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
         """The stream's own grade."""
         known = self._of(replica)
+        if known.stream_grade is Grade.EXACT and grade is Grade.CATCHING_UP and not known.suspended:
+            self._begin(known)  # something was missed: what was earned before it says nothing any more
         known.stream_grade, known.stream_why = grade, why
         if grade is Grade.ESTIMATED:
             known.ledger.clear()
@@ -216,11 +226,16 @@ class Knowledge:
                 size = known.block_tokens
                 tokens = depths[size].get(name, 0) * size if size in depths else 0
                 free = known.kv_tokens_max - known.ledger.blocks * size if known.kv_tokens_max and size else None
-                behind = grade is Grade.EXACT and size in depths and self._continued(known, prompt, size, now_s)
+                behind = grade is Grade.EXACT and self._behind(known, prompt, size, now_s)
                 found[name] = Held(
                     tokens, size, grade, known.epoch, bool(known.suspended), free, known.ledger.expected, behind
                 )
         return found
+
+    def _behind(self, known: _Known, prompt: TokenPrompt, size: int, now_s: float) -> bool:
+        if size not in prompt.keys:  # its block was not known, or another, when the prompt was hashed
+            return known.ledger.blocks > 0
+        return self._continued(known, prompt, size, now_s)
 
     def _continued(self, known: _Known, prompt: TokenPrompt, size: int, now_s: float) -> bool:
         root = token_root(prompt.adapter, prompt.salt, size)
@@ -254,9 +269,14 @@ class Knowledge:
             known.ledger.settle(lease)
         self.tick(now_s)
 
-    def behind(self, now_s: float) -> bool:
-        """Whether any replica's answers came before their events: worth a moment's waiting."""
-        return any(k.shown[0] is Grade.EXACT and k.ledger.tails.behind(now_s) for k in self._known.values())
+    def behind(self, prompt: TokenPrompt, now_s: float) -> bool:
+        """Whether the prompt goes on behind an answer that came before its events: worth a moment's waiting."""
+        return any(
+            known.shown[0] is Grade.EXACT
+            and (size := known.block_tokens) in prompt.keys
+            and self._continued(known, prompt, size, now_s)
+            for known in self._known.values()
+        )
 
     def tick(self, now_s: float) -> None:
         """Whatever is due by now."""
@@ -278,7 +298,7 @@ class Knowledge:
         known = self._known.get(replica)
         if known is None:
             return
-        current = held is not None and held.epoch == known.epoch
+        current = held is not None and held.epoch == known.epoch and not held.suspended
         known.counters.finished(predicted if current else None, prompt_tokens, silent=actual is None)
         if held is None or actual is None or not current or held.behind:
             return
@@ -291,6 +311,8 @@ class Knowledge:
     def checked(self, replica: str, load: Load, now_s: float) -> None:
         """A probe came in: compare counters, act on drift, and ask for the replay that is due."""
         self.tick(now_s)
+        if self.masks.dying:  # also where no event comes any more
+            self.masks.sweep(SWEEP_KEYS)
         known = self._known.get(replica)
         if known is None:
             return

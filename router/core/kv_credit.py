@@ -8,7 +8,7 @@ only the blocks count. So a key is never both expected and held.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from router.core.masks import Masks
 
@@ -85,16 +85,11 @@ class Credit:
                 del expected[key]
                 self._masks.unset(self._bit, key)
 
-    def close(self, keys: Iterable[int | None], *, each: bool) -> None:
-        """No key has the bit, at once. `keys` are those of all held blocks; `each`: and every one of them counts."""
-        of, bit = self._masks.of, self._bit
-        if each and not self._more and not self._expected:
-            mine: Iterable[int] = keys  # type: ignore[assignment]
-        else:
-            mine = {key for key in keys if key is not None and of.get(key, 0) & bit}.union(self._expected)
-        self._masks.remove(self._name, mine)
+    def close(self, held: dict[int, int | None]) -> None:
+        """No key has the bit, at once. The values of `held` are the keys of all held blocks; it is ours now."""
+        self._masks.remove(self._name, self._expected, held)
 
-    def reopen(self, keys: Iterable[int | None], *, each: bool) -> None:
+    def reopen(self, held: dict[int, int | None]) -> None:
         """`close`, and begin again with nothing."""
-        self.close(keys, each=each)
+        self.close(held)
         self._open()

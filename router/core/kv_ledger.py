@@ -100,12 +100,12 @@ class Ledger:
 
     def clear(self, *, keep_names: bool = False) -> None:
         """Nothing is held, at once. `keep_names` where the engine is the same process, so its hashes mean the same."""
-        held = self._held
-        self._credit.reopen(held.values(), each=self._each_counts)
         if keep_names:
             for event in self._aside.values():
                 self._forsake(event)
-            self._names.update(held)  # type: ignore[arg-type]  # only what was aside had no key
+            self._names.update(self._held)  # type: ignore[arg-type]  # only what was aside had no key
+        self._credit.reopen(self._held)
+        if keep_names:
             self._empty()
         else:
             self._names = {}
@@ -113,14 +113,9 @@ class Ledger:
 
     def close(self) -> None:
         """The engine is gone; its bit goes back to `masks`."""
-        self._credit.close(self._held.values(), each=self._each_counts)
+        self._credit.close(self._held)
         self._names = {}
         self._reset()
-
-    @property
-    def _each_counts(self) -> bool:
-        """Whether every held block is of use, as far as is known without looking."""
-        return not self._copies and not self._aside
 
     def apply(self, event: Event) -> None:
         """Takes the event in, whatever was missed before it; nothing is raised."""

@@ -116,7 +116,9 @@ class Steps:
             self.due.append(Resume())
 
     def clear(self, why: str) -> None:
-        """Forget; a suspension goes on."""
+        """Forget; a suspension goes on. The grade goes first: others may look between two steps."""
+        if self.grade is Grade.EXACT:
+            self.regrade(Grade.CATCHING_UP, why)
         self.due.append(Clear(why))
         if self.suspended:
             self.due.append(Suspend(why))

@@ -24,6 +24,7 @@ SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging n
 STRIDE_KEYS = 64
 REMEMBER_STRIDES = 32  # at a time: under a millisecond
 _NONE = repeat(0)
+Store = list[int] | dict[int, int | None]  # keys of a departed holder; of a dict the values, None for none
 
 
 class Masks:
@@ -40,7 +41,7 @@ class Masks:
         self._names: dict[int, str] = {}  # bit -> holder
         self._bits: dict[str, int] = {}
         self._seen = 0  # bits that the walk looks at
-        self._dying: deque[tuple[int, list[int]]] = deque()
+        self._dying: deque[tuple[int, Store]] = deque()
 
     def __len__(self) -> int:
         return len(self.of)
@@ -61,12 +62,15 @@ class Masks:
         self._seen |= bit
         return bit
 
-    def remove(self, name: str, keys: Iterable[int]) -> None:
-        """The holder is gone at once; `keys`, all it held, are purged a few at a time by `sweep`."""
+    def remove(self, name: str, keys: Iterable[int], more: dict[int, int | None] | None = None) -> None:
+        """The holder is gone at once; `keys`, all it held, are purged a few at a time by `sweep`. So are the values
+        of `more`, which is ours from now on: a million are given away without a copy. They may hold None, keys twice,
+        and keys the holder does not have."""
         bit = self._bits.pop(name)
         del self._names[bit]
         self._seen &= ~bit
-        self._dying.append((bit, list(keys)))
+        stores: tuple[Store, ...] = (list(keys), more or {})
+        self._dying.extend((bit, store) for store in stores if store)
         self._whole, self._strides, self._stride_of = {}, {}, {}  # its bit will be somebody else's
 
     def hide(self, name: str) -> None:
@@ -136,6 +140,8 @@ class Masks:
                     return
 
     def _remember(self, last: int, stride: list[int], held: int) -> None:
+        if not self._stride_of.keys().isdisjoint(stride):
+            return  # prompts fork within it: a key is in one stride only, so the others are walked there
         self._strides[last] = stride
         self._whole[last] = held
         self._stride_of.update(dict.fromkeys(stride, last))
@@ -169,11 +175,11 @@ class Masks:
         """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
         while self._dying and keys_max > 0:
             bit, keys = self._dying[0]
-            batch = keys[-keys_max:]
-            del keys[-keys_max:]
-            for key in batch:
-                self.unset(bit, key)
-            keys_max -= len(batch)
+            for _ in range(min(keys_max, len(keys))):
+                key = keys.pop() if isinstance(keys, list) else keys.popitem()[1]
+                if key is not None and self.of.get(key, 0) & bit:
+                    self.unset(bit, key)
+                keys_max -= 1
             if not keys:
                 self._dying.popleft()
         return sum(len(keys) for _, keys in self._dying)

@@ -271,9 +271,9 @@ def test_a_prompt_behind_a_late_answer_is_known_to_be_unsure() -> None:
     world.store(first)
     world.knowledge.expect("a", 7, first, world.knowledge.held(first, 0.0)["a"])
     world.knowledge.settle("a", 7, first, 10.0, computed=True, grown_blocks=1)
-    assert world.knowledge.behind(10.0)
+    assert world.knowledge.behind(second, 10.0)
     assert world.knowledge.held(second, 10.0)["a"].behind
     assert not world.knowledge.held(prompt_of(160, salt=b"s"), 10.0)["a"].behind
     world.knowledge.tick(10.0 + SETTLE_S)
     assert not world.knowledge.held(second, 10.0 + SETTLE_S)["a"].behind
-    assert not world.knowledge.behind(10.0 + SETTLE_S)
+    assert not world.knowledge.behind(second, 10.0 + SETTLE_S)

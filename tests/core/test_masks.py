@@ -10,7 +10,8 @@ from router.core.masks import STRIDE_KEYS, Masks
 
 STRIDES = 4
 KEYS = [10_000 + n for n in range(STRIDES * STRIDE_KEYS + 5)]
-FORKS = [[*KEYS[: STRIDE_KEYS * n], *range(50_000 + 1_000 * n, 50_000 + 1_000 * n + STRIDE_KEYS + 3)] for n in range(3)]
+FORK_AT = (0, STRIDE_KEYS, STRIDE_KEYS + 7, 2 * STRIDE_KEYS - 1)
+FORKS = [[*KEYS[:at], *range(50_000 + 1_000 * at, 50_000 + 1_000 * at + 2 * STRIDE_KEYS)] for at in FORK_AT]
 NAMES = ("a", "b", "c")
 
 

@@ -59,9 +59,13 @@ class Body(msgspec.Struct):
     max_tokens: Raw = ABSENT
     max_completion_tokens: Raw = ABSENT
     store: Raw = ABSENT
+    echo: Raw = ABSENT
+    logprobs: Raw = ABSENT
+    top_logprobs: Raw = ABSENT
     # Any of these changes the prompt in ways that are not followed here.
     chat_template: Raw = ABSENT
     truncate_prompt_tokens: Raw = ABSENT
+    prompt_logprobs: Raw = ABSENT  # such a request is computed whole (vLLM sampling_params.skip_reading_prefix_cache)
     previous_response_id: Raw = ABSENT
     kv_transfer_params: Raw = ABSENT
     mm_processor_kwargs: Raw = ABSENT
@@ -104,6 +108,8 @@ def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput |
             return None
         if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
+        if _flag(fields.echo, default=False) and (wire.given(fields.logprobs) or wire.given(fields.top_logprobs)):
+            return None  # these are logprobs of the prompt
         return _completion(fields) if fields.messages is None else _chat(fields, fields.messages)
     except (*UNREADABLE, Unfit):
         return None
@@ -136,9 +142,12 @@ def _completion(fields: Body) -> TemplateInput:
 
 def packed(ids: list[Any]) -> bytes:
     """Token ids as uint32 little-endian. Raises Unfit for none, for several prompts, and for ids that cannot be."""
-    if not ids or not all(type(each) is int and 0 <= each < 1 << 32 for each in ids):
+    if set(map(type, ids)) != {int}:
         raise Unfit("token ids")
-    made = array("I", ids)
+    try:
+        made = array("I", ids)
+    except OverflowError:
+        raise Unfit("token ids") from None
     if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # this machine's words are not the wire's
         return b"".join(each.to_bytes(4, "little") for each in ids)
     return made.tobytes()
