@@ -34,6 +34,7 @@ from router.core.masks import SWEEP_KEYS, Masks
 from router.core.selfcheck import AnswerCheck, CounterCheck, counters_drift
 
 SETTLE_S = 0.5
+AGAIN_S = 0.01  # as SETTLE_S, where the answer may be one that is held already
 STRIDES_MAX = 4_096  # of 64 blocks, whose holders are remembered: 40 prompts of 100,000 tokens, 30 MB
 CATCH_UP_BLOCKS = 2_048  # that waited for a parent, joined in one go: about a millisecond
 BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash and a map entry for nearly every token
@@ -262,7 +263,7 @@ class Knowledge:
             return
         if computed:
             self.masks.remember(prompt.keys.get(known.block_tokens, ()))
-            known.ledger.tails.end(lease, grown_blocks, now_s + SETTLE_S)
+            known.ledger.tails.end(lease, grown_blocks, now_s + SETTLE_S, now_s + AGAIN_S)
             self._settling.append((now_s + SETTLE_S, replica, lease))
         else:
             known.ledger.tails.drop(lease)

@@ -6,6 +6,10 @@ known how many blocks it filled behind its prompt: (prompt + completion - 1) // 
 never fed back. Until they are heard, what the replica holds is not known exactly, and for a moment it is worth
 waiting for (vLLM 0.32: v1/core/sched/scheduler.py publishes in update_from_output).
 
+A prompt that was answered before may get the same answer, whose blocks are held already: SGLang's radix tree stores,
+and says, nothing then (srt/mem_cache/radix_cache.py, _insert_helper). Such an answer is waited for but briefly, and
+its silence counts for nothing.
+
 Where an engine's counts do not fit (they are never heard), this instrument says nothing.
 """
 
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 FADE = 0.95  # of what was heard and missed, per answer
 MISSED_MAX = 0.3  # part of answers whose blocks were never heard, above which nothing is said
 LEASES_MAX = 4_096
+ANSWERED_MAX = 4_096  # ends of prompts behind which an answer was heard
 
 
 @dataclass(slots=True)
@@ -26,6 +31,7 @@ class _Tail:
     blocks: int = 0  # heard behind the prompt
     wanted: int = 0
     due_s: float = float("inf")  # when it is given up, once the answer ended
+    again: bool = False  # blocks were stored behind this prompt before
 
 
 class Tails:
@@ -36,15 +42,19 @@ class Tails:
         self._tails: dict[int, _Tail] = {}
         self._ended: set[int] = set()  # leases whose answers ended, and whose blocks are not all heard
         self._missed = 0.0
+        self._answered: dict[int, None] = {}  # keys behind which an answer grew, oldest first
 
     def begin(self, lease: int, key: int, depth: int) -> None:
         """A request was placed whose prompt has `depth` full blocks; `key` is that of the last, or the chain's root."""
         if len(self._tails) < LEASES_MAX:
-            self._tails[lease] = _Tail(key, depth)
+            self._tails[lease] = _Tail(key, depth, again=key in self._answered)
             self.open.setdefault(key, []).append(lease)
 
     def grow(self, parent: int, keys: Sequence[int]) -> None:
         """Blocks were stored behind the block with key `parent`, which is in `open`."""
+        self._answered[parent] = None
+        if len(self._answered) > ANSWERED_MAX:
+            del self._answered[next(iter(self._answered))]
         for lease in self.open.pop(parent):
             tail = self._tails[lease]
             tail.key, tail.depth, tail.blocks = keys[-1], tail.depth + len(keys), tail.blocks + len(keys)
@@ -53,12 +63,13 @@ class Tails:
             else:
                 self.open.setdefault(tail.key, []).append(lease)
 
-    def end(self, lease: int, wanted: int, due_s: float) -> None:
-        """The answer ended with this many full blocks behind its prompt; not heard by `due_s`, they are given up."""
+    def end(self, lease: int, wanted: int, due_s: float, again_due_s: float = 0.0) -> None:
+        """The answer ended with this many full blocks behind its prompt; not heard by `due_s`, they are given up, by
+        `again_due_s` where it may have been the same answer as before."""
         tail = self._tails.get(lease)
         if tail is None:
             return
-        tail.wanted, tail.due_s = wanted, due_s
+        tail.wanted, tail.due_s = wanted, again_due_s if tail.again else due_s
         self._ended.add(lease)
         if tail.blocks >= wanted:
             self.drop(lease)
@@ -93,10 +104,11 @@ class Tails:
 
     def clear(self) -> None:
         """The stream begins anew."""
-        self.open, self._tails, self._ended = {}, {}, set()
+        self.open, self._tails, self._ended, self._answered = {}, {}, set(), {}
 
     def _close(self, lease: int, *, missed: bool) -> None:
-        self._missed = self._missed * FADE + (1 - FADE) * missed
+        if not (missed and self._tails[lease].again):
+            self._missed = self._missed * FADE + (1 - FADE) * missed
         if missed:
             self.drop(lease)
         else:

@@ -88,3 +88,23 @@ def test_leases_that_share_a_prompt_grow_together() -> None:
     assert not tails.behind(0.0)
     tails.end(2, 2, 5.0)  # of before the clear
     assert not tails.behind(0.0)
+
+
+def test_the_same_prompt_again_may_get_the_same_answer() -> None:
+    """Its blocks are held, and an engine may say nothing of them: the wait is short, and the silence no fault."""
+    tails = Tails()
+    tails.begin(0, 10, 1)
+    tails.grow(10, [11])
+    tails.end(0, 1, 5.0, 0.01)
+    for lease in range(1, 40):
+        tails.begin(lease, 10, 1)
+        tails.end(lease, 1, 5.0 + lease, lease + 0.01)
+        assert tails.behind(float(lease))
+        assert not tails.behind(lease + 0.01)
+    tails.begin(99, 20, 1)
+    tails.end(99, 1, 500.0, 100.0)
+    assert tails.behind(200.0)
+    tails.clear()
+    tails.begin(100, 10, 1)
+    tails.end(100, 1, 500.0, 300.0)
+    assert tails.behind(400.0)
