@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 CLIENT_TIMEOUT_S = 120.0
 CONNECTIONS_MAX = 100
 # With the servers' starts, which pytest counts to the first test that needs them.
-TEST_TIMEOUT_S = 300.0
+TEST_TIMEOUT_S = 900.0
 FIGURES = pytest.StashKey[list[str]]()
 
 
