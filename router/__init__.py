@@ -17,6 +17,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     announce    have an engine repeat what it said before we listened
     discovery   which replicas there are
     metrics     what Prometheus sees
+    pages       asking engines for pages of their own
     prompts     chat template and tokenizer, off the loop (parts in prompting/)
     core        placement itself: pure, no I/O
 """

@@ -14,6 +14,7 @@ from array import array
 
 import aiohttp
 
+from router import pages
 from router.core.facts import Replica
 from router.core.keys import ID_BYTES
 from router.core.routing import Router, Unannounced
@@ -30,11 +31,7 @@ class Announcer:
 
     def __init__(self, router: Router, *, api_key: str) -> None:
         self._router = router
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-        )
+        self._session = pages.session(api_key, TIMEOUT_S)
 
     async def close(self) -> None:
         """Close all connections."""

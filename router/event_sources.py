@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from router import pages
 from router.core.facts import Replica
 
 PAGE_BYTES_MAX = 1 << 20
@@ -77,11 +78,7 @@ class Finder:
     ) -> None:
         self._configured = configured
         self._bound_port = bound_port
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-        )
+        self._session = pages.session(api_key, timeout_s)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -161,12 +158,10 @@ class Finder:
     async def _get(self, url: str) -> tuple[int, bytes]:
         try:
             async with self._session.get(url, allow_redirects=False) as response:
-                page = bytearray()
-                async for chunk in response.content.iter_chunked(1 << 16):
-                    page += chunk
-                    if len(page) > PAGE_BYTES_MAX:
-                        raise NoAnswer(f"{URL(url).path}: page too long")
-                return response.status, bytes(page)
+                page = await pages.read(response, PAGE_BYTES_MAX)
+                if len(page) > PAGE_BYTES_MAX:
+                    raise NoAnswer(f"{URL(url).path}: page too long")
+                return response.status, page
         except TimeoutError as error:
             raise NoAnswer("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:

@@ -22,6 +22,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from router import pages
 from router.core.facts import Load, Replica, ServedModel
 from router.core.routing import Router
 from router.core.stats import parse_load
@@ -79,12 +80,7 @@ class Prober:
         self._models_rounds = max(1, round(models_interval_s / interval_s))
         self._page_bytes_max = page_bytes_max
         self._kv_tokens_max = kv_tokens_max
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-        )
+        self._session = pages.session(api_key, timeout_s)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -186,9 +182,7 @@ class Prober:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise ProbeFailed(f"{URL(url).path}: status {response.status}", status=response.status)
-                page = await response.content.read(self._page_bytes_max + 1)
-                while len(page) <= self._page_bytes_max and not response.content.at_eof():
-                    page += await response.content.read(self._page_bytes_max + 1 - len(page))
+                page = await pages.read(response, self._page_bytes_max)
         except TimeoutError as error:
             raise ProbeFailed("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from router import pages
 from router.core.facts import Replica
 from router.core.stats import engines
 
@@ -68,12 +69,7 @@ class Ranks:
         self._asked_s: dict[str, float] = {}  # of the last answer
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-        )
+        self._session = pages.session(api_key, timeout_s)
 
     async def close(self) -> None:
         """Stop asking, and close all connections."""
@@ -164,9 +160,7 @@ class Ranks:
                     raise _Silent
                 if response.status != 200:
                     return None
-                page = b""
-                while len(page) <= self._page_bytes_max and not response.content.at_eof():
-                    page += await response.content.read(self._page_bytes_max + 1 - len(page))
+                page = await pages.read(response, self._page_bytes_max)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _Silent from error
         try:

@@ -13,9 +13,9 @@ import logging
 import time
 from typing import Any
 
-import aiohttp
 import msgspec
 
+from router import pages
 from router.core.dialects import Dialect
 from router.core.facts import Ask, Replica
 from router.core.keys import KeyCache, TokenPrompt, rest
@@ -58,11 +58,7 @@ class Tokens:
         self._offload_bytes_min = offload_bytes_min
         self._event_wait_s = event_wait_s
         self._keys = KeyCache(RUNS_MAX)
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-        )
+        self._session = pages.session(api_key, timeout_s)
 
     async def close(self) -> None:
         """Stop the threads and close all connections."""
@@ -140,9 +136,7 @@ class Tokens:
         async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
             url = f"{Replica(replica).url}{path}"
             async with self._session.post(url, json=body | {"model": model}, allow_redirects=False) as response:
-                answer = await response.content.read(ANSWER_BYTES_MAX)
-                while not response.content.at_eof() and len(answer) < ANSWER_BYTES_MAX:
-                    answer += await response.content.read(ANSWER_BYTES_MAX - len(answer))
+                answer = await pages.read(response, ANSWER_BYTES_MAX)
                 if response.status >= 500:
                     raise ConnectionError(f"{path}: status {response.status}")
             decoded: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
