@@ -53,6 +53,7 @@ class App:
         self._draining = False
         self._events: Subscriber | None = None
         self._prompts: Prompts | None = None
+        self._grades: dict[str, Grade] = {}  # as last logged
         self._sites: list[web.TCPSite] = []
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.url = self.admin_url = ""
@@ -66,7 +67,7 @@ class App:
             memory_max=s.routing.memory_max,
             blocks_max_default=s.routing.blocks_max_default,
             held_blocks_max=s.events.blocks_max,
-            graded=_graded,
+            graded=self._graded,
             resync=lambda id_: self._events.resync(id_) if self._events else None,
             suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
         )
@@ -217,6 +218,13 @@ class App:
         self._stack.push_async_callback(self._stop_watching)
         self._task(self._discover(StaticDiscovery(s.replicas)))
 
+    def _graded(self, replica: str, grade: Grade, why: str) -> None:
+        """Each change of a replica's grade is logged once, with its reason; a fall from `exact` is a warning."""
+        fell = self._grades.get(replica) is Grade.EXACT
+        self._grades[replica] = grade
+        fields = {"replica": replica, "grade": grade.value, "why": why}
+        log.log(logging.WARNING if fell else logging.INFO, "replica's grade", extra={"fields": fields})
+
     def _lost(self, replica: str) -> None:
         """Nobody listens there any more; who comes back may have another number of ranks."""
         self._upstream.lost(replica)
@@ -310,6 +318,7 @@ class App:
             for task in self._watching.pop(id_):
                 task.cancel()
             self.metrics.left(id_)
+            self._grades.pop(id_, None)
         for id_ in joined:
             work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
             if self._events is not None:
@@ -332,12 +341,6 @@ class App:
             work.close()  # it may not have begun
 
         self._stack.push_async_callback(stop)
-
-
-def _graded(replica: str, grade: Grade, why: str) -> None:
-    """Each change of a replica's grade is logged once, with its reason."""
-    fields = {"replica": replica, "grade": grade.value, "why": why}
-    log.log(logging.INFO if grade is Grade.EXACT else logging.WARNING, "replica's grade", extra={"fields": fields})
 
 
 async def _guarded(work: Coroutine[None, None, None]) -> None:

@@ -270,7 +270,9 @@ class Follower:
         if why != self._why:
             self._why = why
             fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
-            log.debug("event stream", extra={"fields": fields})  # what it comes to is the sink's to say
+            # What it comes to is the sink's to say; why there are no events is said here, since no grade changes.
+            level = logging.INFO if grade is Grade.ESTIMATED else logging.DEBUG
+            log.log(level, "event stream", extra={"fields": fields})
             self._sink.grade(self.replica.id, grade, why, self._shared.clock())
 
     def _stop_replay(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from yarl import URL
 
-from router.core.facts import Replica
+from router.core.facts import Grade, Replica
 from router.core.kv_events import BATCH_BYTES_MAX
 from router.core.kv_stream import Limits
 from router.event_following import YIELD_S, Follower, Sink, StreamStats, Surroundings
@@ -114,6 +114,11 @@ class Subscriber:
         self._by_topic.clear()
         try:
             await follower.run()
+        except Exception:  # a bug: what is known of the replica is not followed any more
+            why, now_s = "the router failed to follow its events", self._clock()
+            self._sink.clear(replica.id, why, now_s)
+            self._sink.grade(replica.id, Grade.ESTIMATED, why, now_s)
+            raise
         finally:
             if self._followers.get(replica.id) is follower:
                 del self._followers[replica.id]

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 RUNS_MAX = 16_384  # runs of keys remembered: some million blocks, 40 MB
 HASH_TOKENS_MAX = 16_384  # hashed on the event loop; more takes over a millisecond
-ANSWER_BYTES_MAX = 64 << 20
+ANSWER_BYTES_MAX = 16 << 20  # a million tokens and more
+AGAIN_S = 10.0  # until a model that failed is looked at again
 RESPONSES = "/v1/responses"
 LISTEN_S = 0.001
 LOOK_S = 0.1  # for models that are followed now
@@ -110,22 +111,33 @@ class Tokens:
         while True:
             for model in self._router.models.followed():
                 if clock() >= due_s.get(model, 0.0):
-                    await self._compare(model)
-                    due_s[model] = clock() + self._verify_interval_s
+                    again_s = self._verify_interval_s
+                    if not await self._compare(model):
+                        again_s = min(AGAIN_S, again_s)
+                    due_s[model] = clock() + again_s
             await asyncio.sleep(LOOK_S)
 
-    async def _compare(self, model: str) -> None:
+    async def _compare(self, model: str) -> bool:
+        """Whether the model's prompts can be turned into tokens; if not, it is looked at again soon."""
         base, engine, replica = self._router.models.engine(model)
-        if self.prompts.knows(base):
-            await self.prompts.prepare(base)
+        if not self.prompts.knows(base):
+            why = await self._refused(replica, model) if self._ask_replicas else UNKNOWN
+        elif not await self.prompts.prepare(base):
+            why = "its tokenizer cannot be used here"
+        elif not self._verify or not replica:
+            why = ""
         else:
-            self._tell(model, "" if self._ask_replicas else UNKNOWN)
-            return
-        if not self._verify or not replica:
-            self._tell(model, "")
-            return
-        why = await self.prompts.verify(base, engine, self._asker(replica, model))
-        self._tell(model, why or "")
+            why = await self.prompts.verify(base, engine, self._asker(replica, model)) or ""
+        self._tell(model, why)
+        return not why
+
+    async def _refused(self, replica: str, model: str) -> str:
+        """Why the replica's own /tokenize is of no use; "" if it is."""
+        try:
+            answer = await self._asker(replica, model)("/tokenize", {"prompt": "warm"})
+        except Exception as error:  # whatever the transport raises, or the answer is
+            return f"no tokenizer here, and /tokenize is not answered: {type(error).__name__}"
+        return "" if isinstance(answer.get("tokens"), list) else "no tokenizer here, and /tokenize is refused"
 
     def _tell(self, model: str, why: str) -> None:
         if self._router.models.observe_tokens(model, why) and why:

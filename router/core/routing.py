@@ -131,7 +131,7 @@ class Router:
         if member is None:
             return
         if _restarted(member.load, load):
-            self.index.clear(id_)
+            self.forget(id_)
         member.observe_load(load)
         if load.kv_tokens_max:
             ratio = max((self.models.tokens(name).bytes_per_token for name in member.models), default=4.0)

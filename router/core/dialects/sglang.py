@@ -45,6 +45,7 @@ class _Body(msgspec.Struct):
     session_params: Raw = ABSENT
     session_id: Raw = ABSENT
     conversation_id: Raw = ABSENT
+    logprob_start_len: Raw = ABSENT  # from there on the prompt is computed, cached or not
 
 
 class _Sampling(msgspec.Struct):
@@ -116,7 +117,12 @@ class SGLang:
         `extra_key`: SGLang 0.5.23 announces such blocks as if they were everybody's."""
         fields = wire.decoded(_BODY.decode, body) or _Body()
         each = any(wire.as_type(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
-        if each or any(map(wire.given, (fields.input_embeds, fields.extra_key))) or _held_by(fields) or _media(fields):
+        if (
+            each
+            or any(map(wire.given, (fields.input_embeds, fields.extra_key, fields.logprob_start_len)))
+            or _held_by(fields)
+            or _media(fields)
+        ):
             return None
         try:
             if wire.given(fields.input_ids):
