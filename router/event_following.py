@@ -270,9 +270,7 @@ class Follower:
         if why != self._why:
             self._why = why
             fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
-            # What it comes to is the sink's to say; why there are no events is said here, since no grade changes.
-            level = logging.INFO if grade is Grade.ESTIMATED else logging.DEBUG
-            log.log(level, "event stream", extra={"fields": fields})
+            log.info("event stream", extra={"fields": fields})  # what it comes to is the sink's to say
             self._sink.grade(self.replica.id, grade, why, self._shared.clock())
 
     def _stop_replay(self) -> None:

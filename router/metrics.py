@@ -264,8 +264,8 @@ _STREAM_COUNTERS = {
     "batches": "Batches of events applied.",
     "blocks": "Blocks that events said were stored or removed.",
     "gaps": "Batches of events that were missing when the next came.",
-    "replays": "Replays of events asked for.",
-    "restarts": "Restarts of the engine that its events showed.",
+    "replays": "Replays of events asked for, routine looks included: one every ten seconds or so.",
+    "restarts": "Restarts of the engine that a replay proved; slow ones are new streams.",
     "lost": "Times that batches of events were lost for good.",
     "malformed": "Batches of events that could not be read.",
 }

@@ -169,8 +169,11 @@ class Prompts:
         return None if compared else "no probing prompt could be compared"
 
     def knows(self, model: str) -> bool:
-        """Whether a tokenizer is configured for this model here (so that no replica has to be asked)."""
-        return model in self._sources or "" in self._sources
+        """Whether a tokenizer is configured for this model here, and not known to be of no use: then no replica has
+        to be asked."""
+        source = self._sources.get(model) or self._sources.get("")
+        loading = self._models.get(source) if source else None
+        return bool(source) and not (loading is not None and loading.done() and loading.result() is None)
 
     def counts(self) -> Mapping[str, int]:
         """Totals by what became of prompts: encoded, asked, remembered, late, failed, unknown."""

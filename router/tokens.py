@@ -123,7 +123,7 @@ class Tokens:
         if not self.prompts.knows(base):
             why = await self._refused(replica, model) if self._ask_replicas else UNKNOWN
         elif not await self.prompts.prepare(base):
-            why = "its tokenizer cannot be used here"
+            return await self._compare(model)  # which is known now: a replica is asked instead
         elif not self._verify or not replica:
             why = ""
         else:
