@@ -7,8 +7,9 @@ The grade of a replica is the stream's own (kv_stream.py: continuous since batch
 what is seen of it:
 
     exact         the stream is whole, or what it predicted equalled the engine's count on 99 % of 200 answers
-    catching-up   the stream is there and not whole: what it says is credited, and so is our own estimate
-    estimated     no stream; or a ledger over its bound; or predictions that drifted; or no tokenizer for its models
+    catching-up   the stream is there and not whole, or says more than the ledger may hold: what it says is credited,
+                  and so is our own estimate
+    estimated     no stream; or predictions that drifted; or no tokenizer for its models; or pages too short
 
 Predictions that drift make the grade fall and ask for a clean replay, later each time it happens again. While a
 stream is suspended (evidence of a restart or a break) nothing is credited at all.
