@@ -27,6 +27,7 @@ RESPONSES = "/v1/responses"
 # They need no prefill.
 FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
 BYTES_PER_TOKEN = 4  # of a body whose prompt is unknown
+HASH_BYTES_MAX = 1 << 20  # hashed on the event loop, in half a millisecond: a hop to a thread costs as much
 
 # RFC 9110 section 7.6.1: these belong to one connection. Content-Length is made anew from the body.
 HOP_HEADERS = frozenset(
@@ -122,7 +123,8 @@ class Reader:
         model = self._model(ask, required=dialect is not None)
         chain = None
         if ask.prompt is not None and model is not None:
-            chain = await loop.run_in_executor(None, chain_of, ask, model) if long else chain_of(ask, model)
+            hop = len(ask.prompt.text) >= HASH_BYTES_MAX
+            chain = await loop.run_in_executor(None, chain_of, ask, model) if hop else chain_of(ask, model)
         tokens = None
         if self._tokens is not None and dialect is not None and model and self._router.models.follows(model):
             tokens = await self._tokens.of(dialect, path, body, ask, model)

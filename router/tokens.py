@@ -69,7 +69,7 @@ class Tokens:
     async def of(self, dialect: Dialect, path: str, body: bytes, ask: Ask, model: str) -> TokenPrompt | None:
         """The prompt's ids and keys; None where they cannot be known, or not in time."""
         loop = asyncio.get_running_loop()
-        if len(body) >= self._offload_bytes_min:
+        if len(body) >= self._offload_bytes_min and ask.decoded is None:  # else there is little left to do
             given = await loop.run_in_executor(None, dialect.template_input, path, body, ask.decoded)
         else:
             given = dialect.template_input(path, body, ask.decoded)

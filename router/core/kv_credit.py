@@ -59,6 +59,11 @@ class Credit:
         """The blocks with these keys are about to be computed for this lease."""
         mine, bit, of = (lease,), self._bit, self._masks.of  # one tuple for all its keys
         new = self._leases.setdefault(lease, [])
+        if len(self._expected) + len(keys) <= self._expected_max and self._masks.set_all(bit, keys):
+            fresh = dict.fromkeys(keys, mine)
+            self._expected.update(fresh)
+            new += fresh
+            return
         for key in keys:
             owners = self._expected.get(key)
             if owners is not None:

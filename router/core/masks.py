@@ -87,6 +87,17 @@ class Masks:
         of[key] = of.get(key, 0) | bit
         self.held += 1
 
+    def set_all(self, bit: int, keys: Sequence[int]) -> bool:
+        """The same for many keys that nobody has, without a step of Python for each; False, and nothing is done, if
+        somebody has one of them."""
+        of = self.of
+        if not of.keys().isdisjoint(keys):
+            return False
+        before = len(of)
+        of.update(dict.fromkeys(keys, bit))
+        self.held += len(of) - before
+        return True
+
     def unset(self, bit: int, key: int) -> None:
         """One holder no longer has this key; it must have had it."""
         left = self.of[key] & ~bit
