@@ -135,6 +135,9 @@ class Pages:
             "block_tokens": ledger.block_tokens,
             "blocks_aside": ledger.aside,
             "unknown_removals": ledger.unknown_removals,
+            "blocks_forgotten": ledger.forgotten,
+            "hash_conflicts": ledger.conflicts,
+            "blocks_of_other_size": ledger.other_size,
             "answers_compared": compared,
             "answers_equal": equal,
         }

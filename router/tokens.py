@@ -36,7 +36,7 @@ UNKNOWN = "no tokenizer, and its replicas may not be asked"
 
 
 class Tokens:
-    """`async with`-free: owns one HTTP session, closed by `close`."""
+    """Token ids of requests, by model. Owns the threads of `prompts` and one HTTP session, ended by `close`."""
 
     def __init__(
         self,

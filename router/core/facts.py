@@ -131,7 +131,6 @@ class Candidate:
     in_flight: int  # open leases
     footprint_blocks: int = 0  # blocks it is believed to hold
     grade: Grade = Grade.ESTIMATED  # of `cached_tokens`
-    coming_blocks: int = 0
     estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
 from router.core.health import Breaker, Health
 from router.core.keys import TokenPrompt
-from router.core.knowledge import NO_STREAM, Held
+from router.core.knowledge import Held
 from router.core.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
@@ -74,7 +74,6 @@ class Member:
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)
     grade: Grade = Grade.ESTIMATED
-    grade_why: str = NO_STREAM
     models: dict[str, ServedModel] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)

@@ -54,7 +54,6 @@ class Held:
     epoch: int  # of the knowledge it was said from
     suspended: bool = False  # nothing may be credited, not even by our own estimate
     free_tokens: int | None = None  # of its KV pool, where its capacity is known
-    coming_blocks: int = 0  # about to be computed for others
     behind: bool = False  # the prompt goes on behind an answer whose events are still to come
 
 
@@ -229,9 +228,7 @@ class Knowledge:
                 tokens = depths[size].get(name, 0) * size if size in depths else 0
                 free = known.kv_tokens_max - known.ledger.blocks * size if known.kv_tokens_max and size else None
                 behind = grade is Grade.EXACT and self._behind(known, prompt, size, now_s)
-                found[name] = Held(
-                    tokens, size, grade, known.epoch, bool(known.suspended), free, known.ledger.expected, behind
-                )
+                found[name] = Held(tokens, size, grade, known.epoch, bool(known.suspended), free, behind)
         return found
 
     def _behind(self, known: _Known, prompt: TokenPrompt, size: int, now_s: float) -> bool:

@@ -50,11 +50,6 @@ class Credit:
         else:
             self._more[key] = more - 1
 
-    @property
-    def expected(self) -> int:
-        """Keys that open leases are about to fill."""
-        return len(self._expected)
-
     def expect(self, lease: int, keys: Sequence[int]) -> None:
         """The blocks with these keys are about to be computed for this lease."""
         mine, bit, of = (lease,), self._bit, self._masks.of  # one tuple for all its keys

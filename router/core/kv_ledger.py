@@ -98,18 +98,11 @@ class Ledger:
         """While on, a block stored where a copy is known to be is that copy, announced again."""
         self._idempotent = on
 
-    def clear(self, *, keep_names: bool = False) -> None:
-        """Nothing is held, at once. `keep_names` where the engine is the same process, so its hashes mean the same."""
-        if keep_names:
-            for event in self._aside.values():
-                self._forsake(event)
-            self._names.update(self._held)  # type: ignore[arg-type]  # only what was aside had no key
+    def clear(self) -> None:
+        """Nothing is held, at once, and no hash is known by name."""
         self._credit.reopen(self._held)
-        if keep_names:
-            self._empty()
-        else:
-            self._names = {}
-            self._reset()
+        self._names = {}
+        self._reset()
 
     def close(self) -> None:
         """The engine is gone; its bit goes back to `masks`."""
@@ -133,11 +126,6 @@ class Ledger:
         or until the engine says of a block that it is stored, and from then on while it is.
         """
         self._credit.expect(lease, keys)
-
-    @property
-    def expected(self) -> int:
-        """Blocks about to be computed for open leases."""
-        return self._credit.expected
 
     def settle(self, lease: int) -> None:
         """The lease is over: what it alone expected, and the engine did not confirm, is not held."""

@@ -58,7 +58,6 @@ class KvStream:
         self.replays = replays
         self.limits = limits = limits or Limits()
         self.phase = Phase.DOWN
-        self.last_at_s: float | None = None  # time of the last batch applied, by the engine's clock
         self.counts = Counts()
         self._last = History(limits.window_batches)
         self._waiting = Arrivals(limits.queue_batches_max, limits.queue_bytes_max)
@@ -413,7 +412,6 @@ class KvStream:
         else:
             self.counts.batches += 1
             self.counts.skipped += batch.skipped
-            self.last_at_s = batch.at_s
             self._steps.due.append(Apply(seq, batch))
             if batch.skipped:
                 self._basis = (Grade.CATCHING_UP, f"events of batch {seq} cannot be read")

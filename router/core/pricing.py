@@ -66,7 +66,6 @@ class Pricer:
             footprint_blocks=footprint,
             grade=_grade(held),
             estimated_tokens=estimate,
-            coming_blocks=held.coming_blocks if held else 0,
         )
 
     def _cached_tokens(self, member: Member, size: Size, estimate: int, held: Held | None) -> int:

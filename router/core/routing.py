@@ -270,7 +270,7 @@ class Router:
     def _graded(self, id_: str, grade: Grade, why: str) -> None:
         member = self.fleet.members.get(id_)
         if member is not None:
-            member.grade, member.grade_why = grade, why
+            member.grade = grade
             self._tell_graded(id_, grade, why)
 
     def _question(self, ring_key: str, chain: Chain | None, now_s: float) -> Question:

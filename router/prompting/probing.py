@@ -62,7 +62,6 @@ PROMPTS: dict[str, TemplateInput] = {
     "continued": TemplateInput(messages=[_HELLO, _FINE], add_generation_prompt=False, continue_final_message=True),
     "no generation": TemplateInput(messages=[_HELLO], add_generation_prompt=False),
 }
-SHOWN_NONE = "refused"
 
 
 def difference(name: str, ours: bytes | None, theirs: bytes | None) -> str | None:

@@ -357,16 +357,6 @@ def test_a_clear_takes_everything_at_once(engine: _Engine) -> None:
     assert engine.depth("a") == 0
 
 
-def test_names_can_outlive_a_clear(engine: _Engine) -> None:
-    """After a gap in the stream of one process nothing is sure to be held, but its hashes mean what they meant."""
-    engine.hears(_stored([1, 2], "ab"), _stored([8], "x", parent=7))
-    engine.ledger.clear(keep_names=True)
-    assert engine.depth("ab") == 0
-    engine.hears(_stored([3], "c", parent=2), _stored([1], medium="CPU"), _stored([2], "b", parent=1))
-    assert engine.depth("abc") == 3
-    assert engine.ledger.aside == 0
-
-
 def test_expected_blocks_count_until_settled(engine: _Engine) -> None:
     """A burst of one prefix finds it where the first was sent; nothing is left if nothing was computed."""
     engine.hears(_stored([1], "a"))
@@ -552,17 +542,12 @@ class Machine(RuleBasedStateMachine):
         self.announces = not self.announces
         self.engine.ledger.announcing(self.announces)
 
-    @rule(how=st.sampled_from(["cleared", "gap"]))
-    def _clear(self, how: str) -> None:
-        named, opened = self.named, self.opened
+    @rule()
+    def _clear(self) -> None:
         announces = self.announces
         self._forget_all()
         self.announces = announces
-        if how == "gap":
-            self.engine.ledger.clear(keep_names=True)
-            self.told, self.named, self.opened = set(named), named, opened
-        else:
-            self.engine.hears(Cleared())
+        self.engine.hears(Cleared())
 
     def _believed(self) -> set[int]:
         """Keys with the engine's bit, the swept excepted."""
