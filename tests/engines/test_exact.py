@@ -318,3 +318,40 @@ async def test_exact_is_earned_after_a_late_join(
     _, equal, false = verdict("after a late join", after, figures)
     assert false <= 0.03
     assert equal >= 0.97
+
+
+async def test_what_was_stored_before_joining_is_told_again(
+    replicas: list[Replica], folder: Path, figures: Figures
+) -> None:
+    """With `events.announce`, one answer that held more than the events knew is enough to know the rest."""
+    short = replicas[0]
+    short.buffer_steps = 3
+    short.restart()
+    root = {"model": MODEL, "prompt": prose("announced", 10 * BLOCK_TOKENS), "max_tokens": 2, "temperature": 0}
+    async with talking_to(short.url) as direct:
+        for number in range(8):  # more batches than a replay holds, behind the one that matters
+            body = root if not number else {**root, "prompt": prose(f"beside {number}", 3 * BLOCK_TOKENS)}
+            (await direct.post("/v1/completions", json=body)).raise_for_status()
+    options = ["--tokenizer", str(install.model_dir()), "--set", "events.announce=true"]
+    router = Router([short.url], folder, "router-announce", options)
+    try:
+        await asyncio.to_thread(router.wait_ready)
+        await wait_graded(router, 1, "catching-up: joined late")
+        async with talking_to(router.url) as client:
+            first = await client.post("/v1/completions", json=root)
+            cached = first.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            unknown = router.replica_rows()[0]["events"]["blocks"]
+
+            def told() -> bool:
+                blocks: int = router.replica_rows()[0]["events"]["blocks"]
+                return blocks >= unknown + cached // BLOCK_TOKENS
+
+            took_s = await asyncio.to_thread(wait_until, "told again", told, EXACT_TIMEOUT_S)
+            await client.post("/v1/completions", json=root)
+        row = router.replica_rows()[0]["events"]
+    finally:
+        router.server.kill()
+    figures(f"announced: {cached // BLOCK_TOKENS} blocks of a prompt told again {took_s:.1f} s after it was answered")
+    assert cached > 5 * BLOCK_TOKENS
+    assert first.headers["x-warmroute-predicted-cached-tokens"] == "0"
+    assert (row["answers_equal"], row["answers_compared"]) == (1, 2)  # by events alone: the second, not the first
