@@ -33,7 +33,7 @@ test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4
 	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-engines .venv-sglang
+	rm -rf $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'

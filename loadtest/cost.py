@@ -127,7 +127,7 @@ async def decisions(folder: Path, runs: int, told: Callable[[int], None]) -> lis
                     found.setdefault(f"extend_{name}{'_staged' * staged}", []).append(extended)
             told(run + 1)
     finally:
-        await world.close()
+        world.close()
     return [row for case in ("extend_100k", "cold_100k", "extend_1k", "cold_1k") for row in rows_of(case, found)]
 
 
@@ -163,7 +163,7 @@ async def profile(folder: Path, size: tuple[int, int]) -> None:
         names = [f"profile {n}" for n in range(5 if size is LONG else 5 * SHORT_A_RUN)]
         await conversations(world, talks, names, size, staged=False, measured=measured)
     finally:
-        await world.close()
+        world.close()
     pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(40)
 
 

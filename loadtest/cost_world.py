@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
 from xxhash import xxh3_64_intdigest
 
 from router.core.blocks import chain_of, token_chain
@@ -30,8 +28,10 @@ from router.core.knowledge import Knowledge
 from router.core.kv_events import decode, slices
 from router.core.policies import POLICIES
 from router.core.routing import Router
+from router.placing import LocalPlacer
 from router.prompts import Prompts
 from router.reading import Question, Reader
+from router.serving import Client, Request
 from router.settings import Settings
 from router.tokens import RUNS_MAX, Tokens
 
@@ -132,20 +132,18 @@ class World:
             cache_bytes_max=settings.tokens.cache_bytes_max,
             offload_bytes_min=offload_bytes_min,
         )
-        self.tokens = Tokens(
+        self.placer = LocalPlacer(
             self.router,
-            self.prompts,
-            ask_replicas=False,
-            verify=False,
-            verify_interval_s=60.0,
-            offload_bytes_min=offload_bytes_min,
-            timeout_s=1.0,
+            clock=lambda: self.now_s,
             event_wait_s=0.0,
-            api_key="",
+            response_ids_max=100,
+            observe=_ignore,
+            failed=_ignore,
+            refused=_ignore,
+            page=_no_page,
         )
-        self.reader = Reader(
-            self.router, self.tokens, offload_bytes_min=offload_bytes_min, response_ids_max=100, ask_usage=False
-        )
+        tokens = Tokens(self.prompts, None, offload_bytes_min=offload_bytes_min)
+        self.reader = Reader(self.placer, tokens, offload_bytes_min=offload_bytes_min, ask_usage=False)
         self._keys = KeyCache(RUNS_MAX)
         self._stored: dict[str, set[int]] = {}
         self._join()
@@ -161,9 +159,10 @@ class World:
         self.router.models.observe_tokens(MODEL, "")
         self.replicas = names
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop its threads."""
-        await self.tokens.close()
+        self.reader.close()
+        self.prompts.close()
 
     def fill(self, blocks: int) -> None:
         """Every replica holds so many blocks of its own."""
@@ -189,9 +188,9 @@ class World:
 
     async def decide(self, body: bytes) -> Decision:
         """One request through the router's own code, whole."""
-        request = _request()
+        request = _request(body)
         begun_s = self._begin()
-        question = await self.reader.understand(request, body, "cost")
+        question = await self.reader.understand(request, "cost")
         understood_s = self._end(begun_s)
         placed = self._place(question)
         placed.cpu_s += understood_s
@@ -220,8 +219,8 @@ class World:
         keys += rest(prompt, BLOCK_TOKENS, keys)
         self._keys.learn(prompt, BLOCK_TOKENS, keys, known)
         mark()
-        question = await self.reader.understand(_request(), body, "cost")
-        question.tokens = prompt
+        question = await self.reader.understand(_request(body), "cost")
+        question.wanted.tokens = prompt
         placed = self._place(question)
         spent = [after - before for before, after in pairwise(marks)]
         placed.stages_s = dict(zip(STAGES, spent, strict=False)) | placed.stages_s
@@ -230,28 +229,21 @@ class World:
 
     def _place(self, question: Question) -> Decision:
         """Place, have it answered, finish."""
-        if question.tokens is None:
+        wanted = question.wanted
+        if wanted.tokens is None:
             raise CostError("the prompt was placed by estimate: no tokens")
         self.now_s += 1.0
         begun_s = self._begin()
-        lease = self.router.route(
-            question.ask,
-            question.model,
-            question.chain,
-            self.now_s,
-            ring_key=question.ring_key,
-            tokens=question.tokens,
-            body_tokens=question.body_tokens,
-        )
+        lease = self.placer.place_now(wanted, frozenset())
         place_s = self._end(begun_s)
         self.now_s += 1.0
-        usage = Usage(question.tokens.tokens, ANSWER_TOKENS, lease.cached_tokens)
-        self.hold(lease.replica, question.tokens.ids)
+        usage = Usage(wanted.tokens.tokens, ANSWER_TOKENS, lease.cached_tokens)
+        self.hold(lease.replica, wanted.tokens.ids)
         begun_s = self._begin()
         self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
         finish_s = self._end(begun_s)
         spent = {"place": place_s, "finish": finish_s}
-        return Decision(place_s, question.tokens.ids, lease.replica, lease.cached_tokens, spent)
+        return Decision(place_s, wanted.tokens.ids, lease.replica, lease.cached_tokens, spent)
 
     def _begin(self) -> float:
         if self.profiler:
@@ -265,5 +257,17 @@ class World:
         return spent_s
 
 
-def _request() -> web.Request:
-    return make_mocked_request("POST", CHAT, headers={"Content-Type": "application/json"})
+def _request(body: bytes) -> Request:
+    request = Request(cast("Client", None))  # nobody is answered
+    request.method, request.target, request.path, request.body = "POST", CHAT, CHAT, body
+    request.lines = [(b"content-type", b"Content-Type", b"application/json")]
+    request.fields = {b"content-type": b"application/json"}
+    return request
+
+
+def _ignore(*_: object) -> None:
+    """What nobody counts here."""
+
+
+async def _no_page(_: str) -> None:
+    """There are no pages."""

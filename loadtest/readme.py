@@ -5,6 +5,7 @@ wrote, and the tables of settings, metrics and policies come from the code itsel
 differs from what this renders. Each part stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 
     python -m loadtest.readme demo.json            put the demo's figures into README.md
+    python -m loadtest.readme --overhead FILE      put the figures of `loadtest overhead` there, from its JSON
     python -m loadtest.readme --tables             put the tables of settings, metrics and policies there
     python -m loadtest.readme --check demo.json    exit 1 unless the demo kept what README promises
 """
@@ -28,6 +29,7 @@ import msgspec
 
 from loadtest.demo import FIXED, WORKLOADS, Workload, verdicts
 from loadtest.demo import POLICIES as COMPARED
+from loadtest.overhead_report import CASES, HEADS, cells, measured
 from loadtest.report import COLUMNS, Row, shown
 from loadtest.traces import TraceError, read_trace
 from router import settings
@@ -39,6 +41,7 @@ from router.metrics import Metrics, RequestRecord
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 COMMAND = 'make run ARGS="--exit --json demo.json"'
+OVERHEAD_COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
 SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s")
 
 AGENT_HIT_RATIO_MIN = 3.0  # warm over round robin, token hit rate
@@ -176,11 +179,9 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
         if sizes.get(row.workload or "") != row.requests:
             raise ReadmeError(f"{row.workload}, {row.policy}: {row.requests} requests are not the demo's own run")
     columns = [next(column for column in COLUMNS if column.name == name) for name in SHOWN]
-    machine = document["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB, Python {machine['python']}"
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where}; {_runs(len(documents))}.",
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {_where(document)}; {_runs(len(documents))}.",
             "",
             _table([c.title for c in columns], [[shown(row, c) for c in columns] for row in rows]),
             "",
@@ -200,8 +201,42 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def _where(document: dict[str, Any]) -> str:
+    machine = document["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB, Python {machine['python']}"
+
+
 def _runs(count: int) -> str:
     return "one run" if count == 1 else f"{count} runs, each figure the median of its own, errors added up"
+
+
+# What a router costs
+
+
+def overhead_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest overhead`, with date, machine, versions, command and goals. Raises ReadmeError."""
+    rows = _rows(document)
+    figures = measured(rows)
+    if {row.case for row in figures} != CASES.keys():
+        raise ReadmeError("not the JSON of a whole run of overhead: some of its cases are missing")
+    versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{OVERHEAD_COMMAND}` on {_where(document)}; {versions}.",
+            "",
+            _table(HEADS, [cells(figures, row) for row in figures]),
+            "",
+            *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
+            "",
+            _table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
+        ]
+    )
+
+
+def _goal(row: Row) -> tuple[str, ...]:
+    numbers = ("-" if value is None else f"{value:.2f}" for value in (row.expected, row.got))
+    verdict = "not judged" if row.ok is None else "met" if row.ok else "missed"
+    return (row.case or row.workload or "", row.goal or "", *numbers, verdict)
 
 
 def ceiling(workload: Workload) -> float:
@@ -277,13 +312,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.readme", description="Render README.md's own parts.")
     parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
     parser.add_argument("--tables", action="store_true", help="render the tables of settings, metrics and policies")
+    parser.add_argument("--overhead", type=Path, metavar="FILE", help="render the figures of `loadtest overhead`")
     parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
     parser.add_argument("--readme", type=Path, default=README, help="the file to change")
     options = parser.parse_args(argv)
-    if not options.demo and (options.check or not options.tables):
+    if not options.demo and (options.check or not (options.tables or options.overhead)):
         parser.error("the demo's JSON is missing")
     try:
-        return _check(options.demo) if options.check else _render(options.readme, options.demo, tables=options.tables)
+        return _check(options.demo) if options.check else _render(options)
     except (ReadmeError, TraceError, OSError, json.JSONDecodeError) as error:
         print(f"readme: {error}", file=sys.stderr)
         return 1
@@ -302,13 +338,15 @@ def _read(files: Sequence[Path]) -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def _render(readme: Path, demo: Sequence[Path], *, tables: bool) -> int:
-    text = readme.read_text(encoding="utf-8")
-    if tables:
+def _render(options: argparse.Namespace) -> int:
+    text = options.readme.read_text(encoding="utf-8")
+    if options.tables:
         text = with_tables(text)
-    if demo:
-        text = with_block(text, "demo", demo_block(_read(demo)))
-    readme.write_text(text, encoding="utf-8")
+    if options.demo:
+        text = with_block(text, "demo", demo_block(_read(options.demo)))
+    if options.overhead:
+        text = with_block(text, "overhead", overhead_block(_read([options.overhead])[0]))
+    options.readme.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ class Row:
     replicas: int | None = None
     load: float | None = None
     load_unit: str | None = None
-    """`sessions` active at a time, or `requests/s` offered."""
+    """`sessions` active at a time, `requests/s` offered, or `chunks/s` that were relayed."""
     seed: int | None = None
     requests: int | None = None
     errors: int | None = None
@@ -57,6 +57,15 @@ class Row:
     """The part of token_hit_rate earned by prompts already sent, byte for byte, in the same run."""
     imbalance: float | None = None
     """Computed prompt tokens, the busiest replica's over the mean."""
+    cpu_us_per_request: float | None = None
+    """User and system time of the router's whole process tree."""
+    cpu_us_per_chunk: float | None = None
+    """Likewise, per event of a stream, while so many streams run."""
+    requests_per_s: float | None = None
+    added_ttft_p50_ms: float | None = None
+    """Time to the first event through the router, less that of the same load without one."""
+    added_ttft_p99_ms: float | None = None
+    rss_mb: float | None = None
     goal: str | None = None
     expected: float | None = None
     got: float | None = None
@@ -99,9 +108,12 @@ def envelope(command: str, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, command: str, rows: Sequence[Row]) -> None:
-    """Write the run's document."""
-    path.write_text(json.dumps(envelope(command, rows), indent=2) + "\n", encoding="utf-8")
+def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[str, str] | None = None) -> None:
+    """Write the run's document; versions of the routers compared are told with the machine."""
+    document = envelope(command, rows)
+    if routers:
+        document["machine"]["routers"] = dict(routers)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def commit(folder: Path) -> str | None:
@@ -225,10 +237,12 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _groups(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
+    """Rows by workload, or by case, where rows without this column are left out: cases differ in what applies."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.workload or "", []).append(row)
+        if column is None or row.workload or getattr(row, column.name) is not None:
+            groups.setdefault(row.workload or row.case or "", []).append(row)
     return list(groups.items())
 
 
@@ -268,17 +282,18 @@ def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[
 
 PANEL_WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, GROUP_GAP, TOP = 470, 90, 60, 20, 34, 78
 NOTE_CHARACTERS = 140
-COLOURS = {"round_robin": "#9aa5b1", "warm": "#e4572e"}
+COLOURS = {"round_robin": "#9aa5b1", "warm": "#e4572e", "nginx": "#9aa5b1", "warmroute": "#e4572e"}
 OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
 
 
-def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str]) -> str:
+def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str], charted: Sequence[Column] = CHARTED) -> str:
     """The charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
-    groups = _groups(rows)
+    panels = [(column, _groups(rows, column)) for column in charted]
     notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
-    body_height = sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups)
+    heights = [sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups) for _, groups in panels]
+    body_height = max(heights, default=0)
     height = TOP + body_height + 24 + 17 * len(notes)
-    width = PANEL_WIDTH * len(CHARTED) + 40
+    width = PANEL_WIDTH * len(charted) + 40
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
@@ -287,7 +302,7 @@ def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str]) -> str:
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         _svg_text(20, 30, title, 'font-size="17" font-weight="600"'),
     ]
-    for i, column in enumerate(CHARTED):
+    for i, (column, groups) in enumerate(panels):
         parts += _svg_panel(20 + i * PANEL_WIDTH, groups, column)
     for i, note in enumerate(notes):
         style = 'font-size="12" fill="#5f6b7a"'
@@ -305,9 +320,10 @@ def _svg_panel(left: int, groups: Sequence[tuple[str, Sequence[Row]]], column: C
         y += 20
         for i, row in enumerate(group):
             size = room * (getattr(row, column.name) or 0.0) / top if top else 0.0
-            colour = COLOURS.get(row.policy or "", OTHER_COLOURS[i % len(OTHER_COLOURS)])
+            label = row.policy or row.router or ""
+            colour = COLOURS.get(label, OTHER_COLOURS[i % len(OTHER_COLOURS)])
             parts += [
-                _svg_text(left + LABEL_WIDTH - 8, y + 14, row.policy or "", 'text-anchor="end"'),
+                _svg_text(left + LABEL_WIDTH - 8, y + 14, label, 'text-anchor="end"'),
                 (
                     f'<rect x="{left + LABEL_WIDTH}" y="{y + 2}" width="{size:.1f}" height="{BAR_HEIGHT - 4}"'
                     f' rx="2" fill="{colour}"/>'

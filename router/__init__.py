@@ -3,12 +3,16 @@
 A map, top floor first (imports go down only, see ARCHITECTURE.md):
 
     __main__    argv -> settings -> run
-    app         builds everything, owns tasks, drains
+    app         a hub and an edge in one process
+    workers     several processes: a supervisor, a hub, an edge each
+    edge, hub   what faces clients; what knows the replicas and places
+    running     what both need to be put together
     settings    every setting, with unit, default and reason
     proxy       the life of one request
-    admin, logs the router's own pages, and its log lines
-    reading     what a client asks: read, parsed, hashed
-    tokens      its token ids and their keys, and whether they can be trusted
+    admin       the router's own pages
+    trust       whether our token ids are the engines'
+    reading     what a client asks: parsed, hashed
+    tokens      its token ids and their keys
     relay       bytes from engine to client
     upstream    call one engine; failures typed by what a retry may do
     probe       loops that ask engines for health, models and load
@@ -16,7 +20,11 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     events      what engines say of their KV caches, over ZeroMQ
     announce    have an engine repeat what it said before we listened
     discovery   which replicas there are
-    metrics     what Prometheus sees
+    placing     the seam between edge and hub
+    exchange    one request and its answer on a connection to an engine
+    serving     HTTP/1.1 from clients
+    logs        log lines; log_writer writes them in a thread
+    metrics     what Prometheus sees; tallies counts it
     pages       asking engines for pages of their own
     prompts     chat template and tokenizer, off the loop (parts in prompting/)
     core        placement itself: pure, no I/O

@@ -15,6 +15,8 @@ from router import __version__, logs
 from router.core.policies import POLICIES
 from router.settings import Settings, SettingsError, load
 
+SWITCH_S = 0.0005  # how long a thread that parses a long body may keep the event loop waiting, between two bytecodes
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `warmroute`. Returns the exit status."""
@@ -33,7 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load(options.config, os.environ, _overrides(options))
     except SettingsError as error:
         return _complain(error)
+    if settings.listen.workers > 1:
+        from router.workers import supervisor
+
+        return supervisor.run(settings)
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
+    sys.setswitchinterval(SWITCH_S)
     return _run(settings)
 
 
@@ -51,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
     )
+    serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
     serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key")
     check = commands.add_parser("check-config", help="say what is wrong with a settings file")
     check.add_argument("file", type=Path)
@@ -64,6 +72,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "listen.host": options.host,
         "listen.port": options.port,
         "listen.admin_port": options.admin_port,
+        "listen.workers": options.workers,
         "routing.policy": options.policy,
         "tokens.sources": options.tokenizer,
     }

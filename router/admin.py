@@ -13,6 +13,10 @@ from router.core.facts import Candidate
 from router.core.fleet import Member
 from router.core.routing import Router
 from router.metrics import CONTENT_TYPE, Metrics, RequestRecord
+from router.placing import Page
+
+MODELS = "/v1/models"
+TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
 
 class Pages:
@@ -36,44 +40,44 @@ class Pages:
         self._streams = streams
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
-    def routes(self, *, admin: bool, metrics: bool) -> list[web.RouteDef]:
-        """The pages of one listener."""
-        routes = [web.get("/healthz", self.healthz), web.get("/readyz", self.readyz)]
-        if metrics:
-            routes.append(web.get("/metrics", self.metrics))
-        if admin:
-            routes += [
-                web.get("/admin/replicas", self.replicas),
-                web.get("/admin/decisions", self.last_decisions),
-                web.get("/admin/index", self.index),
-            ]
-        return routes
+    def routes(self) -> list[web.RouteDef]:
+        """The pages of the admin listener."""
+        return [
+            *(web.get(path, self._shown) for path in ("/healthz", "/readyz", "/metrics")),
+            web.get("/admin/replicas", self.replicas),
+            web.get("/admin/decisions", self.last_decisions),
+            web.get("/admin/index", self.index),
+        ]
 
-    async def healthz(self, _: web.Request) -> web.Response:
-        """The process is alive."""
-        return web.Response(text="ok\n")
+    async def page(self, path: str) -> Page | None:
+        """The pages that clients may see, by path; None where there is none. `/healthz`: the process is alive.
+        `/readyz`: at least one replica is ready and the router is not draining. `/v1/models`: the union of what ready
+        replicas serve, in OpenAI's list form."""
+        if path == "/healthz":
+            return Page(200, TEXT, b"ok\n")
+        if path == "/readyz":
+            ready = self._ready()
+            return Page(200 if ready else 503, TEXT, b"ready\n" if ready else b"not ready\n")
+        if path == "/metrics":
+            return Page(200, CONTENT_TYPE, await self._metrics.page_in_slices())
+        if path == MODELS:
+            return _page({"object": "list", "data": list(self._models().values())})
+        if path.startswith(MODELS + "/"):
+            return self._model(path.removeprefix(MODELS + "/"))
+        return None
 
-    async def readyz(self, _: web.Request) -> web.Response:
-        """At least one replica is ready and the router is not draining."""
-        ready = self._ready()
-        return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
-
-    async def metrics(self, _: web.Request) -> web.Response:
-        """Prometheus' text format."""
-        return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def models(self, _: web.Request) -> web.Response:
-        """The union of what ready replicas serve, in OpenAI's list form."""
-        return _json({"object": "list", "data": list(self._models().values())})
-
-    async def model(self, request: web.Request) -> web.Response:
-        """One model of the list."""
-        name = request.match_info["model"]
+    def _model(self, name: str) -> Page:
         row = self._models().get(name)
         if row is None:
             error = {"message": f"The model '{name}' does not exist.", "type": "not_found_error", "param": "model"}
-            return _json({"error": {**error, "code": "model_not_found"}}, status=404)
-        return _json(row)
+            return _page({"error": {**error, "code": "model_not_found"}}, status=404)
+        return _page(row)
+
+    async def _shown(self, request: web.Request) -> web.Response:
+        page = await self.page(request.path)
+        if page is None:
+            raise web.HTTPNotFound
+        return web.Response(status=page.status, body=page.body, headers={"Content-Type": page.content_type})
 
     async def replicas(self, _: web.Request) -> web.Response:
         """Every replica with health, load, grade, and what was learned of it."""
@@ -172,5 +176,9 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}
 
 
-def _json(value: Any, status: int = 200) -> web.Response:  # noqa: ANN401 - anything JSON
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
+    return web.Response(body=msgspec.json.encode(value), content_type=JSON)
+
+
+def _page(value: Any, status: int = 200) -> Page:  # noqa: ANN401 - anything JSON
+    return Page(status, JSON, msgspec.json.encode(value))

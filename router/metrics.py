@@ -1,56 +1,32 @@
 """What Prometheus sees; the only importer of prometheus_client.
 
-Counters and histograms are updated once per request, at its end. Gauges about replicas are read from the Router when
-a scrape asks, so that a departed replica's series depart with it. Labels are bounded: routes and reasons are fixed
-sets, models are those that replicas serve (anything else is `other`), replicas are those discovered.
+What is counted are plain numbers (tallies.py), which become families when a scrape asks. Gauges about replicas are
+read from the Router then as well, so that a departed replica's series depart with it. A page of many series is
+written in slices, between which the event loop goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from math import exp
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from router import __version__
-from router.core.facts import Grade, Receipt, Usage
+from router.core.facts import Grade
 from router.core.fleet import Member
 from router.core.routing import Router
+from router.tallies import Counter, Histogram, RequestRecord, Tallies
+
+__all__ = ["CONTENT_TYPE", "Metrics", "RequestRecord"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` twin of every counter helps nobody here
-HIT_RATE_WINDOW_S = 300.0
-
-_LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
-_INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
-_OVERHEAD_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
-
-    id: str
-    route: str
-    at_s: float = 0.0  # Unix time
-    model: str = ""
-    status: int = 0
-    ending: str = ""
-    error: str | None = None
-    detail: str | None = None  # what the client was told of it
-    stream: bool = False
-    duration_s: float = 0.0
-    overhead_s: float | None = None  # from the whole request read to the call of the first replica
-    ttft_s: float | None = None
-    inter_token_s: float | None = None
-    events: int = 0
-    receipt: Receipt | None = None
-    usage: Usage | None = None
-    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
+SLICE_SAMPLES = 100  # of a page, written without a break: half a millisecond or so
 
 
 class Metrics:
@@ -63,128 +39,105 @@ class Metrics:
         clock: Callable[[], float],
         streams: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict,
         prompts: Callable[[], Mapping[str, int]] = dict,
+        lines_dropped: Callable[[], int] = int,
     ) -> None:
-        """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens."""
+        """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
+        `lines_dropped`: log lines that nobody took."""
+        self._tallies = Tallies()
+        self.observe = self._tallies.observe  # as it is: one call less on every request
+        self.failed = self._tallies.failed
+        self.left = self._tallies.left
+        self.hub_lost = self._tallies.hub_lost
+        gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped)
+        self._read = (gauges, _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
-        self._hits = _HitRate()
-        self._define()
-        self.registry.register(_Gauges(router, in_flight, clock, self._hits))
-        self.registry.register(_Events(router, streams, prompts))
-
-    def _define(self) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"warmroute_{name}", text, labels, registry=self.registry)
-
-        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(f"warmroute_{name}", text, labels, buckets=tuple(buckets), registry=self.registry)
-
-        self._requests = counter("requests", "Requests answered.", "route", "model", "status")
-        self._ttft = histogram("ttft_seconds", "Time to the first event of a stream.", _LATENCY_S, "model")
-        self._duration = histogram("duration_seconds", "Request read to answer ended.", _LATENCY_S, "route", "model")
-        self._inter_token = histogram(
-            "inter_token_seconds", "Mean time between the events of a stream.", _INTER_TOKEN_S, "model"
-        )
-        self._overhead = histogram(
-            "overhead_seconds", "Request read to request sent on: parse, hash, match, place.", _OVERHEAD_S
-        )
-        self._events = counter("stream_events", "Streamed events passed on.", "model")
-        self._prompt = counter("prompt_tokens", "Prompt tokens placed, estimated.", "model")
-        self._predicted = counter("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model")
-        self._reported = counter(
-            "reported_prompt_tokens", "Prompt tokens of answers that say how many were cached.", "model"
-        )
-        self._cached = counter("cached_tokens", "Prompt tokens that engines reported as cached.", "model")
-        self._decisions = counter("decisions", "Placements.", "policy", "reason")
-        self._graded = counter("graded_requests", "Placements by grade of the prediction.", "grade")
-        self._predictions = counter(
-            "predictions", "Predictions against the engine's own count of cached tokens.", "grade", "result"
-        )
-        self._over = counter("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade")
-        self._retries = counter("retries", "Attempts that failed and were retried elsewhere.", "kind")
-        self._failures = counter("replica_failures", "Attempts that failed.", "replica", "kind")
-
-    def observe(self, record: RequestRecord) -> None:
-        """Count one request at its end."""
-        model = record.model or "none"
-        self._requests.labels(record.route, model, str(record.status)).inc()
-        self._duration.labels(record.route, model).observe(record.duration_s)
-        if record.overhead_s is not None:
-            self._overhead.observe(record.overhead_s)
-        if record.ttft_s is not None:
-            self._ttft.labels(model).observe(record.ttft_s)
-        if record.inter_token_s is not None:
-            self._inter_token.labels(model).observe(record.inter_token_s)
-        if record.events:
-            self._events.labels(model).inc(record.events)
-        for kind, _ in record.retries:
-            self._retries.labels(kind).inc()
-        if record.receipt is not None:
-            self._observe_receipt(model, record.receipt, record.usage, record.at_s)
-
-    def _observe_receipt(self, model: str, receipt: Receipt, usage: Usage | None, now_s: float) -> None:
-        self._decisions.labels(receipt.policy, receipt.reason.value).inc()
-        if not receipt.prompt_tokens:
-            return
-        self._graded.labels(receipt.grade.value).inc()
-        self._prompt.labels(model).inc(receipt.prompt_tokens)
-        self._predicted.labels(model).inc(receipt.predicted_cached_tokens)
-        self._hits.predicted.add(receipt.predicted_cached_tokens, receipt.prompt_tokens, now_s)
-        if usage is not None and usage.cached_tokens is not None:
-            self._reported.labels(model).inc(usage.prompt_tokens)
-            self._cached.labels(model).inc(usage.cached_tokens)
-            self._hits.actual.add(usage.cached_tokens, usage.prompt_tokens, now_s)
-            over = receipt.predicted_cached_tokens - usage.cached_tokens
-            result = "equal" if not over else "over" if over > 0 else "under"
-            self._predictions.labels(receipt.grade.value, result).inc()
-            self._over.labels(receipt.grade.value).inc(max(0, over))
-
-    def failed(self, replica: str, kind: str) -> None:
-        """Count one failed attempt."""
-        self._failures.labels(replica, kind).inc()
-
-    def left(self, replica: str) -> None:
-        """Drop the series of a replica that is gone."""
-        for kind in ("connect", "broke_early", "lost", "timeout", "engine", "broke_midway"):
-            if (replica, kind) in self._failures._metrics:  # noqa: SLF001 - remove() raises for what was never counted
-                self._failures.remove(replica, kind)
+        for collector in (_Counted(self._tallies), *self._read):
+            self.registry.register(collector)
 
     def page(self) -> bytes:
-        """The page that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        """The page that Prometheus scrapes, at one go."""
+        return b"".join(self._slices())
+
+    async def page_in_slices(self) -> bytes:
+        """The same page, written a slice at a time: requests go on in between. No series is torn."""
+        slices = []
+        for text in self._slices():
+            slices.append(text)
+            await asyncio.sleep(0)
+        return b"".join(slices)
+
+    def _slices(self) -> Iterator[bytes]:
+        for tally in self._tallies.all():
+            for number, family in enumerate(_families(tally, SLICE_SAMPLES)):
+                text = generate_latest(_Only(family))
+                yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE once a family
+        for collector in self._read:
+            for family in collector.collect():
+                yield generate_latest(_Only(family))
 
 
-class _Ratio:
-    """A ratio over an exponentially fading window."""
+class _Only(Collector):
+    """What `generate_latest` takes for a registry, with one family."""
 
-    def __init__(self) -> None:
-        self._part = self._whole = self._at_s = 0.0
+    def __init__(self, family: Metric) -> None:
+        self._family = family
 
-    def add(self, part: float, whole: float, now_s: float) -> None:
-        fade = exp(min(0.0, self._at_s - now_s) / HIT_RATE_WINDOW_S)
-        self._part, self._whole, self._at_s = self._part * fade + part, self._whole * fade + whole, now_s
-
-    @property
-    def value(self) -> float | None:
-        return self._part / self._whole if self._whole > 1e-9 else None
+    def collect(self) -> Iterable[Metric]:
+        """That family."""
+        return (self._family,)
 
 
-class _HitRate:
-    def __init__(self) -> None:
-        self.predicted, self.actual = _Ratio(), _Ratio()
+class _Counted(Collector):
+    """What was counted."""
+
+    def __init__(self, tallies: Tallies) -> None:
+        self._tallies = tallies
+
+    def collect(self) -> Iterable[Metric]:
+        """One family after another, each whole."""
+        for tally in self._tallies.all():
+            yield from _families(tally, 1 << 62)
+
+
+def _families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
+    """Its series as they are, so many samples at once but never part of a series; an empty family if there is none."""
+    if isinstance(tally, Counter):
+        values = list(tally.values.items())
+        for at in range(0, len(values) or 1, samples_max):
+            counter = CounterMetricFamily(tally.name, tally.text, labels=tally.labels)
+            for labels, value in values[at : at + samples_max]:
+                counter.add_metric([str(label) for label in labels], value)
+            yield counter
+        return
+    bounds = [floatToGoString(bound) for bound in (*tally.bounds, float("inf"))]  # type: ignore[no-untyped-call]
+    series, step = list(tally.series.items()), max(1, samples_max // (len(bounds) + 2))
+    for at in range(0, len(series) or 1, step):
+        histogram = HistogramMetricFamily(tally.name, tally.text, labels=tally.labels)
+        for labels, (*counts, total) in series[at : at + step]:
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            histogram.add_metric([str(label) for label in labels], buckets, total)
+        yield histogram
 
 
 class _Gauges(Collector):
     """Reads the Router when scraped."""
 
     def __init__(
-        self, router: Router, in_flight: Callable[[], int], clock: Callable[[], float], hits: _HitRate
+        self,
+        router: Router,
+        in_flight: Callable[[], int],
+        clock: Callable[[], float],
+        tallies: Tallies,
+        lines_dropped: Callable[[], int],
     ) -> None:
-        self._router, self._in_flight, self._clock, self._hits = router, in_flight, clock, hits
+        self._router, self._in_flight, self._clock, self._tallies = router, in_flight, clock, tallies
+        self._lines_dropped = lines_dropped
 
     def collect(self) -> Iterable[Metric]:
         """One family after another; every name is always present, so that dashboards find it."""
         yield _gauge("in_flight_requests", "Requests being answered.", (), [((), self._in_flight())])
-        rates = [(("predicted",), self._hits.predicted.value), (("actual",), self._hits.actual.value)]
+        tallies = self._tallies
+        rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
         yield _gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)
         index = self._router.index
         yield _gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
@@ -192,14 +145,16 @@ class _Gauges(Collector):
         masks = self._router.knowledge.masks
         yield _gauge("held_keys", "Distinct blocks that events say are held.", (), [((), len(masks))])
         yield _gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
+        dropped = "Log lines that nobody took from standard error in time."
+        yield CounterMetricFamily("warmroute_log_lines_dropped", dropped, value=self._lines_dropped())
         yield from self._replicas()
 
     def _replicas(self) -> Iterable[Metric]:
         router, now_s = self._router, self._clock()
-        members = list(router.fleet.members.values())
+        members = router.fleet.members  # as it is when a family is made: between two families a replica may leave
 
         def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
-            return _gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in members])
+            return _gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in members.values()])
 
         yield each("ready", "1 when requests may be sent there.", lambda m: float(m.health.fit))
         yield each("in_flight", "Open leases.", lambda m: len(m.leases))
@@ -218,7 +173,7 @@ class _Gauges(Collector):
             "replica_grade",
             "1 at the grade of what is known of the replica's cache.",
             ("replica", "grade"),
-            [((m.id, g.value), float(m.grade is g)) for m in members for g in Grade],
+            [((m.id, g.value), float(m.grade is g)) for m in members.values() for g in Grade],
         )
 
 

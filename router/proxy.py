@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
-from uuid import uuid4
-
-from aiohttp import web
-from multidict import CIMultiDict
+from itertools import count
 
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
-from router.core.fleet import Lease
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
-from router.core.routing import Router
-from router.metrics import RequestRecord
-from router.reading import HOP_HEADERS, RESPONSES, Question, Reader, Refusal, none_ready, read
-from router.relay import ClientLeft, Relayed, relay
-from router.upstream import Answer, BrokeMidway, ConnectFailed, EngineFailed, Failure, TimedOut, Upstream
+from router.exchange import Answer, BrokeMidway, Failure
+from router.placing import Placed, Placer
+from router.reading import RESPONSES, Question, Reader, Refusal, made_response, none_ready
+from router.relay import Relay
+from router.serving import BadRequest, ClientLeft, Request, date_line
+from router.tallies import RequestRecord
+from router.upstream import ConnectFailed, EngineFailed, TimedOut, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +35,19 @@ CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there t
 ID_CHARS_MAX = 128
 DETAIL_CHARS_MAX = 300
 
+_ID_PREFIX = secrets.token_hex(8)  # of this process
+_id_numbers = count(secrets.randbits(32))
+
 
 class Proxy:
     """Answers requests that go to engines."""
 
     def __init__(
         self,
-        router: Router,
+        placer: Placer,
         reader: Reader,
         upstream: Upstream,
         report: Callable[[RequestRecord], None],
-        failed: Callable[[str, str], None],
-        lost: Callable[[str], None],
         *,
         clock: Callable[[], float],
         budget: RetryBudget,
@@ -55,12 +55,10 @@ class Proxy:
         retry_on_timeout: bool,
         receipts: bool,
     ) -> None:
-        self._router = router
+        self._placer = placer
         self._reader = reader
         self._upstream = upstream
         self._report = report
-        self._failed = failed
-        self._lost = lost
         self._clock = clock
         self._budget = budget
         self._retries_max = retries_max
@@ -70,26 +68,26 @@ class Proxy:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: Request) -> None:
         """Answer one request, whatever happens; everything about it is reported once."""
-        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time())
         started_s = self._clock()
+        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time())
         self.in_flight += 1
         self._idle.clear()
         try:
-            return await self._serve(request, record)
+            await self._serve(request, record, started_s)
         except Refusal as refusal:
-            return refuse(request, record, refusal, spoken_on(request.path))
-        except asyncio.CancelledError:
+            refuse(request, record, refusal, spoken_on(request.path))
+        except (asyncio.CancelledError, ClientLeft):
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
             raise
-        except ClientLeft:
-            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
-            return web.Response(status=CLIENT_LEFT_STATUS)  # for nobody
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
-            bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
-            return refuse(request, record, bug, spoken_on(request.path))
+            if record.status:
+                request.cut()  # an answer has begun
+            else:
+                bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
+                refuse(request, record, bug, spoken_on(request.path))
         finally:
             self.in_flight -= 1
             if not self.in_flight:
@@ -101,45 +99,43 @@ class Proxy:
         """Return when nothing is being answered."""
         await self._idle.wait()
 
-    async def _serve(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
-        body = await read(request)
-        read_s = self._clock()
-        question = await self._reader.understand(request, body, record.id)
-        record.model, record.stream = question.model or "", question.ask.stream
+    async def _serve(self, request: Request, record: RequestRecord, read_s: float) -> None:
+        question = await self._reader.understand(request, record.id)
+        record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
         self._budget.deposit()
         lease, answer, called_s = await self._call(question, record, read_s)
-        relayed = Relayed()
         outcome = Outcome(Ending.CLIENT_LEFT)
+        relay: Relay | None = None
         try:
-            begun = self._begun(question, lease, record, called_s)
-            waiting = question.ask.stream and not answer.whole and not begun(answer.head)
-            response = self._head(request, answer, lease, record, question)
-            if answer.whole and not question.strip_usage:
-                relayed.see(answer.head)
+            lines = self._lines(answer, lease, record)
+            if answer.whole:
+                request.answer(answer.status, lines, answer.head)
             else:
-                await _prepare(response, request)
-                strip = question.dialect if question.strip_usage else None
-                await relay(
-                    answer.head, answer.pieces(), response, relayed, self._clock, strip, begun if waiting else None
+                begun = self._begun(question, lease, record, called_s)
+                relay = Relay(
+                    answer,
+                    request.begin(answer.status, lines),
+                    begun=begun if question.wanted.ask.stream else None,
+                    strip_usage=question.dialect if question.strip_usage else None,
                 )
-            outcome = _outcome(question, answer, relayed)
+                await answer.relay(relay)
+                relay.end()
+            outcome = _outcome(question, answer, relay)
         except BrokeMidway as error:
             outcome = Outcome(Ending.FAILED)
             record.error = f"broke_midway: {error}"
-            self._failed(lease.replica, "broke_midway")
-            if request.transport is not None:
-                request.transport.close()  # no clean end: the client must not take this for a whole answer
+            self._placer.failed(lease.replica, "broke_midway")
+            request.cut()  # no clean end: the client must not take this for a whole answer
         finally:
-            answer.close()
-            self._finish(lease, outcome, relayed, record)
-        return response
+            self._upstream.done(answer)
+            self._finish(lease, outcome, relay, record)
 
     # -- place and call ------------------------------------------------------------------------------------------
 
-    async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Lease, Answer, float]:
+    async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
         """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
         when the first replica was called. Raises Refusal."""
-        lease = self._place(question, frozenset())
+        lease = await self._place(question, frozenset())
         called_s = self._clock()
         record.overhead_s = called_s - read_s
         tried: frozenset[str] = frozenset()
@@ -150,109 +146,92 @@ class Proxy:
             except Failure as failure:
                 self._note(lease, failure)
                 tried |= {lease.replica}
-                following = self._following(question, failure, tried)
+                following = await self._following(question, failure, tried)
                 if following is None and isinstance(failure, EngineFailed):
                     return lease, failure.answer, called_s  # what the engine said is the best answer there is
                 if isinstance(failure, EngineFailed):
-                    failure.answer.close()
-                self._router.finish(lease, Outcome(Ending.FAILED), self._clock())
+                    self._upstream.done(failure.answer)
+                self._placer.finish(lease, Outcome(Ending.FAILED), self._clock())
                 if following is None:
                     raise self._refusal(failure, tried) from failure
                 record.retries += ((failure.kind, lease.replica),)
                 lease = following
             except BaseException:
-                self._router.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
+                self._placer.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
                 raise
 
-    def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Lease | None:
+    async def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Placed | None:
         """A lease on another replica, if one may be tried and there is one."""
         now_s = self._clock()
         if len(tried) > self._retries_max or not self._may_retry(question, failure) or not self._budget.covers(now_s):
             return None
         try:
-            lease = self._place(question, tried)
+            lease = await self._place(question, tried)
         except Refusal:
             return None
         self._budget.withdraw(now_s)  # only now: where nobody is left to try, nothing is spent
         return lease
 
-    def _place(self, question: Question, tried: frozenset[str]) -> Lease:
+    async def _place(self, question: Question, tried: frozenset[str]) -> Placed:
         """Raises Refusal when no replica is left to try."""
         try:
-            return self._router.route(
-                question.ask,
-                question.model,
-                question.chain,
-                self._clock(),
-                ring_key=question.ring_key,
-                tokens=question.tokens,
-                body_tokens=question.body_tokens,
-                exclude=tried,
-                only=question.only,
-            )
+            return await self._placer.place(question.wanted, tried)
         except NoReplica as error:
             raise none_ready() from error
 
-    async def _attempt(self, question: Question, lease: Lease) -> Answer:
+    async def _attempt(self, question: Question, lease: Placed) -> Answer:
+        request, streams = question.request, question.wanted.ask.stream
         answer = await self._upstream.call(
-            lease.replica,
-            question.method,
-            question.target,
-            question.headers,
-            question.body,
-            hold=not question.ask.stream,
+            lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
         )
-        if question.ask.stream and not answer.whole:
+        if streams and not answer.whole:
             status = question.dialect.event_error(answer.head)
             if status is not None and status >= 500:
                 raise EngineFailed(answer)
         if answer.status == 200 and question.dialect.aborted(answer.head):
             raise EngineFailed(answer)
-        if question.path.startswith(RESPONSES):
-            self._reader.owners.learn(answer.head, lease.replica)
+        if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
+            self._placer.made_response(made, lease.replica)
         return answer
 
-    def _note(self, lease: Lease, failure: Failure) -> None:
+    def _note(self, lease: Placed, failure: Failure) -> None:
         """A failed attempt is counted, and proof of death acted upon."""
-        self._failed(lease.replica, failure.kind)
+        self._placer.failed(lease.replica, failure.kind)
         if isinstance(failure, ConnectFailed) and failure.refused:
-            for id_ in self._router.fleet.same_server(lease.replica):
-                if self._router.observe_health(id_, False, "connection refused", proof=True):
-                    self._router.forget(id_)
-                    fields = {"replica": id_, "why": "connection refused"}
-                    log.warning("replica does not answer as it should", extra={"fields": fields})
-            self._lost(lease.replica)
+            self._upstream.lost(lease.replica)
+            self._placer.refused(lease.replica)
 
     def _may_retry(self, question: Question, failure: Failure) -> bool:
-        if _stored(question):
+        if question.stored:
             return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
         return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
 
     def _refusal(self, failure: Failure, tried: frozenset[str]) -> Refusal:
-        if isinstance(failure, ConnectFailed) and not any(m.id not in tried for m in self._router.fleet.ready()):
+        if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried):
             return none_ready()
         return _failed(failure)
 
     # -- answer --------------------------------------------------------------------------------------------------
 
-    def _head(
-        self, request: web.Request, answer: Answer, lease: Lease, record: RequestRecord, question: Question
-    ) -> web.StreamResponse:
+    def _lines(self, answer: Answer, lease: Placed, record: RequestRecord) -> list[bytes]:
+        """Header lines for the client: the engine's, and what we have to say."""
         record.status = answer.status
-        headers = CIMultiDict((k, v) for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS)
-        headers["x-warmroute-request-id"] = record.id
+        lines = answer.lines
         if self._receipts:
             receipt = lease.receipt
-            headers["x-warmroute-replica"] = receipt.replica
-            headers["x-warmroute-reason"] = receipt.reason
-            headers["x-warmroute-grade"] = receipt.grade
-            headers["x-warmroute-predicted-cached-tokens"] = str(receipt.predicted_cached_tokens)
-        if answer.whole and not question.strip_usage:
-            return web.Response(status=answer.status, headers=headers, body=answer.head)
-        return web.StreamResponse(status=answer.status, headers=headers)
+            lines.append(
+                f"x-warmroute-request-id: {record.id}\r\n"
+                f"x-warmroute-replica: {receipt.replica}\r\n"
+                f"x-warmroute-reason: {receipt.reason}\r\n"
+                f"x-warmroute-grade: {receipt.grade}\r\n"
+                f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n".encode()
+            )
+        else:
+            lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
+        return lines
 
     def _begun(
-        self, question: Question, lease: Lease, record: RequestRecord, called_s: float
+        self, question: Question, lease: Placed, record: RequestRecord, called_s: float
     ) -> Callable[[bytes], bool]:
         """Looks at a piece of a stream; True when it shows that prefill is done, of which note is taken."""
 
@@ -260,62 +239,53 @@ class Proxy:
             if not question.dialect.begun(piece):
                 return False
             now_s = self._clock()
-            self._router.first_token(lease, now_s)
+            self._placer.first_token(lease, now_s)
             record.ttft_s = now_s - called_s
             return True
 
         return begun
 
-    def _finish(self, lease: Lease, outcome: Outcome, relayed: Relayed, record: RequestRecord) -> None:
+    def _finish(self, lease: Placed, outcome: Outcome, relay: Relay | None, record: RequestRecord) -> None:
         now_s = self._clock()
-        self._router.finish(lease, outcome, now_s)
+        self._placer.finish(lease, outcome, now_s)
         record.ending = outcome.ending
         record.usage = outcome.usage
-        if record.ttft_s is not None:
-            record.events = relayed.events
-            if lease.first_token_s is not None and relayed.events > 2 and relayed.last_s:
-                record.inter_token_s = (relayed.last_s - lease.first_token_s) / (relayed.events - 1)
+        if record.ttft_s is not None and relay is not None:
+            record.events = relay.events
+            if lease.first_token_s is not None and relay.events > 2 and outcome.ending is Ending.OK:
+                # Its last event came with its end: nothing is timed for each.
+                record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
 
 
-async def _prepare(response: web.StreamResponse, request: web.Request) -> None:
-    try:
-        await response.prepare(request)
-    except ConnectionError as error:
-        raise ClientLeft from error
-
-
-def _outcome(question: Question, answer: Answer, relayed: Relayed) -> Outcome:
+def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome:
     if answer.status >= 500:
         return Outcome(Ending.FAILED)
     if answer.status >= 400:
         return Outcome(Ending.REFUSED_BY_ENGINE)
-    if question.ask.stream and not answer.whole:
+    if question.wanted.ask.stream and relay is not None:
         if question.dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
-        return Outcome(Ending.OK, question.dialect.stream_usage(relayed.tail), relayed.events)
+        return Outcome(Ending.OK, question.dialect.stream_usage(relay.tail), relay.events)
     return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
 
 
-def _stored(question: Question) -> bool:
-    """Whether the engine may keep the answer, so that it must not be made twice."""
-    return question.path.startswith(RESPONSES) and question.ask.stored is not False
-
-
-def refuse(request: web.Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> web.Response:
+def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
     """The router's own error, in the words of the dialect."""
     record.status, record.ending = refusal.status, "refused"
     record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
-    headers = {"x-warmroute-request-id": record.id}
+    lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
     if refusal.status in (429, 503):
-        headers["Retry-After"] = str(RETRY_AFTER_S)
-    body = dialect.error(refusal.status, refusal.code, str(refusal), refusal.param)
-    return web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
+        lines.append(b"Retry-After: %d\r\n" % RETRY_AFTER_S)
+    param = refusal.param if isinstance(refusal, Refusal) else None
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
 
 
-def request_id(request: web.Request) -> str:
+def request_id(request: Request) -> str:
     """The client's own id if it is a sane one, else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    return given if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable() else uuid4().hex
+    given = request.header(b"x-request-id")
+    if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
+        return given
+    return f"{_ID_PREFIX}{next(_id_numbers):016x}"
 
 
 def _route(path: str) -> str:

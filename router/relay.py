@@ -1,87 +1,147 @@
-"""Bytes from engine to client: each piece is written as it came, and looked at as little as possible.
+"""Bytes from engine to client, looked at as little as possible.
 
-What must be known of a stream is known from cheap signs: events are counted by their blank lines, and usage is read
-once, at the end, from the last few kilobytes.
+Streams pass event by event: what follows the last whole event is held back (up to HELD_BYTES_MAX) until its end has
+come, so that a stream that breaks has ended on an event's boundary. What must be known of a stream is known from cheap
+signs: events are counted by their blank lines, and usage is read once, at the end, from the last few pieces.
+
+A client that does not read stops the engine's socket: at most what one read brings is kept for it beyond the
+transport's buffer (serving.WRITE_BUFFER_BYTES_MAX).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-
-from aiohttp import web
+from collections.abc import Callable
 
 from router.core.dialects import Dialect
 from router.core.sse import EventSplitter
+from router.exchange import Answer
+from router.serving import Client
 
-TAIL_BYTES = 8 << 10
+TAIL_PIECES = 16  # each a whole event at least, unless that is very long
+TAIL_BYTES = 8 << 10  # kept of each
+HELD_BYTES_MAX = 64 << 10
+
+_END_BYTES = 2  # of the longest end of an event, less one
+_CUT = b"0\r\n"  # stands for the size line of a piece whose beginning is not kept
 
 
-class ClientLeft(Exception):
-    """Writing to the client failed."""
+class Relay:
+    """Takes one answer's body and writes it to one client."""
 
+    __slots__ = (
+        "_answer", "_begun", "_client", "_events_only", "_held", "_splitter", "_strip_usage", "_tail", "events",
+    )  # fmt: skip
 
-@dataclass(slots=True)
-class Relayed:
-    """What was seen of an answer while it passed."""
-
-    events: int = 0
-    body_bytes: int = 0
-    last_s: float = 0.0
-    _tail: deque[bytes] = field(default_factory=deque)
-    _tail_bytes: int = 0
-
-    def see(self, piece: bytes) -> None:
-        """Take note of a piece."""
-        self.body_bytes += len(piece)
-        self.events += piece.count(b"\n\n") or piece.count(b"\n\r\n")
-        self._tail.append(piece)
-        self._tail_bytes += len(piece)
-        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft())
+    def __init__(
+        self,
+        answer: Answer,
+        client: Client,
+        *,
+        begun: Callable[[bytes], bool] | None = None,
+        strip_usage: Dialect | None = None,
+    ) -> None:
+        """`begun` is shown what passes until it says True; with `strip_usage` the event that only we asked for is left
+        out."""
+        self._answer = answer
+        self._client = client
+        self._begun = begun
+        self._strip_usage = strip_usage
+        self._splitter = EventSplitter()  # for what is stripped
+        self._events_only = answer.streams
+        self._held = bytearray()
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self.events = 0
+        client.sender = self
 
     @property
     def tail(self) -> bytes:
-        """At least the last TAIL_BYTES, if there were as many."""
-        return b"".join(self._tail)
+        """The end of what has passed, TAIL_PIECES pieces of it."""
+        return b"".join(_unframed(piece) for piece in self._tail) if self._client.chunked else b"".join(self._tail)
 
+    # -- the engine's side ---------------------------------------------------------------------------------------
 
-async def relay(
-    head: bytes,
-    pieces: AsyncIterator[bytes],
-    response: web.StreamResponse,
-    relayed: Relayed,
-    clock: Callable[[], float],
-    strip_usage: Dialect | None = None,
-    begun: Callable[[bytes], bool] | None = None,
-) -> None:
-    """Write a body to the client: `head`, then `pieces`. With `strip_usage`, the event that we asked for is left out;
-    `begun` is shown the pieces behind the head until it says True.
+    def body(self, data: bytes) -> None:
+        """Any bytes of the body."""
+        if self._events_only:
+            data = self._whole_events(data)
+        if data:
+            self._pass(data)
 
-    Raises ClientLeft when the client does, and whatever `pieces` raises.
-    """
-    splitter = EventSplitter() if strip_usage else None
+    def shortcut(self) -> Callable[[bytes], None] | None:
+        """Straight to the client, where nothing has to be seen on the way."""
+        looks = self._held or self._begun is not None or self._strip_usage is not None
+        return self._client.write if self._client.chunked and self._events_only and not looks else None
 
-    async def pass_on(piece: bytes) -> None:
-        relayed.see(piece)
-        if splitter is not None and strip_usage is not None:
-            piece = b"".join(e for e in splitter.feed(piece) if not strip_usage.is_usage_event(e))
+    def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
+        """Take note of what went straight."""
+        self.events += events
+        for piece in last:
+            self._remember(piece)
+
+    def end(self) -> None:
+        """The body is whole."""
+        if self._held:
+            self._pass(bytes(self._held))
+        if rest := self._splitter.close():
+            self._client.write(self._framed(rest))
+        self._client.end()
+
+    # -- the client's side ---------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """The client does not read."""
+        self._answer.pause()
+
+    def resume(self) -> None:
+        """It reads again."""
+        self._answer.resume()
+
+    def gone(self) -> None:
+        """It left; its transport may not be written to any more."""
+        self._answer.detour()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """What is held and `data`, up to the end of the last whole event; the rest is held. An event longer than
+        HELD_BYTES_MAX is not."""
+        held = self._held
+        if not held and data.endswith(b"\n\n"):
+            return data
+        searched = max(0, len(held) - _END_BYTES)
+        held += data
+        end = max(held.rfind(b"\n\n", searched) + 2, held.rfind(b"\n\r\n", searched) + 3)
+        if end < 3:  # neither was found
+            if len(held) <= HELD_BYTES_MAX:
+                return b""
+            end = len(held)
+        passed = bytes(held[:end])
+        del held[:end]
+        return passed
+
+    def _pass(self, data: bytes) -> None:
+        if self._begun is not None and self._begun(data):
+            self._begun = None
+        self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
+        piece = self._framed(data)
+        self._remember(piece)
+        if self._strip_usage is not None:
+            strip = self._strip_usage
+            kept = b"".join(event for event in self._splitter.feed(data) if not strip.is_usage_event(event))
+            piece = self._framed(kept)
+        self._client.write(piece)
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self._client.chunked else data
+
+    def _remember(self, piece: bytes) -> None:
+        if len(piece) > TAIL_BYTES:
+            self._tail.clear()  # what has lost its beginning must come first: that is how dialects know it
+            piece = _CUT + piece[-TAIL_BYTES:]
         if piece:
-            try:
-                await response.write(piece)
-            except ConnectionError as error:
-                raise ClientLeft from error
+            self._tail.append(piece)
 
-    await pass_on(head)
-    async for piece in pieces:
-        if begun is not None and begun(piece):
-            begun = None
-        await pass_on(piece)
-    relayed.last_s = clock()
-    try:
-        if splitter is not None and (rest := splitter.close()):
-            await response.write(rest)
-        await response.write_eof()
-    except ConnectionError as error:
-        raise ClientLeft from error
+
+def _unframed(piece: bytes) -> bytes:
+    return piece[piece.index(b"\r\n") + 2 : -2]

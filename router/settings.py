@@ -55,6 +55,11 @@ class ListenSettings:
     """Whether `/metrics` is on the main listener too. On: a scrape works before any thought of ports."""
     keepalive_s: Seconds = 75.0
     """Seconds an idle client connection is kept. As nginx."""
+    workers: Positive = 1
+    """Processes that serve clients. One does some thousand requests a second; with more, one more process places for
+    all of them, so that they decide as one."""
+    hub_timeout_s: Seconds = 0.25
+    """Seconds that placing for a worker may take; then the worker places that request itself, by the ring."""
     drain_s: NotNegative = 25.0
     """Seconds that running answers may take to finish after SIGTERM. Inside Kubernetes' default grace of 30."""
 

@@ -334,11 +334,11 @@ def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
 async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator[App]:
     """A router in front of these engines, every replica probed once."""
     async with App(settings(*engines, **overrides)) as app:
-        await app.probe_now()
+        await app.hub.probe_now()
         yield app
 
 
 def idle(app: App) -> bool:
     """Nothing is left open, anywhere."""
     members = app.router.fleet.members.values()
-    return app.proxy.in_flight == 0 and all(not m.leases and m.kv_tokens_in_use == 0 for m in members)
+    return app.edge.proxy.in_flight == 0 and all(not m.leases and m.kv_tokens_in_use == 0 for m in members)

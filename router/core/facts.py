@@ -1,7 +1,11 @@
-"""The nouns that every other module speaks in: frozen facts, no behaviour beyond their own arithmetic."""
+"""The nouns that every other module speaks in: facts, no behaviour beyond their own arithmetic.
+
+Nobody changes one. Those of which each request makes some are not frozen, as that makes them three times as dear.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -84,7 +88,31 @@ class Load:
     prefix_caching: bool | None = None  # False: nothing is ever held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class Beginning:
+    """Where a message of a prompt ended: prompts that begin alike up to there share one. Sizes are canonical bytes
+    behind the prompt's head (tools and template arguments), of which two such prompts may have different ones.
+    """
+
+    size: int
+    first_user_end: int  # 0 where no message was the user's
+    spans: tuple[tuple[int, int], ...]  # of the latest assistant messages
+    opaque_bytes: int
+    # What `chain_of` knows of it, by root and head: none of it is a fact of the prompt's.
+    chains: dict[tuple[int, bytes], Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Joint:
+    """How a prompt hangs together with prompts read before."""
+
+    head: bytes  # canonical bytes before the first message
+    before: Beginning | None  # behind which the prompt's `text` begins; None: `text` is all of it
+    ends: list[Beginning]  # ends of messages in `text` that later prompts may ask for
+    whole: Callable[[], Prompt | None]  # reads it all again, should the chain of `before` not be known
+
+
+@dataclass(slots=True)  # not frozen, for speed, as Ask and Candidate: written once
 class Prompt:
     """What the chat template will see, as canonical bytes.
 
@@ -92,6 +120,8 @@ class Prompt:
     the first user message; `assistant_spans` are (start, end) offsets of assistant messages, in order.
     `opaque_bytes` counts bytes that stand for something else (an image's digest): they say nothing of bytes per token.
     `bytes_per_token` is set where it is known, not learned: a prompt given as token ids.
+    Where its beginning was read before (`joint`), `text` is only what stands behind that, and only the latest
+    assistant messages are told; offsets count from the prompt's first byte in any case.
     """
 
     text: bytes
@@ -99,9 +129,20 @@ class Prompt:
     assistant_spans: tuple[tuple[int, int], ...] = ()
     opaque_bytes: int = 0
     bytes_per_token: float | None = None
+    skipped_bytes: int = 0  # of the prompt, before `text`
+    joint: Joint | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Canonical bytes of the whole prompt."""
+        return self.skipped_bytes + len(self.text)
+
+    def let_go(self) -> None:
+        """Drop the text, which nobody needs once it is hashed; sizes stay."""
+        self.skipped_bytes, self.text, self.joint = self.size, b"", None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: freezing makes its construction three times dearer
 class Ask:
     """A parsed request: only what placement needs to know of it."""
 
@@ -117,7 +158,7 @@ class Ask:
     decoded: object = field(default=None, repr=False, compare=False)  # the dialect's own, for its `template_input`
 
 
-@dataclass(slots=True)  # not frozen: one is made for every replica on every request
+@dataclass(slots=True)
 class Candidate:
     """A replica that may take the request, with everything a policy may weigh. Times are milliseconds."""
 
@@ -134,7 +175,7 @@ class Candidate:
     estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Question:
     """What a policy is asked, besides the candidates."""
 
@@ -145,7 +186,7 @@ class Question:
     home: str = ""  # replica that gave the conversation's last answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """A policy's answer. `tied` says that the ring, not the price, decided."""
 
@@ -153,7 +194,7 @@ class Choice:
     tied: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """Token counts as the engine reports them; `cached_tokens` is None where its flags keep it silent."""
 
@@ -171,7 +212,7 @@ class Ending(StrEnum):
     CLIENT_LEFT = "client_left"  # nobody's fault
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of a lease."""
 
@@ -180,7 +221,7 @@ class Outcome:
     events: int = 0  # streamed events: tokens, where usage is not reported
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
     """What the client, the log and `/admin/decisions` are told of a placement."""
 

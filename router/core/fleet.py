@@ -60,12 +60,6 @@ class Lease:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    ms: float
-    streams: bool
-
-
-@dataclass(slots=True)
 class Member:
     """One replica's state. Mutated only by Fleet and Router."""
 
@@ -82,10 +76,11 @@ class Member:
     kv_tokens_in_use: int = 0  # of open leases: prompt and expected answer
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
+    foreign_waiting: int = 0  # requests waiting there that are not ours
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     _queue_peak: int = 0
     first_token_s: float = 0.0
-    _queue: dict[int, _Waiting] = field(default_factory=dict)
+    _queue: dict[int, Lease] = field(default_factory=dict)
     _queue_ms: float = 0.0
     _head_since_s: float = 0.0
 
@@ -100,29 +95,26 @@ class Member:
         if not self._queue:
             return 0.0
         head = next(iter(self._queue.values()))
-        return max(0.0, self._queue_ms - min((now_s - self._head_since_s) * 1e3, head.ms))
+        return max(0.0, self._queue_ms - min((now_s - self._head_since_s) * 1e3, head.prefill_ms))
 
     def mean_age_ms(self, now_s: float) -> float:
         """Mean age of open leases; 0 when there are none."""
         return (now_s - self.placed_sum_s / len(self.leases)) * 1e3 if self.leases else 0.0
 
-    @property
-    def foreign_waiting(self) -> int:
-        """Requests waiting there that are not ours."""
-        return min(self._foreign)
-
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
-        self._decay(now_s)
+        if self._queue:
+            self._decay(now_s)
         if not self._queue:
             self._head_since_s = now_s
         self.leases[lease.id] = lease
         self.kv_tokens_in_use += lease.kv_tokens
         self.placed_sum_s += lease.placed_s
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
-        self._queue[lease.id] = _Waiting(lease.prefill_ms, lease.streams)
+        self._queue[lease.id] = lease
         self._queue_ms += lease.prefill_ms
-        self._queue_peak = max(self._queue_peak, len(self._queue))
+        if len(self._queue) > self._queue_peak:
+            self._queue_peak = len(self._queue)
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -148,6 +140,7 @@ class Member:
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting, seen in
         # several probes, is somebody else's.
         self._foreign.append(max(0, (load.waiting or 0) - max(self._queue_peak, len(self._queue))))
+        self.foreign_waiting = min(self._foreign)
         self._queue_peak = len(self._queue)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
@@ -167,29 +160,34 @@ class Member:
             return
         if next(iter(self._queue)) == lease_id:
             self._head_since_s = now_s
-        self._queue_ms -= self._queue.pop(lease_id).ms
+        self._queue_ms -= self._queue.pop(lease_id).prefill_ms
         if not self._queue:
             self._queue_ms = 0.0  # sheds rounding errors
 
     def _decay(self, now_s: float) -> None:
         while self._queue:
             lease_id, head = next(iter(self._queue.items()))
-            if head.streams or (now_s - self._head_since_s) * 1e3 < head.ms:
+            if head.streams or (now_s - self._head_since_s) * 1e3 < head.prefill_ms:
                 return
             since_s = self._head_since_s
             self._leave_queue(lease_id, now_s)
-            self._head_since_s = since_s + head.ms / 1e3
+            self._head_since_s = since_s + head.prefill_ms / 1e3
 
 
 @dataclass(slots=True)
 class Fleet:
-    """All replicas, in a stable order, and what they have in common."""
+    """All replicas, in a stable order, and what they have in common.
+
+    Who is ready is asked by every request and changes with observations, all of which come through here.
+    """
 
     members: dict[str, Member] = field(default_factory=dict)
     prefill: PrefillFit = field(default_factory=PrefillFit)
     mean_work_ms: float = 0.0  # of a request's uncached part
     mean_prompt_tokens: float = 0.0
     mean_open_ms: float = 0.0  # of a lease, from placement to end
+    _ready: list[Member] = field(default_factory=list)
+    _serving: dict[str, list[Member]] = field(default_factory=dict)  # of models that a ready member serves
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Take a complete set; returns ids that joined and ids that left. State of those that stay is kept."""
@@ -200,34 +198,62 @@ class Fleet:
             del self.members[id_]
         for id_ in joined:
             self.members[id_] = Member(wanted[id_])
+        self._changed()
         return joined, left
 
+    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False) -> bool:
+        """One health observation; returns whether the member's fitness flipped. Unknown ids are ignored."""
+        member = self.members.get(id_)
+        flipped = member is not None and member.health.observe(ok, why, proof=proof)
+        if flipped:
+            self._changed()
+        return flipped
+
+    def observe_models(self, member: Member, models: Iterable[ServedModel]) -> None:
+        """What a member serves now."""
+        member.models = {model.name: model for model in models}
+        self._changed()
+
     def ready(self) -> list[Member]:
-        """Members that may be sent requests."""
-        return [member for member in self.members.values() if member.health.fit]
+        """Members that may be sent requests. Not to be changed."""
+        return self._ready
+
+    def serving(self, model: str) -> list[Member]:
+        """Ready members that serve a model. Not to be changed."""
+        return self._serving.get(model, [])
+
+    def _changed(self) -> None:
+        self._ready = [member for member in self.members.values() if member.health.fit]
+        self._serving = {}
+        for member in self._ready:
+            for name in member.models:
+                self._serving.setdefault(name, []).append(member)
 
     def same_server(self, id_: str) -> list[str]:
         """Replicas behind the same URL: the ranks of one server."""
         url = Replica(id_).url
         return [member.id for member in self.members.values() if member.replica.url == url]
 
-    def resting(self, now_s: float) -> set[str]:
-        """Ready members that fail what they are sent. Never more than half of them: then it is not theirs alone."""
-        ready = self.ready()
-        resting = {m.id for m in ready if not m.breaker.allows(len(m.leases), now_s)}
+    def resting(self, ready: list[Member], now_s: float) -> set[str]:
+        """Of all ready members those that fail what they are sent. Never more than half of them: then it is not theirs
+        alone."""
+        tripped = [m for m in ready if m.breaker.backoff_s]
+        if not tripped:
+            return set()
+        resting = {m.id for m in tripped if not m.breaker.allows(len(m.leases), now_s)}
         return resting if len(resting) * 2 <= len(ready) and len(resting) < len(ready) else set()
 
     def model_names(self) -> set[str]:
         """Every model that any ready replica serves."""
-        return {name for member in self.ready() for name in member.models}
+        return set(self._serving)
 
     def model_of(self, member: Member) -> PrefillModel:
         """The replica's own prefill model, or the fleet's until it has one."""
         return member.fit.model if member.fit.observations else self.prefill.model
 
-    def usual_age_ms(self, now_s: float) -> float:
-        """What a lease's age usually is: the mean over replicas that have any, or how long leases take."""
-        ages = [member.mean_age_ms(now_s) for member in self.ready() if member.leases]
+    def usual_age_ms(self, ready: list[Member], now_s: float) -> float:
+        """What a lease's age usually is: the mean over ready replicas that have any, or how long leases take."""
+        ages = [member.mean_age_ms(now_s) for member in ready if member.leases]
         return max(sum(ages) / len(ages), self.mean_open_ms) if ages else self.mean_open_ms
 
     def slowness(self, member: Member, usual_age_ms: float, now_s: float) -> float:
@@ -236,11 +262,6 @@ class Fleet:
         if member.fit.observations or len(member.leases) < 2 or not usual_age_ms:
             return 1.0
         return max(1.0, member.mean_age_ms(now_s) / usual_age_ms)
-
-    def backlog_ms(self, now_s: float) -> float:
-        """Mean pending prefill over ready replicas."""
-        ready = self.ready()
-        return sum(member.pending_ms(now_s) for member in ready) / len(ready) if ready else 0.0
 
     def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Learn from a lease that ended well: speed of prefill, size of requests, length of leases."""

@@ -120,6 +120,7 @@ class Knowledge:
         self._resync = resync
         self._restarted = restarted
         self._known: dict[str, _Known] = {}
+        self.follows = False  # whether any replica's events count
         self._settling: deque[tuple[float, str, int]] = deque()  # (due, replica, lease)
 
     # -- what the streams tell us (events.Sink) ------------------------------------------------------------------
@@ -183,6 +184,7 @@ class Knowledge:
         known = self._known.pop(replica, None)
         if known is not None:
             known.ledger.close()
+            self._count_followed()
 
     def untokened(self, replica: str, why: str) -> None:
         """Whether its prompts can be turned into tokens: why not, or ""."""
@@ -356,4 +358,8 @@ class Knowledge:
             news = judged[0] is not known.shown[0]
             known.shown = judged
             if news:
+                self._count_followed()
                 self._graded(replica, *judged)
+
+    def _count_followed(self) -> None:
+        self.follows = any(known.shown[0] is not Grade.ESTIMATED for known in self._known.values())

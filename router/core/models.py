@@ -38,6 +38,8 @@ class Models:
 
         Raises UnknownModel, or NoReplica when nothing is ready.
         """
+        if model is not None and self._fleet.serving(model):
+            return model
         names = self._fleet.model_names()
         if not self._fleet.ready():
             raise NoReplica
@@ -47,11 +49,9 @@ class Models:
             if len(set(bases.values())) != 1:  # several names of one model are no choice
                 raise UnknownModel(sorted(names))
             return min(bases)
-        if model not in names:
-            if any(model in member.models for member in self._fleet.members.values()):
-                raise NoReplica  # served by a replica that is not ready now
-            raise UnknownModel(sorted(names))
-        return model
+        if any(model in member.models for member in self._fleet.members.values()):
+            raise NoReplica  # served by a replica that is not ready now
+        raise UnknownModel(sorted(names))
 
     def adapter(self, model: str) -> str:
         """The LoRA adapter that a model's name stands for; "" for a base model."""
@@ -60,10 +60,9 @@ class Models:
 
     def engine(self, model: str) -> tuple[str, str, str]:
         """(base model, kind of engine, a ready replica that serves it)."""
-        for member in self._fleet.ready():
-            served = member.models.get(model)
-            if served is not None:
-                return served.parent or model, served.owned_by, member.id
+        for member in self._fleet.serving(model):
+            served = member.models[model]
+            return served.parent or model, served.owned_by, member.id
         return model, "", ""
 
     def tokens(self, model: str) -> ModelTokens:
@@ -79,8 +78,8 @@ class Models:
 
     def follows(self, model: str) -> bool:
         """Whether token ids of a prompt for this model would tell anything."""
-        ready = (member for member in self._fleet.ready() if model in member.models)
-        return not self._untokened.get(model, NOT_YET) and any(m.grade is not Grade.ESTIMATED for m in ready)
+        serving = self._fleet.serving(model)
+        return not self._untokened.get(model, NOT_YET) and any(m.grade is not Grade.ESTIMATED for m in serving)
 
     def followed(self) -> list[str]:
         """Models of ready replicas with an event stream."""

@@ -1,43 +1,36 @@
 """What each holder is believed to hold by what was sent there: the map of masks.py, with one LRU per holder.
 
-Recency is kept per *touch* (one prompt, root to leaf), not per block: `owner[key]` names the touch that used the key
-last, so touching 800 blocks is two C-level dict operations. The LRU order of blocks is: oldest touch first, and
-within one touch leaf first, since a prefix without its leaf is useful and a leaf without its prefix is not (vLLM
-frees blocks in that order too). Blocks under an open lease are pinned: before anything is evicted, pins that are
-not newer than it are touched again. Blocks that only open leases vouch for are *unproven*: they count as held, so
-that a burst of one prefix stays together, and are gone when all those leases fail.
+The LRU (recency.py) is of touches, one for each use of a prefix, each with a stamp that tells its age. Blocks under
+an open lease are pinned: before anything is evicted, pins that are not newer than it are touched again. Blocks that
+only open leases vouch for are *unproven*: they count as held, so that a burst of one prefix stays together, and are
+gone when all those leases fail.
 
 Nothing grows without a limit: each holder has a capacity in blocks, and the whole a budget in bytes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from operator import itemgetter
 
 from router.core.masks import SWEEP_KEYS, Masks
+from router.core.recency import Recency
 
 # Upper bounds, for an index after much churn; tests/core measures them with tracemalloc (CPython 3.11, 64-bit).
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
-
-
-@dataclass(slots=True)
-class _Touch:
-    keys: list[int]
-    live: int  # keys whose owner is this touch
-    at_s: float
+RUN_KEYS = 16  # a walk over so many keys takes as long as the runs of one holder
+EVICT_KEYS = 64  # at a time, where the whole is over its budget
 
 
 @dataclass(slots=True)
 class _Holder:
     bit: int
     blocks_max: int
-    owner: dict[int, int] = field(default_factory=dict)  # key -> id of the touch that used it last
-    touches: dict[int, _Touch] = field(default_factory=dict)  # oldest first
-    pins: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # lease -> (touch, keys), oldest first
+    recency: Recency = field(default_factory=Recency)
+    pins: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # lease -> (stamp, keys), stamps ascend
     unproven: dict[int, int] = field(default_factory=dict)  # key under way, never seen computed -> its open leases
 
 
@@ -48,7 +41,7 @@ class PrefixIndex:
         self.bytes_max = bytes_max
         self._masks = Masks()
         self._holders: dict[str, _Holder] = {}
-        self._next_touch = 0
+        self._next_stamp = 0
         self._now_s = 0.0  # of the last touch
 
     # -- holders -------------------------------------------------------------------------------------------------
@@ -65,7 +58,7 @@ class PrefixIndex:
         holder = self._holders.pop(name, None)
         if holder is None:
             return
-        self._masks.remove(name, holder.owner)
+        self._masks.remove(name, holder.recency.owner)
 
     def clear(self, name: str) -> None:
         """The holder stays, its blocks are gone (an engine restarted or was reset). Open leases keep no pin."""
@@ -82,29 +75,41 @@ class PrefixIndex:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
-        """How many leading `keys` each holder has, for every holder that has at least one."""
-        return self._masks.match(keys)
+        """How many leading `keys` each holder has, for every holder that has at least one.
+
+        A walk over the masks looks at every key once, for all holders; a holder's runs are compared with the prompt as
+        a whole, ten times as fast.
+        """
+        names = self._masks.holders(keys[0]) if keys else []
+        if len(names) * RUN_KEYS > len(keys):
+            return self._masks.match(keys)
+        return {name: self._holders[name].recency.depth(keys) for name in names}
+
+    def depth(self, name: str, keys: Sequence[int]) -> int:
+        """How many leading `keys` one holder has."""
+        return self._holders[name].recency.depth(keys)
 
     def holds(self, name: str, key: int) -> bool:
         """Whether this holder has this one block, its prefix aside."""
-        return key in self._holders[name].owner
+        return key in self._holders[name].recency.owner
 
     def blocks(self, name: str) -> int:
         """Blocks held by one holder."""
-        return len(self._holders[name].owner)
+        return len(self._holders[name].recency)
 
     def capacity(self, name: str) -> int:
         """Blocks this holder may have."""
         return self._holders[name].blocks_max
 
+    def room(self, name: str) -> tuple[int, int]:
+        """Blocks held by one holder, and how many it may have."""
+        holder = self._holders[name]
+        return len(holder.recency.owner), holder.blocks_max
+
     def oldest_s(self, name: str) -> float | None:
         """When the blocks that would be evicted next were last used; None when there are none."""
         holder = self._holders[name]
-        pinned = {touch_id for touch_id, _ in holder.pins.values()}
-        for touch_id, touch in holder.touches.items():
-            if touch_id not in pinned:
-                return touch.at_s
-        return None
+        return holder.recency.oldest_s(stamp for stamp, _ in holder.pins.values())
 
     @property
     def keys(self) -> int:
@@ -114,7 +119,7 @@ class PrefixIndex:
     @property
     def bytes_used(self) -> int:
         """Estimate of memory held, from measured costs per entry."""
-        return len(self._masks) * KEY_BYTES + self._masks.held * HELD_BYTES
+        return len(self._masks.of) * KEY_BYTES + self._masks.held * HELD_BYTES
 
     # -- changes -------------------------------------------------------------------------------------------------
 
@@ -122,18 +127,20 @@ class PrefixIndex:
         """The holder used this whole prefix now: all its blocks are held and most recent."""
         self.sweep(SWEEP_KEYS)
         holder = self._holders[name]
-        self._touch(holder, keys, now_s)
-        self._prove(holder, keys)
+        stamp, _ = self._touch(holder, keys, now_s)
+        self._prove(holder, keys, stamp)
         self._fit(holder)
 
-    def pin(self, name: str, lease: int, keys: Sequence[int], now_s: float) -> None:
-        """Touch, and keep these blocks from eviction until `unpin` or `retract`; new ones are unproven."""
-        self.sweep(SWEEP_KEYS)
+    def pin(self, name: str, lease: int, keys: list[int], now_s: float) -> None:
+        """Touch, and keep these blocks from eviction until `unpin` or `retract`; new ones are unproven. `keys` are
+        ours from now on."""
+        if self._masks.dying:
+            self.sweep(SWEEP_KEYS)
         holder = self._holders[name]
-        held, owner, unproven = list(keys), holder.owner, holder.unproven
-        for key in [key for key in held if key not in owner or key in unproven]:
-            unproven[key] = unproven.get(key, 0) + 1
-        holder.pins[lease] = (self._touch(holder, held, now_s), held)
+        stamp, new = self._touch(holder, keys, now_s)
+        if keys:
+            self._vouch(holder, keys, new, stamp)
+        holder.pins[lease] = (stamp, keys)
         self._fit(holder)
 
     def unpin(self, name: str, lease: int, now_s: float, *, grown: Sequence[int] = ()) -> None:
@@ -142,8 +149,8 @@ class PrefixIndex:
         holder = self._holders.get(name)
         pin = holder.pins.pop(lease, None) if holder else None
         if holder is not None and pin is not None:
-            self._touch(holder, [*pin[1], *grown], now_s)
-            self._prove(holder, pin[1])
+            stamp, _ = self._touch(holder, [*pin[1], *grown], now_s)
+            self._prove(holder, pin[1], stamp)
             self._fit(holder)
 
     def retract(self, name: str, lease: int) -> None:
@@ -164,17 +171,12 @@ class PrefixIndex:
         self.drop(name, gone)
         self._fit(holder)
 
-    def drop(self, name: str, keys: Iterable[int]) -> int:
+    def drop(self, name: str, keys: Sequence[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
         holder = self._holders[name]
-        dropped = 0
-        for key in keys:
-            touch_id = holder.owner.get(key)
-            if touch_id is not None:
-                self._forget(holder, key)
-                self._disown(holder, touch_id, 1)
-                dropped += 1
-        return dropped
+        gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # from the leaf: most are at the end
+        self._masks.unset_all(holder.bit, gone)
+        return len(gone)
 
     def sweep(self, keys_max: int) -> int:
         """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
@@ -182,91 +184,75 @@ class PrefixIndex:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _touch(self, holder: _Holder, keys: Sequence[int], now_s: float) -> int:
-        owner, touch_id = holder.owner, self._next_touch
-        self._next_touch += 1
-        self._now_s = now_s
-        if not keys:
-            return touch_id
-        previous = Counter(map(owner.get, keys))
-        new = previous.pop(None, 0)
-        masks, bit = self._masks.of, holder.bit
-        self._masks.held += new
-        for key in reversed(keys):  # new keys are nearly always the last ones
-            if not new:
-                break
-            if key not in owner:
-                masks[key] = masks.get(key, 0) | bit
-                new -= 1
-        owner.update(dict.fromkeys(keys, touch_id))
-        holder.touches[touch_id] = _Touch(list(keys), len(keys), now_s)
-        for earlier, count in previous.items():
-            if earlier is not None:
-                self._disown(holder, earlier, count)
-        return touch_id
+    def _touch(self, holder: _Holder, keys: Sequence[int], now_s: float) -> tuple[int, Sequence[int]]:
+        """Returns the touch's stamp and the keys that are new."""
+        stamp, self._now_s = self._next_stamp, now_s
+        self._next_stamp += 1
+        new = holder.recency.touch(keys, stamp, now_s) if keys else keys
+        if new and not self._masks.set_all(holder.bit, new):  # most are new to all
+            for key in new:
+                self._masks.set(holder.bit, key)
+        return stamp, new
 
-    def _disown(self, holder: _Holder, touch_id: int, count: int) -> None:
-        """`count` keys of a touch have a new owner or are gone; mostly dead lists are compacted (amortised O(1))."""
-        touch = holder.touches[touch_id]
-        touch.live -= count
-        if not touch.live:
-            del holder.touches[touch_id]
-        elif touch.live * 2 < len(touch.keys):
-            owner = holder.owner
-            touch.keys = [key for key in touch.keys if owner.get(key) == touch_id]
+    def _vouch(self, holder: _Holder, keys: Sequence[int], new: Sequence[int], stamp: int) -> None:
+        """One more lease vouches for what is new among the keys just touched, and for what is under way already."""
+        unproven = holder.unproven
+        if unproven:
+            under_way = self._under_way(holder, keys, stamp)
+            new = [key for key in new if key not in unproven]
+            for key in under_way:
+                unproven[key] += 1
+        for key in new:
+            unproven[key] = 1
 
-    def _prove(self, holder: _Holder, keys: Sequence[int]) -> None:
-        if holder.unproven:
-            for key in keys:
-                holder.unproven.pop(key, None)
+    def _prove(self, holder: _Holder, keys: Sequence[int], stamp: int) -> None:
+        unproven = holder.unproven
+        proven = self._under_way(holder, keys, stamp) if unproven else []
+        if len(proven) == len(unproven):
+            unproven.clear()
+            return
+        for key in proven:
+            del unproven[key]
 
-    def _forget(self, holder: _Holder, key: int) -> None:
-        del holder.owner[key]
-        self._masks.unset(holder.bit, key)
+    def _under_way(self, holder: _Holder, keys: Sequence[int], stamp: int) -> list[int]:
+        """The unproven among keys that were just touched with this stamp; walks the shorter of the two."""
+        unproven = holder.unproven
+        if len(unproven) < len(keys):
+            return holder.recency.owned(unproven, stamp)
+        return [key for key in keys if key in unproven]
 
     def _fit(self, holder: _Holder) -> None:
-        if len(holder.owner) > holder.blocks_max:
+        if len(holder.recency.owner) > holder.blocks_max:
             self._shrink(holder, holder.blocks_max)
+        if len(self._masks.of) * KEY_BYTES + self._masks.held * HELD_BYTES > self.bytes_max:
+            self._fit_all()
+
+    def _fit_all(self) -> None:
         while self.bytes_used > self.bytes_max and self._holders:
             if self._masks.dying:
                 self.sweep(SWEEP_KEYS * 8)
                 continue
-            oldest = min(
-                (h for h in self._holders.values() if h.touches),
-                key=lambda h: next(iter(h.touches.values())).at_s,
-                default=None,
-            )
-            if oldest is None:
+            stocked = [(touch.at_s, h) for h in self._holders.values() if (touch := h.recency.oldest())]
+            if not stocked:
                 return
-            self._shrink(oldest, max(0, len(oldest.owner) - 64), pinned_too=True)
+            _, oldest = min(stocked, key=itemgetter(0))
+            self._shrink(oldest, max(0, len(oldest.recency) - EVICT_KEYS), pinned_too=True)
 
     def _shrink(self, holder: _Holder, blocks_max: int, *, pinned_too: bool = False) -> None:
         """Evict least recently used blocks, leaf first, until `blocks_max` are left or only pinned ones are."""
-        retouches = 0 if pinned_too else len(holder.pins)
-        while len(holder.owner) > blocks_max and holder.touches:
-            touch_id, touch = next(iter(holder.touches.items()))
+        recency, retouches = holder.recency, 0 if pinned_too else len(holder.pins)
+        while len(recency) > blocks_max and (touch := recency.oldest()):
             pin = next(iter(holder.pins.items()), None)
-            if not pinned_too and pin is not None and pin[1][0] <= touch_id:
+            if not pinned_too and pin is not None and pin[1][0] <= touch.stamp:
                 if not retouches:
                     return  # every block left belongs to a running request
                 retouches -= 1
                 self._renew(holder, *pin)
                 continue
-            self._evict(holder, touch_id, touch, len(holder.owner) - blocks_max)
+            self._masks.unset_all(holder.bit, recency.evict(len(recency) - blocks_max))
 
     def _renew(self, holder: _Holder, lease: int, pin: tuple[int, list[int]]) -> None:
         """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
-        keys = list(takewhile(holder.owner.__contains__, pin[1]))
+        keys = list(takewhile(holder.recency.owner.__contains__, pin[1]))
         del holder.pins[lease]
-        holder.pins[lease] = (self._touch(holder, keys, self._now_s), pin[1])
-
-    def _evict(self, holder: _Holder, touch_id: int, touch: _Touch, count: int) -> None:
-        owner = holder.owner
-        while count and touch.live:
-            key = touch.keys.pop()
-            if owner.get(key) == touch_id:
-                touch.live -= 1
-                count -= 1
-                self._forget(holder, key)
-        if not touch.live:
-            del holder.touches[touch_id]
+        holder.pins[lease] = (self._touch(holder, keys, self._now_s)[0], pin[1])

@@ -17,7 +17,7 @@ from router.core.prefix import PrefixIndex
 from router.core.reuse import ReuseMemory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every request
 class Size:
     """A request in tokens."""
 
@@ -35,38 +35,55 @@ class Pricer:
         self._knowledge = knowledge
         self._reuse = reuse
 
-    def candidate(
-        self, member: Member, size: Size, depth: int, held: Held | None, usual_age_ms: float, now_s: float
-    ) -> Candidate:
-        """`depth` is how many leading blocks of the prompt the replica is believed to hold by our own estimate, `held`
-        what its events say, where they do."""
-        estimate = self._estimated_tokens(member, size, depth) if depth else 0
-        cached = self._cached_tokens(member, size, estimate, held)
-        uncached = size.prompt_tokens - cached
-        model = self._fleet.model_of(member)
-        footprint = self._index.blocks(member.id)
-        free = held.free_tokens if held is not None else None
-        if free is None:
-            free = int((self._index.capacity(member.id) - footprint) * blocks.BLOCK_BYTES / size.bytes_per_token)
-        evicted = uncached - free if free > 0 else uncached
-        pending_ms = member.pending_ms(now_s) + member.foreign_waiting * self._fleet.mean_work_ms
-        uncached_ms = model.ms(uncached, cached)
-        if len(member.leases) > 1:
-            slowness = self._fleet.slowness(member, usual_age_ms, now_s)
-            pending_ms, uncached_ms = slowness * pending_ms, slowness * uncached_ms
-        return Candidate(
-            id=member.id,
-            cached_tokens=cached,
-            uncached_tokens=uncached,
-            pending_ms=pending_ms,
-            uncached_ms=uncached_ms,
-            evicted_ms=self._evicted_ms(member, model, evicted, now_s) if evicted > 0 else 0.0,
-            kv_wait_ms=self._kv_wait_ms(member, size) if member.leases else 0.0,
-            in_flight=len(member.leases),
-            footprint_blocks=footprint,
-            grade=_grade(held),
-            estimated_tokens=estimate,
-        )
+    def candidates(
+        self,
+        members: list[Member],
+        size: Size,
+        depths: dict[str, int],
+        held: dict[str, Held],
+        pending_ms: dict[str, float],
+        age_ms: float,
+        now_s: float,
+    ) -> list[Candidate]:
+        """By replica: `depths` is how many leading blocks of the prompt it is believed to hold by our own estimate,
+        `held` what its events say, where they do, `pending_ms` what we sent there and is not prefilled. `age_ms`
+        is what a lease's age usually is."""
+        fleet, room, candidates = self._fleet, self._index.room, []
+        prior, mean_work_ms, estimated = fleet.prefill.model, fleet.mean_work_ms, Grade.ESTIMATED
+        for member in members:
+            id_, in_flight = member.id, len(member.leases)
+            said = held.get(id_) if held else None
+            depth = depths.get(id_, 0)
+            estimate = self._estimated_tokens(member, size, depth) if depth else 0
+            cached = self._cached_tokens(member, size, estimate, said) if estimate or said is not None else 0
+            uncached = size.prompt_tokens - cached
+            footprint, blocks_max = room(id_)
+            free = said.free_tokens if said is not None else None
+            if free is None:
+                free = int((blocks_max - footprint) * blocks.BLOCK_BYTES / size.bytes_per_token)
+            evicted = uncached - free if free > 0 else uncached
+            model = member.fit.model if member.fit.observations else prior
+            waiting_ms = pending_ms[id_] + member.foreign_waiting * mean_work_ms
+            uncached_ms = model.ms(uncached, cached)
+            if in_flight > 1:
+                slowness = fleet.slowness(member, age_ms, now_s)
+                waiting_ms, uncached_ms = slowness * waiting_ms, slowness * uncached_ms
+            candidates.append(
+                Candidate(  # by place: with the names it takes twice as long
+                    id_,
+                    cached,
+                    uncached,
+                    waiting_ms,
+                    uncached_ms,
+                    self._evicted_ms(member, model, evicted, now_s) if evicted > 0 else 0.0,
+                    self._kv_wait_ms(member, size) if in_flight else 0.0,
+                    in_flight,
+                    footprint,
+                    estimated if said is None else _grade(said),
+                    estimate,
+                )
+            )
+        return candidates
 
     def _cached_tokens(self, member: Member, size: Size, estimate: int, held: Held | None) -> int:
         """By the events where they are whole; where they are not, what they are sure of or our estimate."""
@@ -105,10 +122,8 @@ class Pricer:
         return over / capacity * self._fleet.mean_open_ms if over > 0 else 0.0
 
 
-def _grade(held: Held | None) -> Grade:
+def _grade(held: Held) -> Grade:
     """Of one prediction: what is known to be late is not known exactly."""
-    if held is None:
-        return Grade.ESTIMATED
     return Grade.CATCHING_UP if held.behind else held.grade
 
 

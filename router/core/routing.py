@@ -39,6 +39,7 @@ from router.core.keys import TokenPrompt
 from router.core.knowledge import Knowledge
 from router.core.models import Models, NoReplica
 from router.core.policies import Policy
+from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
 from router.core.pricing import Pricer, Size, capped
 from router.core.reuse import ReuseMemory
@@ -98,6 +99,7 @@ class Router:
         self._blocks_max_default = blocks_max_default
         self.models = Models(self.fleet, self.knowledge)
         self._next_lease = 0
+        self._units = _units(self.fleet.prefill.model)
         self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
 
     # -- what the edge tells us ----------------------------------------------------------------------------------
@@ -115,14 +117,13 @@ class Router:
 
     def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False) -> bool:
         """One health observation; returns whether the replica's fitness flipped."""
-        member = self.fleet.members.get(id_)
-        return member.health.observe(ok, why, proof=proof) if member else False
+        return self.fleet.observe_health(id_, ok, why, proof=proof)
 
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
         """What a replica serves now."""
         member = self.fleet.members.get(id_)
         if member:
-            member.models = {model.name: model for model in models}
+            self.fleet.observe_models(member, models)
             self.models.judge(member)
 
     def observe_load(self, id_: str, load: Load) -> None:
@@ -170,38 +171,38 @@ class Router:
         `exclude` the placement is a retry; `only` names the one replica that can answer. Raises NoReplica when no
         candidate is left.
         """
-        members = self._members(model, exclude, only, now_s)
+        ready = self.fleet.ready()
+        members = self._members(ready, model, exclude, only, now_s)
+        pending_ms = {m.id: m.pending_ms(now_s) for m in ready}
         self.knowledge.tick(now_s)
         learned = self.models.tokens(model or "")
         size = self._size(ask, chain, learned, body_tokens, tokens)
         credit = self._credit_answer(chain, size, now_s) if chain and learned.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
         held = self.knowledge.held(tokens, now_s) if tokens else {}
-        usual_age_ms = self.fleet.usual_age_ms(now_s)
-        candidates = [
-            self._pricer.candidate(m, size, depths.get(m.id, 0), held.get(m.id), usual_age_ms, now_s) for m in members
-        ]
-        choice = self.policy.choose(self._question(ring_key, chain, now_s), candidates)
+        age_ms = self.fleet.usual_age_ms(ready, now_s)
+        candidates = self._pricer.candidates(members, size, depths, held, pending_ms, age_ms, now_s)
+        choice = self.policy.choose(self._question(ring_key, chain, pending_ms), candidates)
         chosen = next(c for c in candidates if c.id == choice.id)
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
-        lease = Lease(
-            id=self._next_lease,
-            replica=chosen.id,
-            receipt=self._receipt(chosen, candidates, reason, size),
-            placed_s=now_s,
-            model=model or "",
-            streams=ask.stream,
-            prompt_tokens=size.prompt_tokens,
-            cached_tokens=chosen.cached_tokens,
-            credited_tokens=credit[1] if credit and credit[0] == chosen.id else 0,
-            prefill_ms=chosen.uncached_ms,
-            kv_tokens=size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
-            keys=chain.keys if chain else [],
-            end_key=chain.end_key if chain else None,
-            answer_tokens_max=ask.output_tokens_max or ANSWER_TOKENS_MAX,
-            text_bytes=size.text_bytes,
-            tokens=tokens,
-            held=held.get(chosen.id),
+        lease = Lease(  # by place: with the names it takes three times as long
+            self._next_lease,
+            chosen.id,
+            self._receipt(chosen, candidates, reason, size),
+            now_s,
+            model or "",
+            ask.stream,
+            size.prompt_tokens,
+            chosen.cached_tokens,
+            credit[1] if credit and credit[0] == chosen.id else 0,
+            chosen.uncached_ms,
+            size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
+            chain.keys if chain else [],
+            chain.end_key if chain else None,
+            size.text_bytes,
+            ask.output_tokens_max or ANSWER_TOKENS_MAX,
+            tokens,
+            held.get(chosen.id),
         )
         self._open(lease, now_s)
         if lease.held is not None and tokens is not None:
@@ -219,18 +220,20 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member is None or not member.close(lease, now_s):
             return
-        computed = outcome.ending is Ending.OK or lease.first_token_s is not None
+        # An enum's member costs as much as a call to look up, so once each.
+        ok, left = outcome.ending is Ending.OK, outcome.ending is Ending.CLIENT_LEFT
+        computed = ok or lease.first_token_s is not None
         if lease.held is not None and lease.tokens is not None:
             grown = _grown_blocks(lease.held.block_tokens, outcome.usage)
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        unseen = outcome.ending is Ending.CLIENT_LEFT and not lease.streams  # it may have been computed
+        unseen = left and not lease.streams  # it may have been computed
         if computed or unseen:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
             self.index.retract(lease.replica, lease.id)
-        if outcome.ending is not Ending.CLIENT_LEFT:
-            member.breaker.observe(outcome.ending is not Ending.FAILED, now_s)
-        if outcome.ending is Ending.OK:
+        if not left:
+            member.breaker.observe(ok or outcome.ending is not Ending.FAILED, now_s)
+        if ok:
             self._learn(member, lease, outcome, now_s)
 
     def _answer_keys(self, lease: Lease, outcome: Outcome) -> list[int]:
@@ -250,15 +253,16 @@ class Router:
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)
 
-    def _members(self, model: str | None, exclude: frozenset[str], only: str | None, now_s: float) -> list[Member]:
+    def _members(
+        self, ready: list[Member], model: str | None, exclude: frozenset[str], only: str | None, now_s: float
+    ) -> list[Member]:
         """Who may take the request. Raises NoReplica."""
-        members = [
-            m
-            for m in self.fleet.ready()
-            if m.id not in exclude and (model is None or model in m.models) and only in (None, m.id)
-        ]
-        resting = self.fleet.resting(now_s)
-        members = [m for m in members if m.id not in resting] or members
+        members = ready if model is None else self.fleet.serving(model)
+        if exclude or only is not None:
+            members = [m for m in members if m.id not in exclude and only in (None, m.id)]
+        resting = self.fleet.resting(ready, now_s)
+        if resting:
+            members = [m for m in members if m.id not in resting] or members
         if not members:
             raise NoReplica
         return members
@@ -273,37 +277,36 @@ class Router:
             member.grade = grade
             self._tell_graded(id_, grade, why)
 
-    def _question(self, ring_key: str, chain: Chain | None, now_s: float) -> Question:
-        model = self.fleet.prefill.model
-        unit_ms = model.ms(BACKLOG_TOKENS, 0)
-        answers = (self.answers.get(key) for key, _, _ in reversed(chain.spans)) if chain else ()
-        return Question(
-            ring_key=ring_key,
-            tie_ms=model.ms(TIE_TOKENS, 0) - model.floor_ms,
-            unit_ms=unit_ms,
-            backlog=self.fleet.backlog_ms(now_s) / unit_ms,
-            home=next((answer.replica for answer in answers if answer), ""),
-        )
+    def _question(self, ring_key: str, chain: Chain | None, pending_ms: dict[str, float]) -> Question:
+        if self._units[0] is not self.fleet.prefill.model:
+            self._units = _units(self.fleet.prefill.model)
+        (_, tie_ms, unit_ms), home = self._units, ""
+        for key, _, _ in reversed(chain.spans) if chain else ():
+            answer = self.answers.get(key)
+            if answer is not None:
+                home = answer.replica
+                break
+        return Question(ring_key, tie_ms, unit_ms, sum(pending_ms.values()) / len(pending_ms) / unit_ms, home)
 
     def _size(
         self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int, counted: TokenPrompt | None
     ) -> Size:
         prompt = ask.prompt
         if counted is not None and counted.tokens:
-            text_bytes = len(prompt.text) if prompt is not None and prompt.bytes_per_token is None else 0
+            text_bytes = prompt.size if prompt is not None and prompt.bytes_per_token is None else 0
             ratio = text_bytes / counted.tokens if plausible(text_bytes / counted.tokens) else tokens.bytes_per_token
             return Size(counted.tokens, ratio, text_bytes)
         if prompt is None or chain is None:
             return Size(body_tokens, tokens.bytes_per_token, 0)
         if prompt.bytes_per_token is not None:
-            return Size(max(1, round(len(prompt.text) / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
+            return Size(max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
         ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
         for key, start, _ in reversed(chain.spans) if plain else ():
             answer = self.answers.get(key)
             if answer is not None and answer.prompt_tokens and plausible(start / answer.prompt_tokens):
                 ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
                 break
-        return Size(max(1, round(len(prompt.text) / ratio)), ratio, len(prompt.text) if plain else 0)
+        return Size(max(1, round(prompt.size / ratio)), ratio, prompt.size if plain else 0)
 
     def _credit_answer(self, chain: Chain, size: Size, now_s: float) -> tuple[str, int] | None:
         """Count a past answer as held by whoever gave it, now that a prompt quotes it: (replica, tokens)."""
@@ -315,7 +318,7 @@ class Router:
                 return None
             upto = min(end, start + int(answer.completion_tokens * size.bytes_per_token))
             first, last = start // blocks.BLOCK_BYTES, upto // blocks.BLOCK_BYTES
-            held = self.index.match(chain.keys[:last]).get(answer.replica, 0)
+            held = self.index.depth(answer.replica, chain.keys[:last])
             if not first <= held < last:  # only behind a prefix that is still there
                 return None
             self.index.drop(answer.replica, blocks.answer_keys(key, (last - held) * blocks.BLOCK_BYTES))
@@ -324,13 +327,13 @@ class Router:
         return None
 
     def _reason(self, chosen: Candidate, candidates: list[Candidate], tied: bool, retry: bool) -> Reason:
-        longest = max(c.cached_tokens for c in candidates)
         if retry:
             return Reason.RETRY
         if len(candidates) == 1:
             return Reason.ONLY
         if not self.policy.cache_aware:
             return Reason.POLICY
+        longest = max([c.cached_tokens for c in candidates])
         if not longest:
             return Reason.COLD
         if chosen.cached_tokens == longest:
@@ -338,15 +341,9 @@ class Router:
         return Reason.TIE if tied else Reason.SPILL
 
     def _receipt(self, chosen: Candidate, candidates: list[Candidate], reason: Reason, size: Size) -> Receipt:
-        return Receipt(
-            replica=chosen.id,
-            policy=self.policy.name,
-            reason=reason,
-            grade=chosen.grade,
-            prompt_tokens=size.prompt_tokens,
-            predicted_cached_tokens=chosen.cached_tokens,
-            candidates=tuple(candidates),
-        )
+        grade, cached_tokens = chosen.grade, chosen.cached_tokens
+        name = self.policy.name
+        return Receipt(chosen.id, name, reason, grade, size.prompt_tokens, cached_tokens, tuple(candidates))
 
     def _learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
         usage = outcome.usage
@@ -373,6 +370,11 @@ class Router:
                 self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, actual))
         else:
             self.knowledge.answered(lease.replica, None, 0, actual, lease.prompt_tokens)
+
+
+def _units(model: PrefillModel) -> tuple[PrefillModel, float, float]:
+    """What it says of prices in milliseconds: which cannot be told apart, and what a backlog is measured in."""
+    return model, model.ms(TIE_TOKENS, 0) - model.floor_ms, model.ms(BACKLOG_TOKENS, 0)
 
 
 def _grown_blocks(block_tokens: int, usage: Usage | None) -> int:

@@ -42,6 +42,8 @@ class EventSplitter:
 
 def payload(event: bytes) -> bytes:
     """The data of one event: its `data:` lines joined by LF."""
+    if b"\n" not in event:  # as nearly all are
+        return event.rstrip(b"\r")[5:].removeprefix(b" ") if event.startswith(b"data:") else b""
     lines = (line.rstrip(b"\r") for line in event.split(b"\n"))
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
 
@@ -54,7 +56,8 @@ def first_payload(chunk: bytes) -> bytes:
 def payloads_backwards(tail: bytes) -> Iterator[bytes]:
     """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
     given as it is."""
-    first, *whole = _END.split(tail)
+    # Bytes split ten times as fast as an expression does; where all lines end with LF it is the same.
+    first, *whole = _END.split(tail) if b"\r" in tail else tail.split(b"\n\n")
     for event in reversed(whole):
         data = payload(event)
         if data:

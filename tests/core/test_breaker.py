@@ -72,7 +72,7 @@ def test_never_more_than_half_rest() -> None:
     assert {place(router, 0.1, str(n)).replica for n in range(40)} == set(IDS[2:])
     for _ in range(BREAKER_FAILURES):
         router.fleet.members[IDS[2]].breaker.observe(False, 0.0)
-    assert router.fleet.resting(0.1) == set()
+    assert router.fleet.resting(router.fleet.ready(), 0.1) == set()
     lonely = router_of(IDS[:1])
     for _ in range(BREAKER_FAILURES):
         lonely.fleet.members[IDS[0]].breaker.observe(False, 0.0)

@@ -137,7 +137,7 @@ def test_a_new_set_of_replicas_is_swapped_in() -> None:
     """Who stays keeps its state, who left is gone, who joined is not ready before it answers."""
     fleet = Fleet()
     assert fleet.replace([Replica("a"), Replica("b")]) == (["a", "b"], [])
-    fleet.members["a"].health.observe(ok=True)
+    fleet.observe_health("a", ok=True)
     kept = fleet.members["a"]
     assert fleet.replace([Replica("c"), Replica("a")]) == (["c"], ["b"])
     assert fleet.members["a"] is kept
@@ -149,20 +149,29 @@ def test_models_are_those_of_ready_replicas() -> None:
     fleet = Fleet()
     fleet.replace([Replica("a"), Replica("b")])
     for id_, names in {"a": ["m", "x"], "b": ["y"]}.items():
-        fleet.members[id_].models = {name: ServedModel(name) for name in names}
-    fleet.members["a"].health.observe(ok=True)
+        fleet.observe_models(fleet.members[id_], [ServedModel(name) for name in names])
+    fleet.observe_health("a", ok=True)
     assert fleet.model_names() == {"m", "x"}
 
 
-def test_backlog_is_the_mean_of_ready_replicas() -> None:
-    """No ready replica, no backlog; otherwise the mean of what is pending."""
+def test_who_is_ready_follows_every_observation() -> None:
+    """Health, models and departures change at once who is ready, and who serves what, in discovery's order."""
     fleet = Fleet()
-    assert fleet.backlog_ms(0.0) == 0.0
-    fleet.replace([Replica("a"), Replica("b"), Replica("c")])
-    for id_ in "ab":
-        fleet.members[id_].health.observe(ok=True)
-    fleet.members["a"].open(lease(0), 0.0)
-    assert fleet.backlog_ms(0.0) == pytest.approx(50.0)
+    fleet.replace([Replica(id_) for id_ in "abc"])
+    assert (fleet.ready(), fleet.serving("m")) == ([], [])
+    for id_ in "cab":
+        fleet.observe_models(fleet.members[id_], [ServedModel("m"), ServedModel(id_)])
+        assert fleet.observe_health(id_, ok=True)
+    assert [m.id for m in fleet.ready()] == [m.id for m in fleet.serving("m")] == ["a", "b", "c"]
+    fleet.observe_models(fleet.members["b"], [ServedModel("b")])
+    assert [m.id for m in fleet.serving("m")] == ["a", "c"]
+    assert fleet.observe_health("a", ok=False, proof=True)
+    assert not fleet.observe_health("a", ok=False, proof=True)
+    assert [m.id for m in fleet.ready()] == ["b", "c"]
+    assert [m.id for m in fleet.serving("m")] == ["c"]
+    fleet.replace([Replica("a"), Replica("b")])
+    assert ([m.id for m in fleet.ready()], fleet.serving("m")) == (["b"], [])
+    assert not fleet.observe_health("c", ok=True)
 
 
 def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:

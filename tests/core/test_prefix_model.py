@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from operator import itemgetter
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from router.core import prefix
 from router.core.prefix import HELD_BYTES, KEY_BYTES, PrefixIndex
+from router.core.recency import Recency, Touch
 
 SWEEP_KEYS = 16  # small, so that departed holders are purged in several goes
 EVICT_KEYS = 64  # evicted at a time where the byte budget is exceeded
@@ -32,6 +34,12 @@ def keys_of(path: tuple[int, ...], length: int) -> list[int]:
 
 PROMPTS = st.builds(keys_of, PATHS, st.integers(0, sum(SEGMENTS)))
 PROBES = [keys_of(path, sum(SEGMENTS)) for path in [(0, 0, 0, 0), (0, 0, 1, 1), (0, 1, 0, 0), (1, 0, 0, 1)]]
+
+
+def live_keys(recency: Recency, id_: int) -> list[tuple[int, Touch]]:
+    """The keys that a touch owns, in the order of their eviction."""
+    touch = recency.touches[id_]
+    return [(key, touch) for key in reversed(touch.keys) if recency.owner.get(key) == id_]
 
 
 @dataclass
@@ -264,27 +272,29 @@ class _PrefixMachine(RuleBasedStateMachine):
         assert self.index.keys == len(set(self.naive.held()))
         for name, holder in self.index._holders.items():
             pinned = {key for pin in self.naive.holders[name].pins.values() for key in pin.keys}
-            assert len(holder.owner) <= holder.blocks_max or holder.owner.keys() <= pinned
+            assert len(holder.recency) <= holder.blocks_max or holder.recency.owner.keys() <= pinned
 
     @invariant()
     def books_balance(self) -> None:
         index = self.index
         assert index._masks.held == len(self.naive.held()) == sum(mask.bit_count() for mask in index._masks.of.values())
         for name, holder in index._holders.items():
-            assert list(holder.owner) == list(self.naive.holders[name].last)
-            owned = Counter(holder.owner.values())
-            assert owned == {id_: touch.live for id_, touch in holder.touches.items()}
-            assert all(len(touch.keys) <= 2 * touch.live for touch in list(holder.touches.values())[1:])
+            recency, naive = holder.recency, self.naive.holders[name]
+            assert list(recency.owner) == list(naive.last)
+            assert Counter(recency.owner.values()) == {id_: touch.live for id_, touch in recency.touches.items()}
+            assert all(len(touch.keys) <= 2 * touch.live for touch in recency.touches.values())
+            order = [(key, touch.at_s) for id_ in recency._order.values() for key, touch in live_keys(recency, id_)]
+            assert order == [(key, last[2]) for key, last in sorted(naive.last.items(), key=itemgetter(1))]
             if self.closed:
                 for path in PROBES:
-                    held = [key in holder.owner for key in path]
+                    held = [key in recency.owner for key in path]
                     assert held == sorted(held, reverse=True), "a block is held without its prefix"
 
     @invariant()
     def nothing_is_believed_that_no_lease_proved(self) -> None:
         for name, holder in self.naive.holders.items():
             pinned = {key for pin in holder.pins.values() for key in pin.keys}
-            assert self.index._holders[name].owner.keys() <= holder.proven | pinned
+            assert self.index._holders[name].recency.owner.keys() <= holder.proven | pinned
             assert self.index._holders[name].unproven == holder.vouched
             assert holder.vouched.keys() <= pinned
 

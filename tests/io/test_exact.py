@@ -55,7 +55,7 @@ async def replicas(count: int = 2, *, kv_tokens: int = 8_192, events: bool = Tru
 async def routing(*urls: str, **overrides: Any) -> AsyncIterator[App]:
     """A router that has found out what there is to find out."""
     async with App(fakes.settings(*urls, tokens__deadline_s=20.0, **overrides)) as app:
-        await app.probe_now()
+        await app.hub.probe_now()
         yield app
 
 

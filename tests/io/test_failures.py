@@ -98,7 +98,7 @@ async def test_silent_request_on_a_lost_replica(client: ClientSession, engine: F
         pending = asyncio.ensure_future(client.post(app.url + CHAT, json=body()))
         await first.at_work.wait()
         app.router.observe_health(first.url, False, proof=True)
-        app._upstream.lost(first.url)
+        app.edge.upstream.lost(first.url)
         async with await pending as response:
             assert response.headers["x-warmroute-replica"] != first.url
             assert await response.read() == b"".join(events())
@@ -172,7 +172,7 @@ async def test_break_midway(client: ClientSession, engine: FakeEngine) -> None:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.read()
         assert idle(app)
-        assert app.pages.decisions[-1].ending == "failed"
+        assert app.hub.pages.decisions[-1].ending == "failed"
 
 
 async def test_idle_stream_is_cut(client: ClientSession, engine: FakeEngine) -> None:
@@ -200,7 +200,7 @@ async def test_client_leaves(engine: FakeEngine, reply: Reply, streams: bool) ->
         async with asyncio.timeout(5):
             while not idle(app):
                 await asyncio.sleep(0)
-        assert app.pages.decisions[-1].status == 499
+        assert app.hub.pages.decisions[-1].status == 499
         assert app.router.fleet.ready()
 
 
@@ -224,7 +224,7 @@ async def test_restart_is_noticed(client: ClientSession, engine: FakeEngine) -> 
                 pass
         assert app.router.index.blocks(engine.url) > 0
         engine.metrics = "vllm:prompt_tokens_total 0\n"
-        await app.probe_now()
+        await app.hub.probe_now()
         assert app.router.index.blocks(engine.url) == 0
 
 
@@ -232,10 +232,10 @@ async def test_unhealthy_replica_gets_nothing(client: ClientSession, engine: Fak
     """Two failed health checks in a row take a replica out; one good one brings it back."""
     async with running(engine, other) as app:
         engine.healthy = False
-        await app.probe_now()
+        await app.hub.probe_now()
         assert len(app.router.fleet.ready()) == 2
-        await app.probe_now()
+        await app.hub.probe_now()
         assert [m.id for m in app.router.fleet.ready()] == [other.url]
         engine.healthy = True
-        await app.probe_now()
+        await app.hub.probe_now()
         assert len(app.router.fleet.ready()) == 2

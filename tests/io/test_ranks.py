@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from aiohttp import web
-from multidict import CIMultiDict
 
 from router.core.facts import Load, Replica
 from router.core.policies import POLICIES
 from router.core.routing import Router
+from router.exchange import Answer
 from router.probe import Prober
 from router.ranks import Ranks, expand
-from router.upstream import RANK_HEADER, Answer, ReplicaLost, Upstream
+from router.upstream import RANK_HEADER, ReplicaLost, Upstream
 from tests.fakes import FakeEngine, mute
 
 METRICS = """\
@@ -200,14 +200,17 @@ async def test_a_lost_server_loses_all_ranks(engine: FakeEngine, router: Router)
 
 async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> Answer:
     """One request."""
-    return await upstream.call(replica, "POST", path, CIMultiDict(headers), body, hold=True)
+    lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+    answer = await upstream.call(replica, "POST", path, lines, body, hold=True)
+    upstream.done(answer)
+    return answer
 
 
 async def test_a_request_names_its_rank(engine: FakeEngine, upstream: Upstream) -> None:
     """In a header, whatever the client asked for; the body passes byte for byte. No rank, no header."""
     body = b'{"model": "m"}'
     for rank in ("", "#dp0", "#dp1"):
-        (await call(upstream, engine.url + rank, "/v1/completions?a=b", body, **{"x-DATA-parallel-rank": "9"})).close()
+        await call(upstream, engine.url + rank, "/v1/completions?a=b", body, **{"x-DATA-parallel-rank": "9"})
     assert [seen.headers.getall(RANK_HEADER) for seen in engine.seen] == [["9"], ["0"], ["1"]]
     assert {seen.path for seen in engine.seen} == {"/v1/completions?a=b"}
     assert {seen.body for seen in engine.seen} == {body}
@@ -215,8 +218,8 @@ async def test_a_request_names_its_rank(engine: FakeEngine, upstream: Upstream) 
 
 async def test_generate_takes_its_rank_in_the_body(engine: FakeEngine, upstream: Upstream) -> None:
     """SGLang reads no header there: the rank is spliced in, and the rest of the body stays as it was."""
-    (await call(upstream, engine.url + "#dp1", "/generate", b'{"text": "a"}')).close()
-    (await call(upstream, engine.url, "/generate", b'{"text": "a"}')).close()
+    await call(upstream, engine.url + "#dp1", "/generate", b'{"text": "a"}')
+    await call(upstream, engine.url, "/generate", b'{"text": "a"}')
     assert [seen.body for seen in engine.seen] == [b'{"text": "a","routed_dp_rank":1}', b'{"text": "a"}']
 
 

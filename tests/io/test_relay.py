@@ -108,8 +108,8 @@ async def test_usage_on_behalf(client: ClientSession, engine: FakeEngine) -> Non
             engine.seen[0].body
             == b'{"model": "m", "stream": true, "messages": [] ,"stream_options":{"include_usage":true}}'
         )
-        assert app.pages.decisions[-1].usage is not None
-        assert app.pages.decisions[-1].usage.cached_tokens == 32
+        assert app.hub.pages.decisions[-1].usage is not None
+        assert app.hub.pages.decisions[-1].usage.cached_tokens == 32
 
 
 async def test_usage_of_clients_who_asked(client: ClientSession, engine: FakeEngine) -> None:
@@ -146,7 +146,7 @@ async def test_other_paths(client: ClientSession, engine: FakeEngine) -> None:
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
         async with client.post(app.url + "/v1/audio/transcriptions", data=form, headers=headers) as response:
             assert response.status == 200
-        assert app.pages.decisions[-1].model == "m"
+        assert app.hub.pages.decisions[-1].model == "m"
         assert app.router.index.keys == 0
 
 
@@ -178,7 +178,7 @@ async def test_stored_responses(client: ClientSession, engine: FakeEngine, other
                 fake.script.append(status(200, f'{{"id": "resp_{n}", "object": "response"}}'))
             async with client.post(app.url + "/v1/responses", json={"model": "m", "input": "x"}):
                 pass
-            made[f"resp_{n}"] = engine if app.pages.decisions[-1].receipt.replica == engine.url else other  # type: ignore[union-attr]
+            made[f"resp_{n}"] = engine if app.hub.pages.decisions[-1].receipt.replica == engine.url else other  # type: ignore[union-attr]
             engine.script.clear()
             other.script.clear()
         for _ in range(3):
@@ -190,4 +190,4 @@ async def test_stored_responses(client: ClientSession, engine: FakeEngine, other
                 body = {"model": "m", "input": "y", "previous_response_id": id_}
                 async with client.post(app.url + "/v1/responses", json=body) as response:
                     assert response.headers["x-warmroute-replica"] == made[id_].url
-        assert app.reader.owners.owner("resp_0") is None
+        assert app.hub.placer.owners.owner("resp_0") is None

@@ -91,7 +91,7 @@ async def test_a_decision_finds_what_engines_said(folder: Path) -> None:
         assert len(world.replicas) == REPLICAS
         assert world.router.knowledge.standing(world.replicas[0])[0] is Grade.EXACT
     finally:
-        await world.close()
+        world.close()
 
 
 @pytest.mark.usefixtures("small")

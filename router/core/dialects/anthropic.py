@@ -12,68 +12,16 @@ only in `message_delta`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
 from router.core import sse
 from router.core.dialects import wire
-from router.core.dialects.chat import BILLING_HEADER, Chat, Part, call, calls, canonical
-from router.core.dialects.messages_input import messages_input
-from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, TemplateInput, Usage
-
-
-class _Unknown(ValueError):
-    """Something of which it is not known what the engine makes."""
-
-
-class _Body(msgspec.Struct):
-    model: Raw = ABSENT
-    stream: Raw = ABSENT
-    messages: Raw = ABSENT
-    system: Raw = ABSENT
-    tools: Raw = ABSENT
-    metadata: Raw = ABSENT
-    thinking: Raw = ABSENT
-    output_config: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    cache_salt: Raw = ABSENT
-    prompt_cache_key: Raw = ABSENT
-    max_tokens: Raw = ABSENT
-
-
-class _Source(msgspec.Struct):
-    type: str = "base64"
-    url: str = ""
-    media_type: str = "image/jpeg"
-    data: str = ""
-
-
-class _Block(msgspec.Struct):
-    type: str
-    text: str | None = None
-    source: Raw = ABSENT
-    id: str | None = None
-    tool_use_id: str | None = None
-    name: str | None = None
-    input: Raw = ABSENT
-    content: Raw = ABSENT
-    thinking: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Block]
-
-
-class _Tool(msgspec.Struct):
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
+from router.core.dialects.messages_input import Body, messages_input
+from router.core.dialects.messages_prompt import decode_messages, prompt_of, quick_ask
+from router.core.dialects.seen import Seen
+from router.core.dialects.wire import ABSENT, USAGE_BODY_BYTES_MAX
+from router.core.facts import Ask, TemplateInput, Usage
 
 
 class _Usage(msgspec.Struct):
@@ -99,14 +47,9 @@ class _Error(msgspec.Struct):
     code: Raw = ABSENT
 
 
-_BODY = msgspec.json.Decoder(_Body)
-_decode_messages = msgspec.json.Decoder(list[_Message]).decode
-_decode_blocks = msgspec.json.Decoder(str | list[_Block]).decode
-_decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
-# https://docs.anthropic.com/en/api/errors
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -127,11 +70,14 @@ class Anthropic:
 
     name = "anthropic"
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
-        fields = wire.decode_body(_BODY, body)
+        ask = quick_ask(body, keep, seen)
+        if ask is not None:
+            return ask
+        fields = decode_messages(body)
         model = wire.model_of(fields.model)
-        prompt = _prompt(fields)
+        prompt = prompt_of(fields)
         session = wire.as_type(str, fields.prompt_cache_key)
         if session is None and prompt is None:
             # Often one id for all of a client's conversations: worth less than the beginning of the prompt.
@@ -149,7 +95,7 @@ class Anthropic:
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """The chat that vLLM makes of it; None for images, documents and whatever else is not text."""
-        return messages_input(body)
+        return messages_input(body, decoded if isinstance(decoded, Body) else None)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
@@ -216,105 +162,3 @@ def _counts(usage: _Usage | None) -> Usage | None:
     cached = usage.cache_read_input_tokens
     prompt = usage.input_tokens + max(0, cached or 0) + max(0, usage.cache_creation_input_tokens or 0)
     return wire.counts(prompt, usage.output_tokens, cached)
-
-
-def _prompt(fields: _Body) -> Prompt | None:
-    if not fields.messages:
-        return None
-    try:
-        chat = Chat()
-        _head(chat, fields)
-        if wire.given(fields.system) and (system := _system_text(_decode_blocks(fields.system))):
-            chat.message("system", (system,))
-        for message in _decode_messages(fields.messages):
-            _message(chat, message)
-        return chat.prompt()
-    except (*UNREADABLE, _Unknown):
-        return None
-
-
-def _head(chat: Chat, fields: _Body) -> None:
-    if wire.given(fields.tools):
-        chat.tools([_tool(tool) for tool in _decode_tools(fields.tools)])
-    if wire.given(fields.chat_template_kwargs):
-        chat.head("chat_template_kwargs", canonical(fields.chat_template_kwargs))
-    effort = (wire.as_type(dict, fields.output_config) or {}).get("effort")
-    if (wire.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
-        effort = "none"  # as vLLM has it for templates that can do without thinking
-    if effort:
-        chat.head("reasoning_effort", msgspec.json.encode(effort))
-
-
-def _tool(tool: _Tool) -> dict[str, Any]:
-    schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}
-    function = {"name": tool.name, "description": tool.description, "parameters": schema}
-    return {"type": "function", "function": function | {"strict": tool.strict, "defer_loading": tool.defer_loading}}
-
-
-def _system_text(content: str | list[_Block]) -> str:
-    if isinstance(content, str):
-        return content
-    if any(block.type in ("tool_addition", "tool_removal") for block in content):
-        raise _Unknown("tools that change within a conversation")
-    texts = [block.text for block in content if block.type == "text" and block.text]
-    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
-
-
-def _message(chat: Chat, message: _Message) -> None:
-    """One message, and before it the results of tools that it brings, which are messages of their own to engines."""
-    role, content = message.role, message.content
-    if role == "system":
-        if text := _system_text(content):
-            chat.message("system", (text,))
-        return
-    if isinstance(content, str):
-        chat.message(role, (content,))
-        return
-    parts: list[Part] = []
-    made: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    for block in content:
-        if block.type == "tool_use":
-            arguments = msgspec.json.decode(block.input) if wire.given(block.input) else {}
-            made.append(call(block.id or "", block.name or "", arguments))
-        elif block.type == "tool_result" and role == "user":
-            _tool_result(chat, block)
-        elif block.type == "thinking":
-            thoughts += [block.thinking] if block.thinking is not None else []
-        else:
-            parts += _part(block)
-    if role == "user" and not parts:
-        return
-    fields = [("tool_calls", calls(made))] if made else []
-    if thoughts:
-        fields.append(("reasoning", msgspec.json.encode("".join(thoughts))))
-    chat.message(role, parts, fields)
-
-
-def _part(block: _Block) -> list[Part]:
-    if block.type == "text":
-        return [block.text] if block.text else []
-    if block.type == "image":
-        return [_image(block.source)]
-    if block.type in ("redacted_thinking", "tool_reference"):
-        return []  # vLLM leaves them out
-    raise _Unknown(block.type)
-
-
-def _image(raw: Raw) -> bytes:
-    """The URL that an OpenAI client would send."""
-    source = msgspec.json.decode(raw, type=_Source)
-    return (source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}").encode()
-
-
-def _tool_result(chat: Chat, block: _Block) -> None:
-    """A message of role `tool`; its images follow as the user's."""
-    content = _decode_blocks(block.content) if wire.given(block.content) else ""
-    blocks = [] if isinstance(content, str) else content
-    if any(part.type == "tool_reference" for part in blocks):
-        raise _Unknown("tool_reference")
-    text = content if isinstance(content, str) else "\n".join(part.text or "" for part in blocks if part.type == "text")
-    chat.message("tool", (text,), [("tool_call_id", msgspec.json.encode(block.tool_use_id or ""))])
-    images = [_image(part.source) for part in blocks if part.type == "image"]
-    if images:
-        chat.message("user", images)

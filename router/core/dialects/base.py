@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from router.core.dialects.seen import Seen
 from router.core.facts import Ask, TemplateInput, Usage
 
 
@@ -20,8 +21,12 @@ class Dialect(Protocol):
 
     name: str
 
-    def parse(self, path: str, body: bytes) -> Ask:
-        """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object."""
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
+        """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object.
+
+        `keep`: `template_input` will be asked, so what is decoded is kept for it (`Ask.decoded`). Without it less is
+        decoded, and with `seen` only what was not read before. Neither changes what is read.
+        """
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """What the engine hands to its chat template and tokenizer. None when it cannot be known here, whatever the

@@ -15,15 +15,16 @@ tools and of calls). A message adds bytes only at the end: an appended conversat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
+from router.core.blocks import SPANS_MAX
 from router.core.dialects.wire import UNREADABLE
-from router.core.facts import Prompt
+from router.core.facts import Beginning, Joint, Prompt
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
 # An image is hundreds of tokens, not its URL's length: it stands as 1,024 bytes, about 256 tokens.
@@ -37,16 +38,22 @@ Part = str | bytes  # text, or the identity of something that is not text
 class Chat:
     """Writes one prompt: head fields first, then messages, then `prompt`."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_before", "_first_user_end", "_head", "_opaque_bytes", "_out", "_size", "_spans")
+
+    def __init__(self, before: Beginning | None = None) -> None:
+        """`before`: messages written with an earlier prompt, behind which this one goes on."""
+        self._head: list[bytes] = []
         self._out: list[bytes] = []
-        self._size = 0
-        self._first_user_end = 0
+        self._before = before
+        self._size, self._first_user_end, self._opaque_bytes = 0, 0, 0  # of messages, without the head
         self._spans: list[tuple[int, int]] = []
-        self._opaque_bytes = 0
+        if before is not None:
+            self._size, self._first_user_end = before.size, before.first_user_end
+            self._spans, self._opaque_bytes = list(before.spans), before.opaque_bytes
 
     def head(self, name: str, value: bytes) -> None:
         """A field of the request that the template sees, such as its arguments."""
-        self._put((GS, name.encode(), US, value))
+        self._head += (GS, name.encode(), US, value)
 
     def tools(self, tools: object) -> None:
         """The tools, each put together as the engine does; none leave no trace."""
@@ -55,9 +62,29 @@ class Chat:
         if tools:
             self.head("tools", msgspec.json.encode(tools))
 
+    def system(self, text: str) -> None:
+        """A system prompt that the request has beside its messages."""
+        self._head += (RS, b"system", US, _without_billing(text).encode())
+
+    def rendered(self, head: bytes) -> None:
+        """All of the head, as `heading` gave it."""
+        self._head = [head]
+
+    def heading(self) -> bytes:
+        """All of the head."""
+        return b"".join(self._head)
+
+    def text(self, role: str, text: str) -> None:
+        """One message that is a text and has no other fields, as most are."""
+        if role == "system":
+            text = _without_billing(text)
+        lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
+        self._out += (lead, data)
+        self._end(role, len(lead) + len(data))
+
     def message(self, role: str, parts: Iterable[Part], fields: Sequence[tuple[str, bytes]] = ()) -> None:
         """One message: its content's parts, and those of its fields that are given, as JSON."""
-        start, out = self._size, [RS, role.encode(), US]
+        out = [RS, role.encode(), US]
         if role == "system":
             parts = [part for given in parts if (part := _without_billing(given))]
         for position, part in enumerate(parts):
@@ -71,20 +98,39 @@ class Chat:
                 self._opaque_bytes += len(filler)
         for name, value in fields:
             out += (GS, name.encode(), US, value)
-        self._put(out)
+        self._out += out
+        self._end(role, sum(map(len, out)))
+
+    def _end(self, role: str, size: int) -> None:
+        start = self._size
+        self._size = end = start + size
         if role == "assistant":
-            self._spans.append((start, self._size))
+            self._spans.append((start, end))
         elif role == "user" and not self._first_user_end:
-            self._first_user_end = self._size
+            self._first_user_end = end
+
+    def beginning(self) -> Beginning:
+        """The messages written up to now, for prompts that go on behind them."""
+        return Beginning(self._size, self._first_user_end, tuple(self._spans[-SPANS_MAX:]), self._opaque_bytes)
 
     def prompt(self) -> Prompt:
         """All that was written."""
-        end = self._first_user_end or self._size
-        return Prompt(b"".join(self._out), end, tuple(self._spans), self._opaque_bytes)
+        return self._prompt(b"".join([*self._head, *self._out]), len(self.heading()))
 
-    def _put(self, pieces: Sequence[bytes]) -> None:
-        self._out += pieces
-        self._size += sum(map(len, pieces))
+    def joined(self, ends: list[Beginning], whole: Callable[[], Prompt | None]) -> Prompt:
+        """What was written behind `before`, as a prompt that hangs together with others."""
+        head, before = self.heading(), self._before
+        prompt = self._prompt(b"".join(self._out if before else [head, *self._out]), len(head))
+        prompt.skipped_bytes = len(head) + before.size if before else 0
+        prompt.joint = Joint(head, before, ends, whole)
+        return prompt
+
+    def _prompt(self, text: bytes, head: int) -> Prompt:
+        spans = tuple([(start + head, end + head) for start, end in self._spans]) if self._spans else ()
+        return Prompt(text, head + (self._first_user_end or self._size), spans, self._opaque_bytes)
+
+
+_LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistant", "tool", "developer")}
 
 
 def _tool(tool: object) -> object:
@@ -135,6 +181,10 @@ def canonical(raw: Raw) -> bytes:
     return msgspec.json.encode(msgspec.json.decode(raw))
 
 
+@overload
+def _without_billing(part: str) -> str: ...
+@overload
+def _without_billing(part: bytes) -> bytes: ...
 def _without_billing(part: Part) -> Part:
     if isinstance(part, str) and part.startswith(BILLING_HEADER):
         return part.partition("\n")[2]

@@ -18,24 +18,56 @@ from router.core.dialects.wire import ABSENT, UNREADABLE
 from router.core.facts import TemplateInput
 
 
-class _Block(msgspec.Struct):
+class Block(msgspec.Struct):
+    """A block of content; what only some kinds have is decoded where it is read."""
+
     type: str
     text: str | None = None
+    source: Raw = ABSENT
     id: str | None = None
     tool_use_id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
-    content: str | list[dict[str, Any]] | None = None
+    input: Raw = ABSENT
+    content: Raw = ABSENT
     thinking: str | None = None
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
+    """One message of a request."""
+
     role: str
-    content: str | list[_Block]
+    content: str | list[Block]
+
+
+class Head(msgspec.Struct):
+    """A body of which every field is of the type that it should be; its messages are still JSON."""
+
+    messages: list[Raw]
+    model: str | None = None
+    stream: bool | None = None
+    system: Raw = ABSENT
+    tools: Raw = ABSENT
+    thinking: Raw = ABSENT
+    output_config: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    max_tokens: int | None = None
+    kv_transfer_params: Raw = ABSENT
+    mcp_servers: Raw = ABSENT
+    container: Raw = ABSENT
+
+
+class Body(Head):
+    """The same with its messages, decoded once for all who read them."""
+
+    messages: list[Message]  # type: ignore[assignment]  # nothing is asked of the base
 
 
 class _Body(msgspec.Struct):
-    messages: list[_Message]
+    """A body of which only what the template needs is of the right type."""
+
+    messages: list[Message]
     system: Raw = ABSENT
     tools: Raw = ABSENT
     thinking: Raw = ABSENT
@@ -63,16 +95,18 @@ class _Kind(msgspec.Struct):
 
 
 _BODY = msgspec.json.Decoder(_Body)
-_decode_system = msgspec.json.Decoder(str | list[_Block]).decode
+_decode_system = msgspec.json.Decoder(str | list[Block]).decode
+_decode_arguments = msgspec.json.Decoder(dict[str, Any] | None).decode
+_decode_content = msgspec.json.Decoder(str | list[dict[str, Any]] | None).decode
 _decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 _decode_effort = msgspec.json.Decoder(_Effort).decode
 _decode_kind = msgspec.json.Decoder(_Kind).decode
 
 
-def messages_input(body: bytes) -> TemplateInput | None:
+def messages_input(body: bytes, decoded: Body | None) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known."""
     try:
-        fields = _BODY.decode(body)
+        fields = decoded or _BODY.decode(body)
         if any(map(wire.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
@@ -92,18 +126,21 @@ def messages_input(body: bytes) -> TemplateInput | None:
         return None
 
 
-def _system(content: str | list[_Block], *, whole: bool) -> str:
+def _system(content: str | list[Block], *, whole: bool) -> str:
     """The text, without the line that Claude Code changes with every request; `whole`: of the field, not a message,
     where a text that is no block is taken as it is."""
     if isinstance(content, str):
         return content if whole or not content.startswith(BILLING_HEADER) else ""
+    for block in content:
+        _arguments(block)
+        _content(block)
     if any(block.type in ("tool_addition", "tool_removal") for block in content):
         raise Unfit("tools that change within a conversation")
     texts = [block.text for block in content if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
-def _message(message: _Message) -> list[dict[str, Any]]:
+def _message(message: Message) -> list[dict[str, Any]]:
     """One message, behind the tool results that it brings, which are messages of their own."""
     if message.role == "system":
         text = _system(message.content, whole=False)
@@ -116,14 +153,15 @@ def _message(message: _Message) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for block in message.content:
+        arguments, content = _arguments(block), _content(block)
         if block.type == "text":
             texts += [block.text] if block.text else []
         elif block.type == "thinking":
             thoughts += [block.thinking] if block.thinking is not None else []
         elif block.type == "tool_use":
-            calls.append(_call(block))
+            calls.append(_call(block, arguments))
         elif block.type == "tool_result" and message.role == "user":
-            before.append(_result(block))
+            before.append(_result(block, content))
         elif block.type not in ("redacted_thinking", "tool_reference"):  # which vLLM leaves out
             raise Unfit(block.type)
     made |= {"reasoning": "".join(thoughts)} if thoughts else {}
@@ -133,15 +171,23 @@ def _message(message: _Message) -> list[dict[str, Any]]:
     return before if message.role == "user" and not texts else [*before, made]
 
 
-def _call(block: _Block) -> dict[str, Any]:
+def _arguments(block: Block) -> dict[str, Any] | None:
+    """Of whatever block: the engine refuses a request with any that are no object."""
+    return _decode_arguments(block.input) if block.input else None
+
+
+def _content(block: Block) -> str | list[dict[str, Any]] | None:
+    return _decode_content(block.content) if block.content else None
+
+
+def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """In the order of vLLM's types, for templates that print it (see inputs.py)."""
     if not block.id:
         raise Unfit("a call without an id: the engine makes one from its clock")
-    return {"id": block.id, "function": {"arguments": block.input or {}, "name": block.name or ""}, "type": "function"}
+    return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}
 
 
-def _result(block: _Block) -> dict[str, Any]:
-    content = block.content
+def _result(block: Block, content: str | list[dict[str, Any]] | None) -> dict[str, Any]:
     if isinstance(content, list):
         if any(part.get("type") in ("image", "tool_reference") for part in content):
             raise Unfit("tool result")

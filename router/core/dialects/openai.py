@@ -6,30 +6,16 @@ the prompt unknown (None), never the request invalid: the engine judges its own 
 
 from __future__ import annotations
 
-from array import array
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
 from router.core import sse
 from router.core.dialects import wire
-from router.core.dialects.chat import RS, Chat, Part, calls, canonical
 from router.core.dialects.inputs import Body, decode_openai, openai_input
+from router.core.dialects.openai_prompt import prompt_of, quick_ask
+from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, TemplateInput, Usage
-
-TOKEN_ID_BYTES = 4
-
-
-class _Part(msgspec.Struct):
-    type: str = ""
-    text: str | None = None
-    image_url: Raw = ABSENT
-
-
-class _Url(msgspec.Struct):
-    url: str = ""
+from router.core.facts import Ask, TemplateInput, Usage
 
 
 class _Details(msgspec.Struct):
@@ -42,8 +28,11 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Counted(msgspec.Struct):
     usage: _Usage | None = None
+
+
+class _Answer(_Counted):
     choices: list[Raw] | None = None
 
 
@@ -55,14 +44,10 @@ class _ErrorCode(msgspec.Struct):
     code: int | str | None = None
 
 
-_HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
-_FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
-
-_decode_part = msgspec.json.Decoder(_Part | str).decode
+_decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 _decode_error_code = msgspec.json.Decoder(_ErrorCode).decode
-_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
 
 
 class OpenAI:
@@ -70,14 +55,18 @@ class OpenAI:
 
     name = "openai"
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
+        if not keep:
+            ask = quick_ask(path, body, seen)
+            if ask is not None:
+                return ask
         fields = decode_openai(body)
         model = wire.model_of(fields.model)
         options = wire.as_type(dict, fields.stream_options) or {}
         return Ask(
             model=model,
-            prompt=_prompt(path, fields),
+            prompt=prompt_of(path, fields),
             stream=wire.as_type(bool, fields.stream) or False,
             salt=wire.salt_of(fields.cache_salt) + (bytes(fields.extra_key) if wire.given(fields.extra_key) else b""),
             session=wire.as_type(str, fields.prompt_cache_key),
@@ -159,101 +148,9 @@ _ERROR_TYPES = {
 }
 
 
-def _prompt(path: str, fields: Body) -> Prompt | None:
-    try:
-        if isinstance(fields.messages, list):
-            return _chat_prompt(fields, fields.messages)
-        if fields.messages:
-            return None
-        given = fields.input if path.endswith("/embeddings") else fields.prompt
-        return _text_prompt(_decode_prompt(given)) if given else None
-    except UNREADABLE:
-        return None
-
-
-def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
-    chat = Chat()
-    if wire.given(fields.tools):
-        chat.tools(msgspec.json.decode(fields.tools))
-    for name in _HEAD:
-        raw = getattr(fields, name)
-        if wire.given(raw):
-            chat.head(name, canonical(raw))
-    for message in messages:
-        given = [(name, _field(name, message[name])) for name in _FIELDS if message.get(name) is not None]
-        chat.message(_string(message.get("role", "")), _parts(message.get("content")), given)
-    return chat.prompt()
-
-
-def _field(name: str, value: object) -> bytes:
-    return calls(value) if name == "tool_calls" else msgspec.json.encode(value)
-
-
-def _parts(content: object) -> list[Part]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise msgspec.ValidationError("content")
-    return [_text_or(part) for part in content]
-
-
-def _text_or(part: object) -> Part:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    return _part(Raw(msgspec.json.encode(part)))
-
-
-def _string(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise msgspec.ValidationError("role")
-
-
-def content_parts(content: str | list[Raw] | None) -> list[Part]:
-    """The parts of a message's content: texts, and the identities of what is not text. Raises UNREADABLE."""
-    if content is None:
-        return []
-    return [content] if isinstance(content, str) else [_part(raw) for raw in content]
-
-
-def _part(raw: Raw) -> Part:
-    part: _Part | str = _decode_part(raw)
-    if isinstance(part, str):
-        return part
-    if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
-        return part.text
-    url = wire.as_type(str, part.image_url) or (wire.as_type(_Url, part.image_url) or _Url()).url
-    return url.encode() if url else bytes(raw)
-
-
-def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
-    """A string, strings, token ids, or lists of token ids; several prompts are chained one behind the other."""
-    if isinstance(prompt, str):
-        text = prompt.encode()
-        return Prompt(text, len(text))
-    ids: list[int] = []
-    texts: list[bytes] = []
-    for item in prompt:
-        if isinstance(item, str):
-            texts.append(item.encode())
-        elif isinstance(item, int):
-            ids.append(item)
-        else:
-            ids += item
-    if texts:
-        text = RS.join(texts)
-        return Prompt(text, len(texts[0]))
-    text = array("I", ids).tobytes()
-    return Prompt(text, len(text), opaque_bytes=len(text), bytes_per_token=TOKEN_ID_BYTES)
-
-
 def _usage(data: bytes) -> Usage | None:
     try:
-        usage = _decode_answer(data).usage
+        usage = _decode_counted(data).usage
     except UNREADABLE:
         usage = wire.cut_usage(_Usage, data)
     if usage is None:

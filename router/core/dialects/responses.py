@@ -19,8 +19,10 @@ from msgspec import Raw
 from router.core import sse
 from router.core.dialects import wire
 from router.core.dialects.chat import Chat, call, calls, canonical
-from router.core.dialects.openai import OpenAI, content_parts
+from router.core.dialects.openai import OpenAI
+from router.core.dialects.openai_prompt import content_parts
 from router.core.dialects.responses_input import responses_input
+from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.facts import Ask, Prompt, TemplateInput, Usage
 
@@ -114,7 +116,7 @@ class Responses(OpenAI):
 
     name = "responses"
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
         fields = wire.decode_body(_BODY, body)
         return Ask(

@@ -22,7 +22,8 @@ from xxhash import xxh3_128_digest
 from router.core import sse
 from router.core.dialects import wire
 from router.core.dialects.chat import OPAQUE_REPEATS, RS
-from router.core.dialects.openai import TOKEN_ID_BYTES
+from router.core.dialects.openai_prompt import TOKEN_ID_BYTES
+from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.facts import Ask, Prompt, TemplateInput, Usage
 
@@ -95,7 +96,7 @@ class SGLang:
 
     name = "sglang"
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
         fields = wire.decode_body(_BODY, body)
         model = wire.model_of(fields.model)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.facts import Candidate, Choice, Question
-from router.core.ring import Ring, under_bound
+from router.core.ring import Ring, load_bound
 
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
 RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
@@ -41,36 +41,56 @@ class Warm:
 
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """The cheapest; inside the tie band the ring."""
+        # One loop for all that is asked of every candidate: a comprehension for each would take twice as long.
         prices = {c.id: price(c, question) for c in candidates}
-        cheapest = min(prices.values())
-        band = [c for c in candidates if prices[c.id] - cheapest <= question.tie_ms]
+        cheapest, tie_ms, count = min(prices.values()), question.tie_ms, len(candidates)
+        in_flight, footprint, longest, longest_in_band = 0, 0, 0, 0
+        band: dict[str, Candidate] = {}
+        for c in candidates:
+            in_flight += c.in_flight
+            footprint += c.footprint_blocks
+            if c.cached_tokens > longest:
+                longest = c.cached_tokens
+            if prices[c.id] - cheapest <= tie_ms:
+                band[c.id] = c
+                if c.cached_tokens > longest_in_band:
+                    longest_in_band = c.cached_tokens
         if len(band) == 1:
-            return Choice(band[0].id)
-        longest = max(c.cached_tokens for c in candidates)
-        tied = any(c.cached_tokens == longest for c in band)  # otherwise who holds most was too dear: a spill
-        loads = {c.id: c.in_flight for c in candidates}
-        free = under_bound(loads, 1)
-        order = self._ring.walk(question.ring_key, {c.id for c in band})
-        homes = _homes(question, band)
-        at_home = [id_ for id_ in order if id_ in homes and (id_ in free or loads[id_] <= HOME_IN_FLIGHT)]
+            return Choice(next(iter(band)))
+        tied = longest_in_band == longest  # otherwise who holds most was too dear: a spill
+        order = [band[id_] for id_ in self._ring.walk(question.ring_key, band)]
+        bound = load_bound(in_flight + 1, count)
+        homes = _homes(question.home, band, order, longest_in_band)
+        at_home = homes and [c for c in homes if c.in_flight < bound or c.in_flight <= HOME_IN_FLIGHT]
         if at_home:
-            return Choice(min(at_home, key=lambda id_: (loads[id_], prices[id_])), tied)
-        slack = FOOTPRINT_SLACK_BLOCKS * len(candidates)
-        roomy = under_bound({c.id: c.footprint_blocks for c in candidates}, slack)
-        under = [id_ for id_ in order if id_ in free and id_ in roomy] or [id_ for id_ in order if id_ in free]
-        return Choice(min((under or order)[:RING_CHOICES], key=lambda id_: (loads[id_], prices[id_])), tied)
+            return Choice(_least(at_home, prices).id, tied)
+        footprint_bound = load_bound(footprint + FOOTPRINT_SLACK_BLOCKS * count, count)
+        free = [c for c in order if c.in_flight < bound]
+        roomy = [c for c in free if c.footprint_blocks < footprint_bound]
+        return Choice(_least((roomy or free or order)[:RING_CHOICES], prices).id, tied)
 
 
-def _homes(question: Question, band: Sequence[Candidate]) -> set[str]:
-    """Where a conversation belongs, if it belongs anywhere."""
-    if any(c.id == question.home for c in band):
-        return {question.home}
-    longest = max(c.cached_tokens for c in band)
-    return {c.id for c in band if c.cached_tokens == longest and c.cached_tokens >= c.uncached_tokens}
+def _homes(home: str, band: dict[str, Candidate], order: list[Candidate], longest: int) -> list[Candidate]:
+    """Where a conversation belongs, if it belongs anywhere; `longest` is the most that one of the band holds."""
+    if home in band:
+        return [band[home]]
+    return [c for c in order if c.cached_tokens == longest and longest >= c.uncached_tokens]
+
+
+def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
+    """The least loaded, of several the cheapest, of several the first."""
+    least, *others = candidates
+    for c in others:
+        if c.in_flight < least.in_flight or (c.in_flight == least.in_flight and prices[c.id] < prices[least.id]):
+            least = c
+    return least
 
 
 def price(candidate: Candidate, question: Question) -> float:
     """Milliseconds, for this request and for the others."""
-    load = min(question.backlog, candidate.pending_ms / question.unit_ms)
-    now_ms = candidate.pending_ms + candidate.kv_wait_ms + (1 + load) * candidate.uncached_ms
-    return now_ms + (1 + 2 * question.backlog) * candidate.evicted_ms
+    pending_ms, backlog = candidate.pending_ms, question.backlog
+    load = pending_ms / question.unit_ms
+    if load > backlog:
+        load = backlog
+    now_ms = pending_ms + candidate.kv_wait_ms + (1 + load) * candidate.uncached_ms
+    return now_ms + (1 + 2 * backlog) * candidate.evicted_ms

@@ -1,0 +1,334 @@
+"""`python -m loadtest overhead`: what a router costs, beside nginx and the LLM routers that are installed here.
+
+Routers run one at a time in front of the same cheap upstream, and take turns: every round starts each of them afresh,
+in another order, so that whatever else the machine does hits all alike. Figures are medians of the rounds. CPU is
+user + system of a router's whole process tree within a window in which the load is steady.
+
+All run with their cache-aware policy (nginx has none). warmroute runs with its defaults: warm policy, metrics, and the
+log line of each request, which goes to a file as all that routers print. Added TTFT is the percentile through the
+router less the percentile of the same streams straight to the upstream, in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import pstats
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from loadtest import overhead_answers as answers
+from loadtest import overhead_bodies as bodies
+from loadtest import overhead_extra as extra
+from loadtest import rivals
+from loadtest.overhead_load import (
+    Address,
+    Connections,
+    LoadError,
+    Loop,
+    Measured,
+    StreamLoad,
+    Tally,
+    closed_loop,
+    streams,
+    until,
+)
+from loadtest.overhead_process import Process, ProcessError, rss_mb, started
+from loadtest.overhead_report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
+from loadtest.overhead_upstream import RATE_PER_S
+from loadtest.report import Row, progress_bar, write_json
+
+START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.05
+WARM_S, IDLE_S = 0.5, 0.3
+PROBES_S = 1.5  # times to the first event, 160 a second
+LONG_PROMPTS_S = 4.0
+PAGE_WIDTH = 120  # where there is no terminal
+NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    cases: tuple[str, ...]
+    routers: tuple[rivals.Rival, ...]
+    rounds: int
+    replicas: int
+    window_s: float
+    rate_per_s: float
+
+
+class Bench:
+    """The upstream that runs, and what was measured so far."""
+
+    def __init__(self, plan: Plan, folder: Path, urls: Sequence[str]) -> None:
+        self._plan, self._folder, self.urls = plan, folder, urls
+        self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
+        self._direct: dict[tuple[int, str], Measured] = {}
+        self.turns: dict[tuple[str, str], list[Turn]] = {}
+        self.extras: list[Row] = []
+        self.absent: dict[str, str] = {}
+
+    @property
+    def replicas(self) -> list[Address]:
+        """Where the upstream listens."""
+        return [("127.0.0.1", int(url.rpartition(":")[2])) for url in self.urls]
+
+    @property
+    def steps(self) -> int:
+        """How many cases are measured in all."""
+        return self._plan.rounds * len(self._plan.routers) * len(self._cases) + len(self._extras)
+
+    @property
+    def _cases(self) -> list[Case]:
+        return [case for name, case in CASES.items() if name in self._plan.cases]
+
+    @property
+    def _extras(self) -> list[str]:
+        ours = any(router.name == rivals.OURS for router in self._plan.routers)
+        return [name for name in EXTRAS if name in self._plan.cases and ours]
+
+    async def run(self, told: Callable[[int], None]) -> None:
+        """All rounds, then what is measured of warmroute alone. `told` hears how many cases are done."""
+        done, routers = 0, self._plan.routers
+        for turn in range(self._plan.rounds if self._cases else 0):
+            for case in self._cases:
+                if case.streams:
+                    self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
+            at = turn % len(routers)
+            for router in (*routers[at:], *routers[:at]):
+                await self._turn(router, turn)
+                done += len(self._cases)
+                told(done)
+        for name in self._extras:
+            router = next(r for r in routers if r.name == rivals.OURS)
+            async with self.running(router) as (address, process):
+                if name == "slow_reader":
+                    row = await extra.slow_reader(address, process.pid, self.replicas, self._plan.rate_per_s)
+                else:
+                    row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S)
+            self.extras.append(replace(row, router=rivals.OURS, replicas=len(self.urls)))
+            done += 1
+            told(done)
+
+    async def _turn(self, router: rivals.Rival, turn: int) -> None:
+        """All cases of one router in one round; a rival that does not come up is left out from then on."""
+        if router.name in self.absent:
+            return
+        try:
+            async with self.running(router) as (address, process):
+                for case in self._cases:
+                    measured = await self.measure(case, [address], process)
+                    found = Turn(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
+                    self.turns.setdefault((router.name, case.name), []).append(found)
+        except (ProcessError, rivals.RivalError) as error:
+            if router.name == rivals.OURS:
+                raise
+            self.absent[router.name] = str(error)
+
+    async def measure(self, case: Case, addresses: Sequence[Address], process: Process | None) -> Measured:
+        """One case; without a process there is no window, only times to the first event."""
+        first, pid = next(self._numbers), process.pid if process else None
+        window_s, rate_per_s = self._plan.window_s, self._plan.rate_per_s
+        gc.collect()
+        gc.disable()  # ours would be in the times to the first event
+        try:
+            if case.streams:
+                load = StreamLoad(case.concurrency, window_s if process else 0.0, PROBES_S, rate_per_s)
+                return await streams(addresses, load, pid, first)
+            return await closed_loop(addresses[0], Loop(case.name, case.concurrency, WARM_S, window_s), pid or 0, first)
+        except LoadError as error:
+            if process is not None and not process.running:
+                raise process.error(f"ended in case {case.name}") from error
+            failed = Measured()
+            failed.errors[str(error)] += 1
+            return failed
+        finally:
+            gc.enable()
+
+    @asynccontextmanager
+    async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[Address, Process]]:
+        """The router, once it answers. Raises ProcessError, RivalError."""
+        address = ("127.0.0.1", rivals.free_port())
+        async with started(router.name, router.words(address[1], self.urls, self._folder), self._folder) as process:
+            await self._ready(process, address)
+            await asyncio.sleep(IDLE_S)
+            yield address, process
+
+    async def _ready(self, process: Process, address: Address) -> None:
+        request = bodies.single(bodies.SHORT_BYTES).request(0)
+        deadline_s, said = time.monotonic() + START_TIMEOUT_S, "does not listen"
+        while time.monotonic() < deadline_s:
+            if not process.running:
+                raise process.error("ended before it was ready")
+            tally = Tally()
+            try:
+                async with Connections([address], 1, tally) as [connection]:
+                    connection.ask(request, answers.answer(bodies.SHORT_BYTES))
+                    await until(lambda: not connection.busy, 5.0, "does not answer")
+                if tally.done:
+                    return
+                said = f"answers with {dict(tally.errors)}"
+            except LoadError as error:
+                said = str(error)
+            await asyncio.sleep(READY_EVERY_S)
+        raise process.error(f"was not ready within {START_TIMEOUT_S:g} s: {said}")
+
+    def rows(self, slack: float) -> list[Row]:
+        """All rows: figures, goals, and what was measured of warmroute alone."""
+        rows = [row_of(name, CASES[case], turns, len(self.urls)) for (name, case), turns in self.turns.items()]
+        return [*rows, *goals(rows, slack), *self.extras]
+
+
+@asynccontextmanager
+async def bench(plan: Plan) -> AsyncIterator[Bench]:
+    """A bench with its upstream; everything is stopped with the block."""
+    words = ["-m", "loadtest.overhead_upstream", "--replicas", str(plan.replicas), "--rate", str(plan.rate_per_s)]
+    with tempfile.TemporaryDirectory(prefix="warmroute-overhead-") as temporary:
+        folder = Path(temporary)
+        async with started("upstream", [sys.executable, *words], folder) as process:
+            output = process.output
+            await until(lambda: output.read_text().count("\n") >= plan.replicas, START_TIMEOUT_S, "no upstream")
+            yield Bench(plan, folder, re.findall(r"ready (\S+)", output.read_text()))
+
+
+async def measure(plan: Plan, console: Console, slack: float) -> list[Row]:
+    """The whole run. Raises LoadError, ProcessError, RivalError."""
+    stop_when_told()
+    async with bench(plan) as running:
+        with progress_bar(console, "overhead", running.steps) as told:
+            await running.run(told)
+        for name, why in running.absent.items():
+            console.print(f"{name} is left out: {why}", highlight=False, markup=False, soft_wrap=True)
+        return running.rows(slack)
+
+
+async def profile(plan: Plan, case: Case, flags: Sequence[str]) -> None:
+    """Run one case at warmroute under cProfile, and print where its time went. Raises as `measure`."""
+    stop_when_told()
+    with tempfile.TemporaryDirectory(prefix="warmroute-profile-") as temporary:
+        file = Path(temporary) / "profile"
+        ours = rivals.ours(flags=flags)
+        words = ("-m", "loadtest.overhead_profile", str(file), *ours.command[3:])
+        ours = replace(ours, command=(ours.command[0], *words))
+        async with bench(plan) as running, running.running(ours) as (address, process):
+            measured = await running.measure(case, [address], process)
+        units = measured.events or measured.requests
+        print(f"{case.name}: {units} {'chunks' if case.streams else 'requests'} within the window,", end=" ")
+        print(f"{measured.cpu_s * 1e6 / max(1, units):.1f} µs each under the profiler; {dict(measured.errors)}")
+        pstats.Stats(str(file)).strip_dirs().sort_stats("tottime").print_stats(40)
+
+
+def stop_when_told() -> None:
+    """SIGTERM ends the run as Ctrl-C does, and so stops what it started."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+# The command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; with --check 1 when a goal was missed, 2 when something could not be measured."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    console = Console(stderr=True)
+    try:
+        if options.install_rivals:
+            rivals.install(options.rivals)
+        plan = _plan(options)
+        if options.profile:
+            uvloop.run(profile(plan, CASES[options.profile], options.flag))
+            return 0
+        rows = uvloop.run(measure(plan, console, options.slack))
+    except (LoadError, ProcessError, rivals.RivalError, OSError) as error:
+        print(f"overhead: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    command = shlex.join(["overhead", *arguments])
+    shown = Console()
+    print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
+    if options.json:
+        write_json(options.json, command, rows, rivals.versions(options.rivals))
+    if options.chart:
+        write_chart(
+            options.chart,
+            rows,
+            [f"python -m loadtest overhead: medians of {options.rounds} rounds of {options.seconds:g} s"],
+        )
+    return 1 if options.check and any(row.ok is False for row in rows) else 0
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    there = {rivals.OURS: rivals.ours(options.workers, options.flag), **rivals.installed(options.rivals)}
+    there |= {router.name: router for router in map(rivals.custom, options.router)}
+    names = options.routers.split(",") if options.routers else list(there)
+    if unknown := [name for name in names if name not in there]:
+        raise rivals.RivalError(f"{', '.join(unknown)}: not among {', '.join(there)} (see --install-rivals, --router)")
+    return Plan(
+        tuple(options.cases.split(",")),
+        tuple(there[name] for name in names),
+        options.rounds,
+        options.replicas,
+        options.seconds,
+        options.rate,
+    )
+
+
+def _cases(text: str) -> str:
+    if unknown := set(text.split(",")) - {*CASES, *EXTRAS}:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join([*CASES, *EXTRAS])}")
+    return text
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 100")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1_000:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest overhead", description="What routers cost, side by side.")
+    add, everything = parser.add_argument, ",".join([*CASES, *EXTRAS])
+    add("--cases", type=_cases, default=everything, metavar="NAMES", help=f"of {everything} (all)")
+    add("--routers", metavar="NAMES", help="only these, of warmroute, nginx and the rivals installed (all)")
+    add("--router", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
+    add("--rounds", type=_count, default=3, metavar="N", help="medians are of so many (3)")
+    add("--replicas", type=_count, default=4, metavar="N", help="behind each router (4)")
+    add("--seconds", type=_positive, default=2.0, metavar="S", help="length of a window (2)")
+    add("--rate", type=_positive, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
+    add("--workers", type=_count, metavar="N", help="passed on to `warmroute serve`")
+    add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
+    add(
+        "--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are installed (.venv-rivals)"
+    )
+    add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
+    add("--profile", choices=tuple(CASES), help="only run this case at warmroute under cProfile")
+    add("--check", action="store_true", help="exit 1 when a goal is missed")
+    add("--slack", type=float, default=0.0, metavar="F", help="what goals may be missed by, as a part of them (0)")
+    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add("--chart", type=Path, metavar="FILE", help="write a picture (SVG)")
+    return parser

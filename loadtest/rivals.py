@@ -1,0 +1,194 @@
+"""Routers that `python -m loadtest overhead` compares: how each is started, and where it is found.
+
+Rivals run as their makers ship them, with their own cache-aware policy, which is what ours does, and logs at `warn`;
+nginx places by turns and is the yardstick of a proxy that looks at nothing. Where a choice had to be made, it was made
+in the rival's favour: no access log, no traces, one nginx worker, which is cheapest per byte.
+
+A command line takes {port}, {metrics_port}, {folder} (a temporary one) and {urls}; a word that is `{urls}` alone
+becomes one word for each replica, and where it stands within a word the URLs are parted by blanks. `{replicas}` alone
+becomes `--replica URL` for each.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from router import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv-rivals"
+INSTALL_TIMEOUT_S = 900
+NGINX_PLACES = ("/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/bin/nginx")
+OURS, YARDSTICK = "warmroute", "nginx"
+
+# Two of the three install commands of the same name, so each is started by its module.
+_RUN = "import sys; from {module} import main; sys.exit(main())"
+_FLAGS = (
+    *("--host", "127.0.0.1", "--port", "{port}", "--prometheus-host", "127.0.0.1", "--prometheus-port"),
+    *("{metrics_port}", "--policy", "cache_aware", "--worker-urls", "{urls}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A rival from PyPI."""
+
+    module: str
+    words: tuple[str, ...]
+
+
+RIVALS = {
+    "sglang-router": Package("sglang_router.cli", ("launch", *_FLAGS, "--log-level", "warn")),
+    "smg": Package("smg.cli", ("launch", *_FLAGS, "--log-level", "warn")),
+    "vllm-router": Package("vllm_router.launch_router", (*_FLAGS, "--log-level", "warning")),
+}
+
+_NGINX = """\
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log warn;
+events {{ worker_connections 4096; }}
+http {{
+    access_log off;
+    tcp_nodelay on;
+    keepalive_requests 1000000;
+    client_max_body_size 0;
+    client_body_buffer_size 1m;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    upstream replicas {{
+{servers}
+        keepalive 1024;
+        keepalive_requests 1000000;
+    }}
+    server {{
+        listen 127.0.0.1:{port} backlog=1024;
+        location / {{
+            proxy_pass http://replicas;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+            proxy_read_timeout 600s;
+        }}
+    }}
+}}
+"""
+
+
+class RivalError(Exception):
+    """A router cannot be started or installed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A router by name, and the words that start it."""
+
+    name: str
+    command: tuple[str, ...]
+    nginx: bool = False
+    """Started from a file that is written for it."""
+
+    def words(self, port: int, urls: Sequence[str], folder: Path) -> list[str]:
+        """The command line for this port and these replicas; what it needs is put into the folder.
+
+        Raises RivalError if the command asks for something that is not there.
+        """
+        if self.nginx:
+            servers = "\n".join(f"        server {url.removeprefix('http://')};" for url in urls)
+            (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, servers=servers, port=port))
+        known = {"port": port, "metrics_port": free_port(), "folder": folder, "urls": " ".join(urls)}
+        words: list[str] = []
+        for word in self.command:
+            if word == "{urls}":
+                words += urls
+            elif word == "{replicas}":
+                words += [part for url in urls for part in ("--replica", url)]
+            else:
+                try:
+                    words.append(word.format(**known))
+                except (KeyError, IndexError, ValueError) as error:
+                    raise RivalError(
+                        f"{self.name}: {word!r} takes only {{port}}, {{metrics_port}}, {{folder}}, {{urls}}"
+                    ) from error
+        return words
+
+
+def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
+    """warmroute as it is by default: warm policy, metrics and the log line on."""
+    extra = (*(("--workers", str(workers)) if workers is not None else ()), *flags)
+    serve = ("serve", "--host", "127.0.0.1", "--port", "{port}", "--admin-port", "{metrics_port}", "{replicas}")
+    return Rival(OURS, (sys.executable, "-m", "router", *serve, *extra))
+
+
+def custom(assignment: str) -> Rival:
+    """`NAME=CMD`. Raises RivalError."""
+    name, equals, command = assignment.partition("=")
+    if not equals or not name or not command or "{port}" not in command or "{urls}" not in command:
+        raise RivalError(f"{assignment!r}: NAME=COMMAND is expected, with {{port}} and {{urls}} in the command")
+    return Rival(name, tuple(shlex.split(command)))
+
+
+def installed(environment: Path) -> dict[str, Rival]:
+    """Rivals that are there, the yardstick first."""
+    found: dict[str, Rival] = {}
+    if nginx := nginx_path():
+        found[YARDSTICK] = Rival(YARDSTICK, (nginx, "-p", "{folder}", "-c", "{folder}/nginx.conf"), nginx=True)
+    for name, package in RIVALS.items():
+        for place in (environment / name, environment):
+            if any(place.glob(f"lib/python*/site-packages/{package.module.partition('.')[0]}/__init__.py")):
+                start = (str(place / "bin" / "python"), "-c", _RUN.format(module=package.module))
+                found[name] = Rival(name, (*start, *package.words))
+                break
+    return found
+
+
+def nginx_path() -> str | None:
+    """Where nginx is, if it is."""
+    return shutil.which(YARDSTICK) or next((place for place in NGINX_PLACES if Path(place).exists()), None)
+
+
+def versions(environment: Path) -> dict[str, str]:
+    """Versions of the rivals that are there, and ours."""
+    found = {OURS: __version__}
+    if nginx := nginx_path():
+        said = subprocess.run([nginx, "-v"], capture_output=True, text=True, check=False, timeout=10).stderr
+        found[YARDSTICK] = said.rpartition("/")[2].strip()
+    for name in installed(environment).keys() & RIVALS.keys():
+        pattern = f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
+        for folder in (f for place in (environment / name, environment) for f in place.glob(pattern)):
+            found.setdefault(name, folder.name.removesuffix(".dist-info").rpartition("-")[2])
+    return found
+
+
+def install(environment: Path) -> None:
+    """Install what is missing of the three rivals, each into an environment of its own. Raises RivalError."""
+    there = installed(environment)
+    for name in RIVALS:
+        if name in there:
+            continue
+        folder = environment / name
+        venv.create(folder, with_pip=True, clear=folder.exists())
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        try:
+            subprocess.run([*pip, name], check=True, timeout=INSTALL_TIMEOUT_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RivalError(f"{name} cannot be installed: {error}") from error
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

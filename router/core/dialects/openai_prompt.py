@@ -1,0 +1,256 @@
+"""Requests of the OpenAI dialect: read for placement, their prompts written as canonical bytes.
+
+Nearly all requests have every field of the type that it should be, and are read by one decoder that decodes no more
+than placement needs. Whatever it refuses is read field by field (`OpenAI.parse`), so that one odd field costs the
+request no more than that field.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.core.dialects import wire
+from router.core.dialects.chat import RS, Chat, Part, calls, canonical
+from router.core.dialects.inputs import Body, decode_openai
+from router.core.dialects.seen import Seen, ends_of
+from router.core.dialects.wire import ABSENT, UNREADABLE, given
+from router.core.facts import Ask, Beginning, Prompt
+
+TOKEN_ID_BYTES = 4
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+    image_url: Raw = ABSENT
+
+
+class _Url(msgspec.Struct):
+    url: str = ""
+
+
+class _Rest(msgspec.Struct):
+    """A body of which every field is of the type that it should be; its messages are still JSON."""
+
+    messages: list[Raw] = []
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: Raw = ABSENT
+    functions: Raw = ABSENT
+    documents: Raw = ABSENT
+    chat_template: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    cache_salt: str | None = None
+    extra_key: Raw = ABSENT
+    prompt_cache_key: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+
+
+class _Quick(_Rest, kw_only=True):
+    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]  # nothing is asked of the base
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
+
+
+_HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+_FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
+
+_decode_quick = msgspec.json.Decoder(_Quick).decode
+_decode_rest = msgspec.json.Decoder(_Rest).decode
+_decode_message = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_part = msgspec.json.Decoder(_Part | str).decode
+_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
+
+
+def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
+    """What nearly all requests are read by: every field of the type that it should be. None for the others."""
+    try:
+        if seen is not None:
+            ask = _seen(path, body, seen)
+            if ask is not None:
+                return ask
+        fields = _decode_quick(body)
+        if fields.messages is None:
+            return _ask(fields, _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt))
+    except UNREADABLE:
+        return None
+    try:
+        chat = Chat()
+        _head(chat, fields)
+        for message in fields.messages:
+            _message(chat, message)
+        return _ask(fields, chat.prompt())
+    except UNREADABLE:
+        return _ask(fields, None)
+
+
+def _ask(fields: _Quick | _Rest, prompt: Prompt | None) -> Ask:
+    salt, options, stored = fields.cache_salt, fields.stream_options, fields.store
+    most = fields.max_completion_tokens
+    if most is None or most <= 0:
+        most = fields.max_tokens
+    return Ask(
+        fields.model,
+        prompt,
+        fields.stream or False,
+        (salt.encode(errors="surrogatepass") if salt else b"")
+        + (bytes(fields.extra_key) if given(fields.extra_key) else b""),
+        fields.prompt_cache_key,
+        most if most is not None and most > 0 else None,
+        stored,
+        fields.previous_response_id,
+        bool(options.get("include_usage")) if options else False,
+    )
+
+
+def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
+    """Of a conversation: only what was not read before is read. None where that cannot be told apart."""
+    place = seen.find(body, b"openai")
+    if place is None:
+        return None
+    fields = _decode_rest(place.rest)
+    messages = place.new(fields.messages)
+    if messages is None:
+        return None
+    chat = Chat(place.mark.beginning)
+    chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
+    ends: list[tuple[int, Beginning]] = []
+    for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
+        _message(chat, _decode_message(message))
+        ends.append((end, chat.beginning()))
+
+    def whole() -> Prompt | None:
+        seen.spend(len(body) // 8)
+        return prompt_of(path, decode_openai(body))
+
+    return _ask(fields, chat.joined(seen.learn(place, body, ends), whole))
+
+
+def _head_parts(fields: _Quick | _Rest) -> list[Raw]:
+    return [fields.tools, *[getattr(fields, name) for name in _HEAD]]
+
+
+def _heading(fields: _Quick | _Rest) -> bytes:
+    chat = Chat()
+    _head(chat, fields)
+    return chat.heading()
+
+
+def prompt_of(path: str, fields: Body) -> Prompt | None:
+    """The prompt of a chat, a completion or an embedding; None where it is not understood."""
+    try:
+        if isinstance(fields.messages, list):
+            return _chat_prompt(fields, fields.messages)
+        return (
+            None if fields.messages else _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt)
+        )
+    except UNREADABLE:
+        return None
+
+
+def _given_prompt(raw: Raw) -> Prompt | None:
+    try:
+        return _text_prompt(_decode_prompt(raw)) if raw else None
+    except UNREADABLE:
+        return None
+
+
+def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
+    chat = Chat()
+    _head(chat, fields)
+    for message in messages:
+        _message(chat, message)
+    return chat.prompt()
+
+
+def _head(chat: Chat, fields: Body | _Quick | _Rest) -> None:
+    if given(fields.tools):
+        chat.tools(msgspec.json.decode(fields.tools))
+    for name in _HEAD:
+        raw = getattr(fields, name)
+        if given(raw):
+            chat.head(name, canonical(raw))
+
+
+def _message(chat: Chat, message: dict[str, Any]) -> None:
+    role, content = message.get("role"), message.get("content")
+    if len(message) == 2 and isinstance(content, str) and isinstance(role, str):
+        chat.text(role, content)
+        return
+    fields = [(name, _field(name, message[name])) for name in _FIELDS if message.get(name) is not None]
+    chat.message(_string(message.get("role", "")), _parts(content), fields)
+
+
+def _field(name: str, value: object) -> bytes:
+    return calls(value) if name == "tool_calls" else msgspec.json.encode(value)
+
+
+def _parts(content: object) -> list[Part]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise msgspec.ValidationError("content")
+    return [_text_or(part) for part in content]
+
+
+def _text_or(part: object) -> Part:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return _part(Raw(msgspec.json.encode(part)))
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise msgspec.ValidationError("role")
+
+
+def content_parts(content: str | list[Raw] | None) -> list[Part]:
+    """The parts of a message's content: texts, and the identities of what is not text. Raises UNREADABLE."""
+    if content is None:
+        return []
+    return [content] if isinstance(content, str) else [_part(raw) for raw in content]
+
+
+def _part(raw: Raw) -> Part:
+    part: _Part | str = _decode_part(raw)
+    if isinstance(part, str):
+        return part
+    if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
+        return part.text
+    url = wire.as_type(str, part.image_url) or (wire.as_type(_Url, part.image_url) or _Url()).url
+    return url.encode() if url else bytes(raw)
+
+
+def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
+    """A string, strings, token ids, or lists of token ids; several prompts are chained one behind the other."""
+    if isinstance(prompt, str):
+        text = prompt.encode()
+        return Prompt(text, len(text))
+    ids: list[int] = []
+    texts: list[bytes] = []
+    for item in prompt:
+        if isinstance(item, str):
+            texts.append(item.encode())
+        elif isinstance(item, int):
+            ids.append(item)
+        else:
+            ids += item
+    if texts:
+        text = RS.join(texts)
+        return Prompt(text, len(texts[0]))
+    text = array("I", ids).tobytes()
+    return Prompt(text, len(text), opaque_bytes=len(text), bytes_per_token=TOKEN_ID_BYTES)

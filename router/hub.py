@@ -1,0 +1,321 @@
+"""What knows the replicas and places: index, probes, events, metrics, admin pages. One for all edges (placing.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from aiohttp import web
+
+from router import logs
+from router.addresses import event_endpoints, event_topics
+from router.admin import Pages
+from router.announce import Announcer
+from router.core.facts import Grade, Replica
+from router.core.kv_stream import Limits
+from router.core.policies import POLICIES
+from router.core.routing import Router
+from router.discovery import Discovery
+from router.discovery.static import StaticDiscovery
+from router.events import Subscriber
+from router.metrics import Metrics, RequestRecord
+from router.placing import HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
+from router.probe import Prober
+from router.prompts import Prompts
+from router.ranks import Ranks
+from router.running import cannot_listen, guarded, in_background, make_prompts, url_of
+from router.settings import Settings
+from router.tokens import Asker
+from router.trust import Trust
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 1.0
+TOKENIZERS_S = 20.0  # of loading, before serving begins without them
+CLOSE_S = 0.1  # for connections of the admin listener to close
+
+
+class Hub:
+    """`async with Hub(settings, ...) as hub`: knows replicas from then on; `/readyz` says when one is ready."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        in_flight: Callable[[], int],
+        lost: Callable[[str], None],
+        admin_socket: socket.socket | None = None,
+    ) -> None:
+        """`in_flight` counts requests being answered by all edges; `lost(replica)` hears that nobody listens there any
+        more. Without an `admin_socket` one is bound where the settings say."""
+        self._settings = settings
+        self._in_flight = in_flight
+        self._tell_lost = lost
+        self._admin_socket = admin_socket
+        self._stack = AsyncExitStack()
+        self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
+        self._events: Subscriber | None = None
+        self.prompts: Prompts | None = None
+        self._grades: dict[str, Grade] = {}  # as last logged
+        self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
+        self._of_workers: Counter[str] = Counter()  # totals of other processes
+        self._draining = False
+        self.discovered = asyncio.Event()  # the first complete set of replicas is known
+        self.admin_url = ""
+
+    async def __aenter__(self) -> Self:
+        s = self._settings
+        self.router = Router(
+            POLICIES[s.routing.policy](),
+            index_bytes_max=s.routing.index_bytes_max,
+            memory_max=s.routing.memory_max,
+            blocks_max_default=s.routing.blocks_max_default,
+            held_blocks_max=s.events.blocks_max,
+            graded=self._graded,
+            resync=lambda id_: self._events.resync(id_) if self._events else None,
+            suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
+        )
+        try:
+            self._build()
+            if self.prompts is not None:
+                await self._load_tokenizers(self.prompts)  # first: it holds up everything else
+            await self._follow()
+            await self._listen()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def _build(self) -> None:
+        s = self._settings
+        if not s.replicas:
+            log.warning("no replicas are configured: give --replica URL, or `replicas` in the settings file")
+        self._prober = Prober(
+            self.router,
+            self._lost,
+            interval_s=s.probe.interval_s,
+            timeout_s=s.probe.timeout_s,
+            api_key=s.probe.api_key,
+            models_interval_s=s.probe.models_interval_s,
+            page_bytes_max=s.probe.page_bytes_max,
+            kv_tokens_max=s.routing.kv_tokens_max,
+        )
+        self._stack.push_async_callback(self._prober.close)
+        self.metrics = Metrics(
+            self.router,
+            self._in_flight,
+            time.monotonic,
+            self._stream_figures,
+            self._prompt_figures,
+            lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
+        )
+        self.pages = Pages(
+            self.router,
+            self.metrics,
+            ready=self._ready,
+            clock=time.monotonic,
+            decisions_max=s.limits.decisions_max,
+            streams=self._stream,
+        )
+        self.placer = LocalPlacer(
+            self.router,
+            clock=time.monotonic,
+            event_wait_s=s.events.wait_s,
+            response_ids_max=s.limits.response_ids_max,
+            observe=self.observe,
+            failed=self.metrics.failed,
+            refused=self._refused,
+            page=self.pages.page,
+        )
+        if s.events.enabled:
+            self._trust()
+        self._ranks = Ranks(
+            interval_s=s.probe.interval_s,
+            again_s=s.probe.models_interval_s,
+            timeout_s=s.probe.timeout_s,
+            api_key=s.probe.api_key,
+            page_bytes_max=s.probe.page_bytes_max,
+        )
+        self._stack.push_async_callback(self._ranks.close)
+        self._task(self._check())
+
+    def _trust(self) -> None:
+        s = self._settings
+        self.prompts = make_prompts(s)
+        self._stack.callback(self.prompts.close)
+        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s)
+        self._stack.push_async_callback(asker.close)
+        trust = Trust(
+            self.router,
+            self.prompts,
+            asker,
+            ask_replicas=s.tokens.ask_replicas,
+            verify=s.tokens.verify,
+            verify_interval_s=s.tokens.verify_interval_s,
+        )
+        self._task(trust.watch())
+
+    async def _load_tokenizers(self, prompts: Prompts) -> None:
+        """Not for ever: a hub may be slow, or behind a firewall that swallows what is sent to it."""
+        try:
+            async with asyncio.timeout(TOKENIZERS_S):
+                await prompts.prepare_all()
+        except TimeoutError:
+            log.warning("tokenizers are not loaded yet: until they are, prompts are placed by estimate")
+
+    async def _follow(self) -> None:
+        """Events, and then replicas: each is followed from the moment it is known."""
+        s = self._settings
+        if s.events.enabled:
+            self._events = Subscriber(
+                self.router.knowledge,
+                endpoints=event_endpoints(s.events.endpoints),
+                bind=s.events.bind,
+                topics=event_topics(s.events.topics),
+                api_key=s.probe.api_key,
+                poll_s=s.events.poll_s,
+                limits=Limits(
+                    silence_s=s.events.replay_timeout_s,
+                    suspended_max_s=s.events.suspend_s,
+                    queue_bytes_max=s.events.queue_bytes_max,
+                ),
+            )
+            await self._events.start()
+            self._stack.push_async_callback(self._events.close)
+            if s.events.announce:
+                announcer = Announcer(self.router, api_key=s.probe.api_key)
+                self._stack.push_async_callback(announcer.close)
+                self._task(announcer.watch())
+        self._stack.push_async_callback(self._stop_watching)
+        self._task(self._discover(StaticDiscovery(s.replicas)))
+
+    # -- what it is told -----------------------------------------------------------------------------------------
+
+    def observe(self, record: RequestRecord) -> None:
+        """A request ended; its log line is the edge's."""
+        self.metrics.observe(record)
+        self.pages.decisions.append(record)
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """What else an edge of another process has counted since it last said so: see `Edge.figures`."""
+        self._of_workers.update(counts)
+        self.metrics.hub_lost(counts.get(HUB_LOST, 0))
+
+    def drain(self) -> None:
+        """From now on `/readyz` says that no more should come."""
+        self._draining = True
+
+    def _ready(self) -> bool:
+        return not self._draining and bool(self.router.fleet.ready())
+
+    def _graded(self, replica: str, grade: Grade, why: str) -> None:
+        """Each change of a replica's grade is logged once, with its reason; a fall from `exact` is a warning."""
+        fell = self._grades.get(replica) is Grade.EXACT
+        self._grades[replica] = grade
+        fields = {"replica": replica, "grade": grade.value, "why": why}
+        log.log(logging.WARNING if fell else logging.INFO, "replica's grade", extra={"fields": fields})
+
+    def _refused(self, replica: str) -> None:
+        """An edge found that nobody listens there: all ranks of that server are gone at once."""
+        for id_ in self.router.fleet.same_server(replica):
+            if self.router.observe_health(id_, False, "connection refused", proof=True):
+                self.router.forget(id_)
+                fields = {"replica": id_, "why": "connection refused"}
+                log.warning("replica does not answer as it should", extra={"fields": fields})
+        self._lost(replica)
+
+    def _lost(self, replica: str) -> None:
+        """Nobody listens there any more; who comes back may have another number of ranks."""
+        self._tell_lost(replica)
+        self._ranks.doubt(replica)
+
+    async def _check(self) -> None:
+        """Hold what events say against what engines count."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self.router.check(time.monotonic())
+
+    # -- what it shows -------------------------------------------------------------------------------------------
+
+    def _stream_figures(self) -> dict[str, dict[str, float | None]]:
+        if self._events is None:
+            return {}
+        rows = self._events.stats().items()
+        return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
+
+    def _prompt_figures(self) -> dict[str, int]:
+        figures = Counter(dict(self.prompts.counts()) if self.prompts else {})
+        for name, count in self._of_workers.items():
+            if name.startswith(PROMPTS):
+                figures[name.removeprefix(PROMPTS)] += count
+        return dict(figures)
+
+    def _stream(self, replica: str) -> dict[str, Any] | None:
+        stats = self._events.stat(replica) if self._events else None
+        return msgspec.to_builtins(stats) if stats else None
+
+    async def _listen(self) -> None:
+        app, s = web.Application(), self._settings.listen
+        app.add_routes(self.pages.routes())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, keepalive_timeout=s.keepalive_s)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site: web.BaseSite
+        if self._admin_socket is not None:
+            site = web.SockSite(runner, self._admin_socket)
+        else:
+            site = web.TCPSite(runner, s.admin_host, s.admin_port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise cannot_listen(error, s.admin_host, s.admin_port) from error
+        self.admin_url = url_of(*runner.addresses[0][:2])
+
+    # -- replicas ------------------------------------------------------------------------------------------------
+
+    async def _discover(self, discovery: Discovery) -> None:
+        async for replicas in self._ranks.follow(discovery.watch()):
+            self._replace(replicas)
+            self.discovered.set()
+
+    async def probe_now(self) -> None:
+        """Ask every replica once, without waiting for the next round."""
+        await self.discovered.wait()
+        await asyncio.gather(*(self._prober.probe(id_, models=True) for id_ in list(self.router.fleet.members)))
+
+    def _replace(self, replicas: frozenset[Replica]) -> None:
+        by_id = {replica.id: replica for replica in replicas}
+        joined, left = self.router.replace(by_id[id_] for id_ in sorted(by_id))
+        for id_ in left:
+            for task in self._watching.pop(id_):
+                task.cancel()
+            self.metrics.left(id_)
+            self._grades.pop(id_, None)
+            self.left(id_)
+        for id_ in joined:
+            work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
+            if self._events is not None:
+                work.append(self._events.watch(by_id[id_]))
+            self._watching[id_] = [asyncio.create_task(guarded(each)) for each in work]
+
+    async def _stop_watching(self) -> None:
+        tasks = [task for tasks in self._watching.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _task(self, work: Coroutine[None, None, None]) -> None:
+        self._stack.push_async_callback(in_background(work))

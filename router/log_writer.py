@@ -1,0 +1,135 @@
+"""A bounded buffer of lines, and the thread that writes them.
+
+Whoever logs only puts a line into the buffer; the thread writes what has gathered, at the latest FLUSH_S later, and at
+once when it is much or urgent. So no reader, however slow, holds up the event loop, and a busy router makes one write
+for hundreds of lines. What exceeds the buffer is dropped, counted, and said once writing works again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+FLUSH_S = 0.1
+PIECE_BYTES_MAX = 1 << 16  # what a pipe of Linux takes at once
+BUFFER_BYTES_MAX = 1 << 22
+CLOSE_S = 1.0
+
+
+class Writer:
+    """A bounded buffer of lines, and the thread that empties it. `write` never waits for whoever reads."""
+
+    def __init__(
+        self,
+        sink: Callable[[bytes], None],
+        notice: Callable[[int], bytes],
+        *,
+        bytes_max: int = BUFFER_BYTES_MAX,
+        shared: bool = False,
+    ) -> None:
+        """`sink` writes all of its argument, however long that takes, or raises OSError. `notice` makes the line that
+        says how many lines were dropped. `shared`: other processes write to the same place."""
+        self.dropped = 0
+        self._sink, self._notice, self._bytes_max = sink, notice, bytes_max
+        self._piece_bytes_max = select.PIPE_BUF if shared else PIECE_BYTES_MAX
+        self._lock = threading.RLock()  # a finaliser that logs may run while its thread is in `write`
+        self._lines: list[bytes] = []
+        self._bytes = 0  # in the buffer or being written
+        self._unsaid = 0
+        self._closing = False
+        self._some, self._soon = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def write(self, line: bytes, *, urgent: bool = False) -> None:
+        """Take a line, without its end, to be written soon; urgent ones at once. Dropped when the buffer is full."""
+        with self._lock:
+            first = not self._lines
+            if self._closing or self._bytes + len(line) >= self._bytes_max:
+                self.dropped += 1
+                self._unsaid += 1
+            else:
+                self._lines.append(line)
+                self._bytes += len(line) + 1
+        if first:
+            self._wake()
+        if (urgent or self._bytes >= PIECE_BYTES_MAX) and not self._soon.is_set():
+            self._soon.set()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what is left, for so long at most."""
+        self._closing = True
+        self._soon.set()
+        self._some.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+            self._thread.start()
+        if not self._some.is_set():  # if it is, the thread has yet to take what is there
+            self._some.set()
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            self._some.wait()
+            self._soon.wait(FLUSH_S)  # for more
+            self._some.clear()
+            self._soon.clear()
+            with self._lock:
+                last = self._closing
+                lines, self._lines = self._lines, []
+                taken = self._bytes
+                unsaid, self._unsaid = self._unsaid, 0
+            lost = sum(len(piece) for piece in _pieces(lines, self._piece_bytes_max) if not self._put(piece))
+            if unsaid and self._put([self._notice(unsaid)]):  # what was dropped came after what was taken
+                unsaid = 0
+            with self._lock:
+                self._bytes -= taken
+                self.dropped += lost
+                self._unsaid += lost + unsaid
+
+    def _put(self, lines: list[bytes]) -> bool:
+        try:
+            self._sink(b"\n".join(lines) + b"\n")
+        except (OSError, ValueError):  # nobody reads any more, the disk is full, or the stream was closed
+            return False
+        return True
+
+
+def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
+    """Whole lines, so many bytes at once. POSIX: pipes do not mix writes of several processes up to PIPE_BUF bytes."""
+    piece: list[bytes] = []
+    size = 0
+    for line in lines:
+        if piece and size + len(line) + 1 > bytes_max:
+            yield piece
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line) + 1
+    if piece:
+        yield piece
+
+
+def sink(stream: TextIO) -> Callable[[bytes], None]:
+    """Writes bytes to a stream: past its buffer where it is a file, a pipe or a terminal."""
+    try:
+        number = stream.fileno()
+    except (OSError, AttributeError):  # held in memory; or None, for a process without standard error
+        return lambda data: print(data.decode(), end="", file=stream, flush=True)
+
+    def put(data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(number, left) :]
+            except BlockingIOError:  # whoever shares the stream made it non-blocking
+                ready = select.poll()
+                ready.register(number, select.POLLOUT)
+                ready.poll()
+
+    return put

@@ -1,0 +1,189 @@
+"""Everything that is counted, once per request and at its end.
+
+That is on the path of every request, so these are plain numbers in dicts by label values; prometheus_client's own
+counters take a lock, a search and a call or two an update. metrics.py makes its families of them when a scrape asks.
+Labels are bounded: routes and reasons are fixed sets, models are those that replicas serve (the first MODELS_MAX of
+them, anything else is `other`), replicas are those discovered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from math import exp
+from typing import TypeAlias
+
+from router.core.facts import Receipt, Usage
+
+HIT_RATE_WINDOW_S = 300.0
+MODELS_MAX = 1_000  # label values; adapters may come and go for ever
+
+_LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
+_INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+_OVERHEAD_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+Labels: TypeAlias = tuple[object, ...]  # values, in the order of the names; str() is what is shown
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
+
+    id: str
+    route: str
+    at_s: float = 0.0  # Unix time
+    model: str = ""
+    status: int = 0
+    ending: str = ""
+    error: str | None = None
+    detail: str | None = None  # what the client was told of it
+    stream: bool = False
+    duration_s: float = 0.0
+    overhead_s: float | None = None  # from the whole request read to the call of the first replica
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    events: int = 0
+    receipt: Receipt | None = None
+    usage: Usage | None = None
+    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
+
+
+class Counter:
+    """A counter by label values. `values` is added to as it is: a call would cost more than the addition."""
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self.name, self.text, self.labels = f"warmroute_{name}", text, labels
+        self.values: defaultdict[Labels, float] = defaultdict(float)
+
+
+class Histogram:
+    """A histogram by label values. A series is one list: its buckets, the one without bound last, then the sum."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
+        self.name, self.text, self.labels, self.bounds = f"warmroute_{name}", text, labels, bounds
+        self.series: dict[Labels, list[float]] = {}
+        if not labels:
+            self._begin(())
+
+    def _begin(self, labels: Labels) -> list[float]:
+        series = self.series[labels] = [0.0] * (len(self.bounds) + 2)
+        return series
+
+    def add(self, labels: Labels, value: float) -> None:
+        """Count one observation, in the first bucket whose bound is not below it."""
+        series = self.series.get(labels) or self._begin(labels)
+        series[bisect_left(self.bounds, value)] += 1
+        series[-1] += value
+
+
+class Ratio:
+    """A ratio over an exponentially fading window."""
+
+    def __init__(self) -> None:
+        self._part = self._whole = self._at_s = 0.0
+
+    def add(self, part: float, whole: float, now_s: float) -> None:
+        """Add to both; what is older than now counts less."""
+        if now_s > self._at_s:  # records of several workers need not come in order
+            fade = exp((self._at_s - now_s) / HIT_RATE_WINDOW_S)
+            self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s
+        self._part += part
+        self._whole += whole
+
+    @property
+    def value(self) -> float | None:
+        """None until something was added."""
+        return self._part / self._whole if self._whole > 1e-9 else None
+
+
+class Tallies:
+    """All counters and histograms of one router."""
+
+    def __init__(self) -> None:
+        self.hit_rate_predicted, self.hit_rate_actual = Ratio(), Ratio()
+        self._models: dict[str, tuple[str]] = {"": ("none",)}
+        self._requests = Counter("requests", "Requests answered.", "route", "model", "status")
+        self._ttft = Histogram("ttft_seconds", "Time to the first event of a stream.", _LATENCY_S, "model")
+        text = "Request read to answer ended."
+        self._duration = Histogram("duration_seconds", text, _LATENCY_S, "route", "model")
+        text = "Mean time between the events of a stream."
+        self._inter_token = Histogram("inter_token_seconds", text, _INTER_TOKEN_S, "model")
+        text = "Request read to request sent on: parse, hash, match, place."
+        self._overhead = Histogram("overhead_seconds", text, _OVERHEAD_S)
+        self._events = Counter("stream_events", "Streamed events passed on.", "model")
+        self._prompt = Counter("prompt_tokens", "Prompt tokens placed, estimated.", "model")
+        self._predicted = Counter("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model")
+        text = "Prompt tokens of answers that say how many were cached."
+        self._reported = Counter("reported_prompt_tokens", text, "model")
+        self._cached = Counter("cached_tokens", "Prompt tokens that engines reported as cached.", "model")
+        self._decisions = Counter("decisions", "Placements.", "policy", "reason")
+        self._graded = Counter("graded_requests", "Placements by grade of the prediction.", "grade")
+        text = "Predictions against the engine's own count of cached tokens."
+        self._predictions = Counter("predictions", text, "grade", "result")
+        self._over = Counter("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade")
+        self._retries = Counter("retries", "Attempts that failed and were retried elsewhere.", "kind")
+        self._failures = Counter("replica_failures", "Attempts that failed.", "replica", "kind")
+        text = "Placements that workers made by the ring, as the hub was lost to them."
+        self._hub_lost = Counter("worker_hub_lost_placements", text)
+        self._hub_lost.values[()] = 0.0
+
+    def all(self) -> list[Counter | Histogram]:
+        """In the order of the page."""
+        return [tally for tally in vars(self).values() if isinstance(tally, Counter | Histogram)]
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count one request at its end."""
+        of_model = self._models.get(record.model) or self._model(record.model)
+        (model,) = of_model
+        self._requests.values[record.route, model, record.status] += 1
+        self._duration.add((record.route, model), record.duration_s)
+        if record.overhead_s is not None:
+            self._overhead.add((), record.overhead_s)
+        if record.ttft_s is not None:
+            self._ttft.add(of_model, record.ttft_s)
+        if record.inter_token_s is not None:
+            self._inter_token.add(of_model, record.inter_token_s)
+        if record.events:
+            self._events.values[of_model] += record.events
+        for kind, _ in record.retries:
+            self._retries.values[kind,] += 1
+        if record.receipt is not None:
+            self._observe_receipt(of_model, record.receipt, record.usage, record.at_s)
+
+    def _model(self, name: str) -> tuple[str]:
+        if len(self._models) > MODELS_MAX:
+            return ("other",)
+        return self._models.setdefault(name, (name,))
+
+    def _observe_receipt(self, of_model: tuple[str], receipt: Receipt, usage: Usage | None, now_s: float) -> None:
+        predicted = receipt.predicted_cached_tokens
+        self._decisions.values[receipt.policy, receipt.reason] += 1
+        if not receipt.prompt_tokens:
+            return
+        self._graded.values[receipt.grade,] += 1
+        self._prompt.values[of_model] += receipt.prompt_tokens
+        self._predicted.values[of_model] += predicted
+        self.hit_rate_predicted.add(predicted, receipt.prompt_tokens, now_s)
+        if usage is not None and usage.cached_tokens is not None:
+            self._reported.values[of_model] += usage.prompt_tokens
+            self._cached.values[of_model] += usage.cached_tokens
+            self.hit_rate_actual.add(usage.cached_tokens, usage.prompt_tokens, now_s)
+            over = predicted - usage.cached_tokens
+            result = "equal" if not over else "over" if over > 0 else "under"
+            self._predictions.values[receipt.grade, result] += 1
+            self._over.values[receipt.grade,] += max(0, over)
+
+    def failed(self, replica: str, kind: str) -> None:
+        """Count one failed attempt."""
+        self._failures.values[replica, kind] += 1
+
+    def hub_lost(self, placements: int) -> None:
+        """Count placements that workers made without the hub."""
+        self._hub_lost.values[()] += placements
+
+    def left(self, replica: str) -> None:
+        """Drop the series of a replica that is gone."""
+        failures = self._failures.values
+        for labels in [labels for labels in failures if labels[0] == replica]:
+            del failures[labels]

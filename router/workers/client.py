@@ -1,0 +1,350 @@
+"""A worker's placer: asks the hub, and goes on by the ring while there is none.
+
+The hub counts as there from its first view on, which it sends
+once it knows its replicas; then all open leases are told to it. It counts as lost when the connection breaks, or
+when it owes an answer for `timeout_s`: that placement is made here and taken back there, and so is every other
+until something is heard of the hub again. Nothing is sent per streamed chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from router.core.facts import Ending, Outcome, Receipt
+from router.core.models import NoReplica
+from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, Wanted
+from router.tallies import RequestRecord
+from router.workers import carrying, wire
+from router.workers.known import Known
+from router.workers.line import Line
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+PAGE_S = 5.0  # a page may take: a scrape of a large fleet
+REPORTS_MAX = 65_536  # kept for the hub's return
+BROKEN = "connection broke"
+SILENT = "no answer in time"
+LEAVING = "we leave"
+LEFT = Outcome(Ending.CLIENT_LEFT)
+
+
+@dataclass(slots=True)
+class HubReceipt(Receipt):
+    """A receipt of which the hub has the whole: the candidates too."""
+
+    lease: int = 0
+    connection: int = 0  # on which it was given
+
+
+class RemoteLease:
+    """A lease of the hub's, or one that this worker gave itself."""
+
+    __slots__ = ("first_token_s", "id", "model", "receipt", "streams")
+
+    def __init__(self, id_: int, receipt: Receipt, wanted: Wanted) -> None:
+        self.id = id_
+        self.receipt = receipt
+        self.model = wanted.model
+        self.streams = wanted.ask.stream
+        self.first_token_s: float | None = None
+
+    @property
+    def replica(self) -> str:
+        """Id of the replica."""
+        return self.receipt.replica
+
+
+class RemotePlacer:
+    """Placer over a connection to the hub: `async with RemotePlacer(...) as placer`."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        worker: int,
+        in_flight: Callable[[], int],
+        lost: Callable[[str], None],
+        left: Callable[[str], None],
+        figures: Callable[[], Mapping[str, int]],
+        clock: Callable[[], float],
+        timeout_s: float,
+        response_ids_max: int,
+        queue_bytes_max: int = wire.QUEUE_BYTES_MAX,
+    ) -> None:
+        """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
+        `left(replica)` that it is no longer one; `figures` are further totals of this process for the hub's metrics;
+        `timeout_s` bounds a placement by the hub, before it is made by the ring."""
+        self._line = Line(
+            path,
+            opened=self._opened,
+            heard=self._heard,
+            broken=self._broken,
+            in_flight=in_flight,
+            queue_bytes_max=queue_bytes_max,
+        )
+        self._worker = worker
+        self._lost = lost
+        self._left = left
+        self._figures = figures
+        self._told: Mapping[str, int] = {}
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._known = Known()
+        self._owners = ResponseOwners(response_ids_max)
+        self._leases: dict[int, RemoteLease] = {}
+        self._placing: dict[int, tuple[asyncio.Future[Receipt | None], float]] = {}
+        self._paging: dict[int, asyncio.Future[Page | None]] = {}
+        self._kept: deque[wire.Report] = deque(maxlen=REPORTS_MAX)
+        self._alone = 0  # placements without the hub, since it was lost
+        self._alone_total = 0
+        self._next_id = 1
+        self._viewed = False  # by this connection
+        self.viewed = asyncio.Event()  # by any
+        self._why_lost = "not connected yet"
+
+    async def __aenter__(self) -> Self:
+        """Begin to connect; places by the ring until then, as soon as a view has come."""
+        self._loop = asyncio.get_running_loop()
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        await self._line.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Tell what is left to tell, and leave."""
+        self._ticker.cancel()
+        self._why_lost = self._why_lost or LEAVING
+        await self._line.close()
+
+    @property
+    def placing(self) -> bool:
+        """Whether the hub places; else the ring does."""
+        return not self._why_lost
+
+    # -- Placer --------------------------------------------------------------------------------------------------
+
+    def resolve(self, model: str | None) -> str:
+        """The model meant, by the hub's last view. Raises UnknownModel, or NoReplica when nothing is ready."""
+        return self._known.resolve(model)
+
+    def follows(self) -> bool:
+        """Whether any prompt is wanted as token ids."""
+        return not self._why_lost and self._known.follows
+
+    def token_view(self, model: str) -> TokenView | None:
+        """By the hub's last view; None without the hub, where token ids are of no use."""
+        return None if self._why_lost else self._known.token_view(model)
+
+    async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
+        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica."""
+        if not self._why_lost and carrying.carried_bytes(wanted) <= carrying.PLACE_BYTES_MAX:
+            lease = await self._ask(wanted, exclude)
+            if lease is not None:
+                return lease
+        return self._place_alone(wanted, exclude)
+
+    async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
+        """None when the hub does not answer. Raises NoReplica."""
+        id_ = self._new_id()
+        future: asyncio.Future[Receipt | None] = self._loop.create_future()
+        self._placing[id_] = (future, self._clock())
+        self._line.say(carrying.place_of(id_, wanted, exclude, ids=self._known.ids))
+        try:
+            receipt = await future
+        except asyncio.CancelledError:
+            self._placing.pop(id_, None)
+            self._line.say(carrying.finish_of(id_, LEFT, self._clock()))
+            raise
+        if receipt is None:
+            return None
+        return self._open(RemoteLease(id_, receipt, wanted))
+
+    def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
+        receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id))
+        self._alone += 1
+        self._alone_total += 1
+        lease = self._open(RemoteLease(self._new_id(), receipt, wanted))
+        self._line.say(_adopt(lease))
+        return lease
+
+    def _open(self, lease: RemoteLease) -> RemoteLease:
+        self._leases[lease.id] = lease
+        self._known.loads[lease.replica] += 1
+        return lease
+
+    def _new_id(self) -> int:
+        id_ = self._next_id
+        self._next_id += 1
+        return id_
+
+    def first_token(self, lease: RemoteLease, now_s: float) -> None:
+        """The first body event of a stream arrived."""
+        if lease.first_token_s is None:
+            lease.first_token_s = now_s
+            self._line.say(wire.FirstToken(lease.id, now_s))
+
+    def finish(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
+        """Give a lease back, whatever the end. A second time changes nothing."""
+        if self._leases.pop(lease.id, None) is None:
+            return
+        loads = self._known.loads
+        loads[lease.replica] -= 1
+        if not loads[lease.replica]:
+            del loads[lease.replica]
+        self._line.say(carrying.finish_of(lease.id, outcome, now_s))
+
+    def refused(self, replica: str) -> None:
+        """Nobody listens there any more. The hub tells all workers; without it, it is known here at least."""
+        if self._why_lost:
+            self._known.drop(replica)
+            self._lost(replica)
+        self._line.say(wire.Refused(replica))
+
+    def others_ready(self, tried: frozenset[str]) -> bool:
+        """Whether a replica is ready that is not among these, by the hub's last view."""
+        return self._known.others_ready(tried)
+
+    def made_response(self, response_id: str, replica: str) -> None:
+        """The replica made a stored response: known to all through the hub, and here when there is none."""
+        self._owners.learn(response_id, replica)
+        self._line.say(wire.Made(response_id, replica))
+
+    def failed(self, replica: str, kind: str) -> None:
+        """An attempt failed."""
+        self._line.say(wire.Failed(replica, kind))
+
+    def report(self, record: RequestRecord) -> None:
+        """A request ended: metrics are the hub's, now or when it is back."""
+        receipt, lease = record.receipt, None
+        if isinstance(receipt, HubReceipt) and receipt.connection == self._line.number and self._line.up:
+            lease = receipt.lease
+        report = carrying.report_of(record, lease)
+        if not self._line.up:
+            self._kept.append(report)
+        else:
+            self._line.say(report)
+
+    async def page(self, path: str) -> Page | None:
+        """The hub's page; 503 where there is no hub."""
+        if not self._line.up:
+            return _NO_HUB
+        id_ = self._new_id()
+        future: asyncio.Future[Page | None] = self._loop.create_future()
+        self._paging[id_] = future
+        self._line.say(wire.PageWanted(id_, path))
+        try:
+            async with asyncio.timeout(PAGE_S):
+                return await future
+        except TimeoutError:
+            return _NO_HUB
+        finally:
+            self._paging.pop(id_, None)
+
+    # -- what the hub says ---------------------------------------------------------------------------------------
+
+    def _heard(self, answers: list[wire.FromHub]) -> None:
+        """One frame of the hub's."""
+        for answer in answers:
+            if isinstance(answer, wire.Placed):
+                self._answered(answer.id, self._receipt(answer))
+            elif isinstance(answer, wire.Unplaced):
+                self._answered(answer.id, None if answer.failed else NoReplica())
+            elif isinstance(answer, wire.View):
+                self._known.take(answer)
+                self._viewed = True
+                self.viewed.set()
+            elif isinstance(answer, wire.Lost):
+                self._known.drop(answer.replica)
+                self._lost(answer.replica)
+            elif isinstance(answer, wire.Left):
+                self._left(answer.replica)
+            else:
+                paging = self._paging.pop(answer.id, None)
+                if paging is not None and not paging.done():
+                    paging.set_result(Page(*answer.page) if answer.page else None)
+        if self._viewed and self._why_lost:
+            self._back()
+
+    def _receipt(self, placed: wire.Placed) -> HubReceipt:
+        tokens = (placed.prompt_tokens, placed.predicted_cached_tokens)
+        head = (placed.replica, placed.policy, placed.reason, placed.grade)
+        return HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
+
+    def _answered(self, id_: int, answer: Receipt | NoReplica | None) -> None:
+        future, _ = self._placing.pop(id_, (None, 0.0))
+        if future is None or future.done():
+            return  # taken back meanwhile, which the hub is told
+        if isinstance(answer, NoReplica):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _back(self) -> None:
+        self._why_lost = ""
+        fields = {"worker": self._worker, "placements_by_ring": self._alone}
+        self._alone = 0
+        log.info("the hub places", extra={"fields": fields})
+
+    def _gone(self, why: str) -> None:
+        """The hub does not place: said once, and whoever waits for it goes on."""
+        if not self._why_lost:
+            log.warning("the hub is lost: placing by the ring", extra={"fields": {"worker": self._worker, "why": why}})
+        self._why_lost = why
+        now_s = self._clock()
+        for id_, (future, _) in self._placing.items():
+            self._line.say(carrying.finish_of(id_, LEFT, now_s))
+            if not future.done():
+                future.set_result(None)
+        self._placing.clear()
+
+    # -- connection ----------------------------------------------------------------------------------------------
+
+    def _opened(self) -> list[wire.FromWorker]:
+        """What the hub must hear first: what is open, and what happened without it."""
+        self._viewed = False
+        told: list[wire.FromWorker] = [
+            wire.Hello(self._worker, os.getpid()),
+            *map(_adopt, self._leases.values()),
+            *self._kept,
+        ]
+        self._kept.clear()
+        return told
+
+    def _broken(self, unsaid: list[wire.FromWorker]) -> None:
+        """The hub, or the way to it, is gone."""
+        self._kept.extend(message for message in unsaid if isinstance(message, wire.Report))
+        self._gone(BROKEN)
+        for future in self._paging.values():
+            if not future.done():
+                future.set_result(_NO_HUB)
+
+    def _tick(self) -> None:
+        """Every TICK_S: what the hub owes for too long, and counts that nothing else carried."""
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        oldest = next(iter(self._placing.values()), None)
+        if oldest is not None and self._clock() - oldest[1] > self._timeout_s:
+            self._gone(SILENT)
+        if self._viewed and self._line.up:
+            self._count()
+        self._line.flush()
+
+    def _count(self) -> None:
+        figures = dict(self._figures()) | {HUB_LOST: self._alone_total}
+        if figures != self._told:
+            more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
+            self._told = figures
+            self._line.say(wire.Counts(more))
+
+
+def _adopt(lease: RemoteLease) -> wire.Adopt:
+    receipt = lease.receipt
+    return wire.Adopt(lease.id, lease.replica, lease.model, lease.streams, receipt.prompt_tokens, lease.first_token_s)
+
+
+_NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")

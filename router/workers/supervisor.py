@@ -1,0 +1,222 @@
+"""The command's own process with `--workers N`: starts hub and workers, restarts whoever dies, ends them in order.
+
+It binds the sockets and hands them down, so nothing is refused while a worker or the hub is away, and ports stay the
+same. It serves nobody itself, and there is little in it that could fail. A child that dies is started again after a
+pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from router import logs
+from router.running import cannot_listen, url_of
+from router.settings import Settings
+from router.workers.spec import READY, Spec
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1_024
+HUB_BACKLOG = 64
+START_S = 60.0  # for a child to be ready: tokenizers may have to be loaded
+PAUSE_S = 0.1  # before a child that died is started again, doubled while it keeps dying
+PAUSE_S_MAX = 5.0
+LIVED_S = 10.0  # a child that lived so long did not die of its start
+RESTARTS_MAX = 10
+WINDOW_S = 60.0
+GRACE_S = 5.0  # beyond `listen.drain_s`, before children are killed
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop. Returns the exit status."""
+    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
+    try:
+        return asyncio.run(_Supervisor(settings).run())
+    except OSError as error:
+        print(f"warmroute: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+class _Supervisor:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()  # do not wait for answers to end
+        self._children: list[_Child] = []
+
+    async def run(self) -> int:
+        """Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as do the children, who inherit that
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-", ignore_cleanup_errors=True))
+            url, admin_url = self._prepare(stack, Path(folder, "hub"))
+            keeping = [asyncio.create_task(child.keep()) for child in self._children]
+            try:
+                if await self._all_ready():
+                    print(f"listening {url} admin {admin_url}", flush=True)
+                    await self._stop.wait()
+                    stack.close()  # from here on nobody waits in a queue that nobody will read
+                    return await self._drain(keeping)
+                if self._stop.is_set():
+                    return 130
+                print("warmroute: a process did not start; what it wrote is above", file=sys.stderr)
+                return 1
+            finally:
+                for child in self._children:
+                    child.kill()
+                for task in keeping:
+                    task.cancel()
+                await asyncio.gather(*keeping, return_exceptions=True)
+
+    def _prepare(self, stack: ExitStack, path: Path) -> tuple[str, str]:
+        """Bind all sockets and say who the children are. The temporary folder is only ours (0700)."""
+        s = self._settings.listen
+        main = stack.enter_context(_bound(s.host, s.port))
+        admin = stack.enter_context(_bound(s.admin_host, s.admin_port))
+        hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            hub.bind(os.fspath(path))
+        except OSError as error:  # over 107 bytes, for one
+            raise OSError(f"no unix socket can be bound in the temporary folder (TMPDIR): {error}") from error
+        hub.listen(HUB_BACKLOG)
+        spec = Spec(settings=self._settings, path=os.fspath(path), supervisor=os.getpid())
+        fds = (hub.fileno(), admin.fileno())
+        self._children = [_Child("hub", replace(spec, hub_fd=fds[0], admin_fd=fds[1]), fds)]
+        settings = _share(self._settings)
+        for number in range(s.workers):
+            spec = replace(spec, settings=settings, worker=number, main_fd=main.fileno())
+            self._children.append(_Child(f"worker {number}", spec, (main.fileno(),)))
+        return url_of(*main.getsockname()[:2]), url_of(*admin.getsockname()[:2])
+
+    def _signalled(self) -> None:
+        if self._stop.is_set():
+            self._now.set()
+        self._stop.set()
+
+    async def _all_ready(self) -> bool:
+        """Whether all children came up, before one failed or we were told to stop."""
+        ready = asyncio.gather(*(child.ready for child in self._children))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((ready, stopping), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and all(ready.result())
+        finally:
+            ready.cancel()
+            stopping.cancel()
+
+    async def _drain(self, keeping: list[asyncio.Task[None]]) -> int:
+        for child in self._children:
+            child.drain()
+        now = asyncio.create_task(self._now.wait())
+        done = asyncio.gather(*keeping)
+        await asyncio.wait(
+            (now, done), timeout=self._settings.listen.drain_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        now.cancel()
+        return 130 if self._now.is_set() else 0
+
+
+class _Child:
+    """One process after another under one name."""
+
+    def __init__(self, name: str, spec: Spec, fds: tuple[int, ...]) -> None:
+        self.name = name
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # of the first
+        self._spec = msgspec.msgpack.encode(spec)
+        self._fds = fds
+        self._process: asyncio.subprocess.Process | None = None
+        self._draining = False
+        self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
+
+    async def keep(self) -> None:
+        """Start it, and again whenever it ends; return when it ends while draining, or was never ready."""
+        pause_s = PAUSE_S
+        while True:
+            started_s = time.monotonic()
+            process = await self._start()
+            said = await process.stdout.readline() if process.stdout else b""
+            if not self.ready.done():
+                self.ready.set_result(said == READY)
+            status = await process.wait()
+            if self._draining or not self.ready.result():
+                return
+            lived_s = time.monotonic() - started_s
+            pause_s = PAUSE_S if lived_s >= LIVED_S else pause_s
+            fields = {"process": self.name, "pid": process.pid, "status": status, "lived_s": round(lived_s, 1)}
+            log.error("a process died and is started again", extra={"fields": fields})
+            await asyncio.sleep(max(pause_s, self._barred_s()))
+            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            self._restarts.append(time.monotonic())
+            if self._draining:
+                return
+
+    def _barred_s(self) -> float:
+        """Seconds until it may be started again."""
+        if len(self._restarts) < RESTARTS_MAX:
+            return 0.0
+        return max(0.0, self._restarts[0] + WINDOW_S - time.monotonic())
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        arguments = ("-m", "router.workers")
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, stdin=pipe, stdout=pipe, pass_fds=self._fds
+        )
+        self._process = process
+        if self._draining and process.stdin is not None:
+            process.stdin.close()
+            return process
+        log.info("a process was started", extra={"fields": {"process": self.name, "pid": process.pid}})
+        if process.stdin is not None:
+            process.stdin.write(len(self._spec).to_bytes(4, "little") + self._spec)
+            with suppress(ConnectionError):
+                await process.stdin.drain()
+        return process
+
+    def drain(self) -> None:
+        """The end of its standard input tells it to."""
+        self._draining = True
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Now."""
+        self._draining = True
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+
+def _share(settings: Settings) -> Settings:
+    """A worker's settings: its retry budget is its own, so that each gets its part of the floor."""
+    upstream = settings.upstream
+    floor_per_s = upstream.retry_floor_per_s / settings.listen.workers
+    return dataclasses.replace(settings, upstream=dataclasses.replace(upstream, retry_floor_per_s=floor_per_s))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket, for children to accept on. Raises OSError with the setting's name."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.create_server(found[4][:2], family=found[0], backlog=BACKLOG)
+    except OSError as error:
+        raise cannot_listen(error, host, port) from error
+    listening.setblocking(False)
+    return listening

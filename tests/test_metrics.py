@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import prometheus_client
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from router import metrics as rendering
+from router import tallies
+from router.core.facts import Candidate, Ending, Grade, Reason, Receipt, Replica, Usage
+from router.core.policies import POLICIES
+from router.core.routing import Router
+from router.metrics import Metrics, RequestRecord
+
+REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
+AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
+SECONDS = st.one_of(st.none(), st.sampled_from([0.0, 0.025, 0.1, 1.0, 300.0, 300.1, 1e-5]), st.floats(0, 1e4))
+TOKENS = st.integers(0, 1 << 40)
+
+
+def router(replicas: int = 0) -> Router:
+    """A Router that knows so many replicas."""
+    it = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    it.replace([Replica(f"http://10.0.0.{n}:8000") for n in range(replicas)])
+    return it
+
+
+def metrics(of: Router | None = None) -> Metrics:
+    """Metrics of a router in which nothing is happening."""
+    return Metrics(of or router(), lambda: 0, lambda: 0.0)
+
+
+def record(**fields: Any) -> RequestRecord:
+    """A request that was answered, but for these fields."""
+    return RequestRecord(**{"id": "1", "route": "/v1/completions", "model": "m", "status": 200, **fields})
+
+
+receipts = st.builds(
+    Receipt,
+    replica=st.sampled_from(REPLICAS),
+    policy=st.sampled_from(["warm", "round_robin"]),
+    reason=st.sampled_from(Reason),
+    grade=st.sampled_from(Grade),
+    prompt_tokens=TOKENS,
+    predicted_cached_tokens=TOKENS,
+)
+records = st.builds(
+    RequestRecord,
+    id=st.just("1"),
+    route=st.sampled_from(["/v1/completions", "/v1/responses/{id}", "other"]),
+    at_s=st.floats(0, 2e9),
+    model=st.sampled_from(AWKWARD),
+    status=st.sampled_from([200, 404, 499, 503]),
+    duration_s=st.floats(0, 1e4),
+    overhead_s=SECONDS,
+    ttft_s=SECONDS,
+    inter_token_s=SECONDS,
+    events=st.integers(0, 5000),
+    receipt=st.one_of(st.none(), receipts),
+    usage=st.one_of(st.none(), st.builds(Usage, TOKENS, TOKENS, st.one_of(st.none(), TOKENS))),
+    retries=st.lists(st.tuples(st.sampled_from(["connect", "lost"]), st.sampled_from(REPLICAS)), max_size=2).map(tuple),
+)
+
+
+class Library:
+    """The same counters and histograms, as prometheus_client keeps them itself."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        kinds = {tallies.Counter: Counter, tallies.Histogram: Histogram}
+        self.of: dict[str, Any] = {}
+        for tally in tallies.Tallies().all():
+            bounds = {"buckets": tally.bounds} if isinstance(tally, tallies.Histogram) else {}
+            made = kinds[type(tally)](tally.name, tally.text, tally.labels, registry=self.registry, **bounds)
+            self.of[tally.name.removeprefix("warmroute_")] = made
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count one request, a call for each of its figures."""
+        of, model = self.of, record.model or "none"
+        of["requests"].labels(record.route, model, str(record.status)).inc()
+        of["duration_seconds"].labels(record.route, model).observe(record.duration_s)
+        if record.overhead_s is not None:
+            of["overhead_seconds"].observe(record.overhead_s)
+        if record.ttft_s is not None:
+            of["ttft_seconds"].labels(model).observe(record.ttft_s)
+        if record.inter_token_s is not None:
+            of["inter_token_seconds"].labels(model).observe(record.inter_token_s)
+        if record.events:
+            of["stream_events"].labels(model).inc(record.events)
+        for kind, _ in record.retries:
+            of["retries"].labels(kind).inc()
+        if record.receipt is not None:
+            self._placed(model, record.receipt, record.usage)
+
+    def _placed(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
+        of, grade = self.of, receipt.grade.value
+        of["decisions"].labels(receipt.policy, receipt.reason.value).inc()
+        if not receipt.prompt_tokens:
+            return
+        of["graded_requests"].labels(grade).inc()
+        of["prompt_tokens"].labels(model).inc(receipt.prompt_tokens)
+        of["predicted_cached_tokens"].labels(model).inc(receipt.predicted_cached_tokens)
+        if usage is not None and usage.cached_tokens is not None:
+            of["reported_prompt_tokens"].labels(model).inc(usage.prompt_tokens)
+            of["cached_tokens"].labels(model).inc(usage.cached_tokens)
+            over = receipt.predicted_cached_tokens - usage.cached_tokens
+            of["predictions"].labels(grade, "equal" if not over else "over" if over > 0 else "under").inc()
+            of["overpredicted_tokens"].labels(grade).inc(max(0, over))
+
+
+@pytest.fixture(scope="module")
+def no_created_series() -> Iterator[None]:
+    """The library alone, without the time at which each of its counters was made."""
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    yield
+    prometheus_client.enable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.usefixtures("no_created_series")
+@settings(deadline=None)
+@given(st.lists(records, max_size=12))
+def test_the_page_is_what_the_library_would_write(seen: list[RequestRecord]) -> None:
+    """Our own counters give, byte for byte, the page that prometheus_client's counters give."""
+    ours, library = metrics(), Library()
+    for each in seen:
+        ours.observe(each)
+        library.observe(each)
+    ours.failed(REPLICAS[0], "connect")
+    library.of["replica_failures"].labels(REPLICAS[0], "connect").inc()
+    expected = generate_latest(library.registry)
+
+    page = ours.page()
+    assert page[: len(expected)] == expected
+    assert page[len(expected) :].startswith(b"# HELP warmroute_in_flight_requests ")
+    assert page == generate_latest(ours.registry)
+
+
+def busy() -> Metrics:
+    """Metrics with many series."""
+    it = metrics(router(3))
+    for n in range(40):
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            it.observe(record(route=route, model=f"m{n}", ttft_s=0.1, duration_s=1.0))
+    return it
+
+
+async def test_requests_go_on_while_a_page_is_written() -> None:
+    """A long page gives the loop a turn after at most SLICE_SAMPLES lines, and is the same page."""
+    it, turns = busy(), 0
+    running = asyncio.create_task(it.page_in_slices())
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+
+    page = running.result()
+    assert page == it.page()
+    assert turns >= page.count(b"\n") / (rendering.SLICE_SAMPLES + 2)
+    assert max(part.count(b"\n") for part in it._slices()) <= rendering.SLICE_SAMPLES + 2
+
+
+def test_what_changes_while_a_page_is_written_does_no_harm() -> None:
+    """A replica may leave and a model may appear between two slices; every series stays whole."""
+    known = router(3)
+    it = metrics(known)
+    for n in range(40):
+        it.observe(record(model=f"m{n}", duration_s=1.0))
+    slices = []
+    for number, part in enumerate(it._slices()):
+        slices.append(part)
+        it.observe(record(model=f"new{number}", duration_s=1.0))
+        if b"replica_ready" in part:
+            known.replace([])
+    page = b"".join(slices).decode()
+
+    for family in re.findall(r"^# TYPE (\S+)", page, re.MULTILINE):
+        assert page.count(f"# TYPE {family} ") == 1
+    for model in re.findall(r'duration_seconds_count{model="(\w+)"', page):
+        assert len(re.findall(rf'duration_seconds_bucket{{le="[^"]+",model="{model}"', page)) == 21
+    assert "warmroute_replica_ready{" in page
+    assert "warmroute_replica_grade{" not in page
+
+
+def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models beyond the limit are counted together; those known before keep their own series."""
+    monkeypatch.setattr(tallies, "MODELS_MAX", 2)
+    it = metrics()
+    for model in ("a", "b", "c", "d", "a"):
+        it.observe(record(model=model))
+
+    counts = re.findall(r'warmroute_requests_total{model="(\w+)".*} (\S+)', it.page().decode())
+    assert counts == [("a", "2.0"), ("b", "1.0"), ("other", "2.0")]
+
+
+def test_failures_leave_with_their_replica() -> None:
+    """What a replica failed at is gone with it, and what others did is not."""
+    it = metrics()
+    for replica in REPLICAS:
+        it.failed(replica, "connect")
+        it.failed(replica, "a kind of its own")
+    it.left(REPLICAS[0])
+    it.left("http://10.0.0.9:8000")
+
+    page = it.page().decode()
+    assert f'replica="{REPLICAS[0]}"' not in page
+    assert page.count(f'replica="{REPLICAS[1]}"') == 2
+
+
+def test_hit_rate_of_records_out_of_order() -> None:
+    """Records that come late count, and do not make what came before fade twice."""
+    turned, straight = tallies.Ratio(), tallies.Ratio()
+    for at_s in (1000.0, 900.0, 1000.0):
+        turned.add(1, 2, at_s)
+        straight.add(1, 2, 1000.0)
+    assert turned.value == straight.value == 0.5
+    assert turned._whole == straight._whole == 6
+    turned.add(0, 6, 1000.0 + 1e6)
+    assert turned.value == 0.0
+
+
+def test_dropped_log_lines_are_counted() -> None:
+    """The page says how many log lines were dropped."""
+    it = Metrics(router(), lambda: 0, lambda: 0.0, lines_dropped=lambda: 7)
+    assert b"\nwarmroute_log_lines_dropped_total 7.0\n" in it.page()
+
+
+def test_a_record_crosses_a_process() -> None:
+    """A record is the same after a way through MessagePack, candidates and grades included."""
+    weighed = Candidate(REPLICAS[0], 1, 2, 3.0, 4.0, 5.0, 6.0, 7, grade=Grade.EXACT)
+    placed = Receipt(REPLICAS[0], "warm", Reason.SPILL, Grade.CATCHING_UP, 100, 50, (weighed,))
+    sent = record(ending=Ending.OK, receipt=placed, usage=Usage(1, 2, None), retries=(("connect", REPLICAS[1]),))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=RequestRecord) == sent

@@ -1,0 +1,107 @@
+"""A hub of few parts: the real Router behind the real server, with replicas that are ready because we say so."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from router.core.facts import Replica, ServedModel
+from router.core.policies import POLICIES
+from router.core.routing import Router
+from router.placing import LocalPlacer, Page, Wanted
+from router.tallies import RequestRecord
+from router.workers.client import RemotePlacer
+from router.workers.server import HubServer
+
+
+class StubPlacer(LocalPlacer):
+    """Waits for an event as long as the test says."""
+
+    slow = False
+
+    def behind(self, _: Wanted) -> bool:
+        """Whatever is wanted."""
+        return self.slow
+
+
+class StubHub:
+    """Everything HubServer needs; what it heard is in its fields."""
+
+    def __init__(self, *replicas: str, models: tuple[str, ...] = ("m",), policy: str = "warm") -> None:
+        self.router = Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=1_000, blocks_max_default=1_000)
+        self.records: list[RequestRecord] = []
+        self.failures: list[tuple[str, str]] = []
+        self.counts: Counter[str] = Counter()
+        self.placer = self.stub = StubPlacer(
+            self.router,
+            clock=time.monotonic,
+            event_wait_s=1e9,
+            response_ids_max=100,
+            observe=self.observe,
+            failed=lambda replica, kind: self.failures.append((replica, kind)),
+            refused=lambda replica: self.ready(replica, ok=False),
+            page=self.page,
+        )
+        self.router.replace(Replica(id_) for id_ in replicas)
+        for id_ in replicas:
+            self.router.observe_models(id_, [ServedModel(name) for name in models])
+            self.ready(id_)
+
+    def ready(self, id_: str, ok: bool = True) -> None:
+        """Its health, by proof."""
+        self.router.observe_health(id_, ok, "said so", proof=True)
+        self.router.observe_health(id_, ok, "said so", proof=True)
+
+    @property
+    def open(self) -> int:
+        """Leases, all replicas together."""
+        return sum(len(member.leases) for member in self.router.fleet.members.values())
+
+    def observe(self, record: RequestRecord) -> None:
+        """Remember it."""
+        self.records.append(record)
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Add them up."""
+        self.counts.update(counts)
+
+    async def page(self, path: str) -> Page | None:
+        """One page, which says its own path."""
+        return Page(200, "text/plain", path.encode()) if path == "/readyz" else None
+
+
+def bound(path: Path) -> socket.socket:
+    """A unix socket that listens, as the supervisor hands it down."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    listening.listen(16)
+    listening.setblocking(False)
+    return listening
+
+
+@asynccontextmanager
+async def serving(hub: StubHub, path: Path, **more: Any) -> AsyncIterator[HubServer]:
+    """The hub's server on this path, until the block ends."""
+    with bound(path) as listening:
+        async with HubServer(hub, listening, ids=False, **more) as server:
+            yield server
+
+
+def worker(path: Path, number: int = 0, **more: Any) -> RemotePlacer:
+    """A worker's placer."""
+    settings: dict[str, Any] = {"timeout_s": 5.0, "response_ids_max": 100, "figures": dict}
+    settings |= {"lost": lambda _: None, "left": lambda _: None} | more
+    return RemotePlacer(str(path), worker=number, in_flight=lambda: 0, clock=time.monotonic, **settings)
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Return when it is true; a test that waits for ever fails by its own time limit."""
+    while not true():
+        await asyncio.sleep(0.001)

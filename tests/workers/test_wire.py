@@ -1,0 +1,144 @@
+"""Frames, however they are cut, and facts through the wire and back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.blocks import Chain
+from router.core.facts import Ask, Ending, Grade, Outcome, Prompt, Reason, Receipt, Usage
+from router.core.keys import TokenPrompt
+from router.placing import Wanted
+from router.tallies import RequestRecord
+from router.workers import carrying, wire
+
+key = st.integers(0, 2**64 - 1)
+name = st.text(max_size=20)
+usages = st.none() | st.builds(
+    Usage, st.integers(0, 1 << 30), st.integers(0, 1 << 30), st.none() | st.integers(0, 1 << 30)
+)
+chains = st.none() | st.builds(
+    Chain, st.lists(key, max_size=30), key, key, st.lists(st.tuples(key, key, key), max_size=4).map(tuple), key
+)
+prompts = st.none() | st.builds(
+    Prompt, st.binary(max_size=100), st.just(0), st.just(()), st.integers(0, 99), st.none() | st.floats(0.5, 9)
+)
+token_prompts = st.none() | st.builds(
+    TokenPrompt,
+    st.integers(0, 50).map(lambda n: bytes(4 * n)),
+    name,
+    st.binary(max_size=8),
+    st.dictionaries(st.integers(1, 64), st.lists(key, max_size=9), max_size=3),
+)
+wanted = st.builds(
+    Wanted,
+    ask=st.builds(Ask, st.none(), prompts, st.booleans(), output_tokens_max=st.none() | st.integers(0, 1 << 20)),
+    model=st.none() | name,
+    chain=chains,
+    ring_key=name,
+    tokens=token_prompts,
+    body_tokens=st.integers(0, 1 << 20),
+    response_id=st.none() | name,
+)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(0, 500), max_size=12))
+def test_frames_come_out_whole_wherever_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    """Any cutting of the bytes gives the same frames in the same order, and keeps nothing back."""
+    data = b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
+    at = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})
+    frames = wire.Frames(bytes_max=50)
+    out = [body for start, end in pairwise(at) for body in frames.feed(data[start:end])]
+    assert out == bodies
+
+
+@given(st.binary(max_size=200), st.integers(1, 20))
+def test_garbage_is_a_wire_error_and_nothing_else(data: bytes, step: int) -> None:
+    """Bytes that nobody of ours sent are refused as such: no other exception, and no long frame is waited for."""
+    for decode in (wire.batch_of, wire.answers_of):
+        frames = wire.Frames(bytes_max=100)
+        try:
+            for start in range(0, len(data), step):
+                for body in frames.feed(data[start : start + step]):
+                    decode(body)
+        except wire.WireError:
+            continue
+
+
+@given(st.recursive(st.none() | st.integers(-5, 2**40) | st.text(max_size=5) | st.binary(max_size=5), st.lists))
+def test_messages_of_wrong_shape_are_wire_errors(value: object) -> None:
+    """msgpack that decodes and is no message of ours is refused as such."""
+    body = msgspec.msgpack.encode([0, [value]])
+    try:
+        for message in wire.batch_of(body).messages:
+            if isinstance(message, wire.Place):
+                carrying.wanted_of(message)
+    except wire.WireError:
+        return
+
+
+def test_a_frame_that_is_too_long_is_refused_at_its_head() -> None:
+    """Four bytes that promise too much are enough: nothing is kept for them."""
+    with pytest.raises(wire.WireError):
+        wire.Frames().feed((wire.FRAME_BYTES_MAX + 1).to_bytes(4, "little"))
+
+
+@given(wanted, st.frozensets(name, max_size=3), st.booleans())
+def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[str], ids: bool) -> None:
+    """All that placing looks at is the same on the other side; texts and, unless wanted, token ids stay here."""
+    body = wire.frame(wire.Batch(3, [carrying.place_of(7, want, exclude, ids=ids)]))[4:]
+    (place,) = wire.batch_of(body).messages
+    assert isinstance(place, wire.Place)
+    got = carrying.wanted_of(place)
+    assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
+    assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
+    assert (got.ask.stream, got.ask.output_tokens_max) == (want.ask.stream, want.ask.output_tokens_max)
+    assert frozenset(place.exclude) == exclude
+    here, there = want.ask.prompt, got.ask.prompt
+    assert (here is None) is (there is None)
+    if here and there:
+        assert (here.size, here.opaque_bytes, here.bytes_per_token) == (
+            there.size,
+            there.opaque_bytes,
+            there.bytes_per_token,
+        )
+    assert (want.tokens is None) is (got.tokens is None)
+    if want.tokens is not None and got.tokens is not None:
+        assert (got.tokens.tokens, got.tokens.keys) == (want.tokens.tokens, want.tokens.keys)
+        assert got.tokens.ids == (want.tokens.ids if ids else b"")
+
+
+@given(
+    st.builds(
+        RequestRecord,
+        name,
+        name,
+        ending=st.sampled_from([each.value for each in Ending]),
+        error=st.none() | name,
+        duration_s=st.floats(0, 1e6),
+        ttft_s=st.none() | st.floats(0, 1e6),
+        usage=usages,
+        retries=st.lists(st.tuples(name, name), max_size=2).map(tuple),
+        receipt=st.none()
+        | st.builds(
+            Receipt, name, name, st.sampled_from(Reason), st.sampled_from(Grade), st.integers(0, 9), st.integers(0, 9)
+        ),
+    )
+)
+def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:
+    """Metrics in the hub are made of what the worker saw."""
+    (report,) = wire.batch_of(wire.frame(wire.Batch(0, [carrying.report_of(record, None)]))[4:]).messages
+    assert isinstance(report, wire.Report)
+    assert carrying.record_of(report, None) == record
+
+
+@given(st.builds(Outcome, st.sampled_from(Ending), usages, st.integers(0, 99)))
+def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
+    """What became of a lease is the same on the other side."""
+    (finish,) = wire.batch_of(wire.frame(wire.Batch(0, [carrying.finish_of(1, outcome, 2.5)]))[4:]).messages
+    assert isinstance(finish, wire.Finish)
+    assert carrying.outcome_of(finish) == outcome
