@@ -146,19 +146,27 @@ class Proxy:
             except Failure as failure:
                 self._note(lease, failure)
                 tried |= {lease.replica}
-                following = await self._following(question, failure, tried)
-                if following is None and isinstance(failure, EngineFailed):
-                    return lease, failure.answer, called_s  # what the engine said is the best answer there is
-                if isinstance(failure, EngineFailed):
-                    self._upstream.done(failure.answer)
-                self._placer.finish(lease, Outcome(Ending.FAILED), self._clock())
+                said = failure.answer if isinstance(failure, EngineFailed) else None
+                try:
+                    following = await self._following(question, failure, tried)
+                except BaseException:
+                    self._drop(lease, said, Ending.CLIENT_LEFT)
+                    raise
+                if following is None and said is not None:
+                    return lease, said, called_s  # what the engine said is the best answer there is
+                self._drop(lease, said, Ending.FAILED)
                 if following is None:
                     raise self._refusal(failure, tried) from failure
                 record.retries += ((failure.kind, lease.replica),)
                 lease = following
             except BaseException:
-                self._placer.finish(lease, Outcome(Ending.CLIENT_LEFT), self._clock())
+                self._drop(lease, None, Ending.CLIENT_LEFT)
                 raise
+
+    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
+        if answer is not None:
+            self._upstream.done(answer)
+        self._placer.finish(lease, Outcome(ending), self._clock())
 
     async def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Placed | None:
         """A lease on another replica, if one may be tried and there is one."""

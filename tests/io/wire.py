@@ -172,7 +172,7 @@ class Client(asyncio.Protocol):
     """A client's end of one connection; `body` and `done` are what h11, a strict parser, makes of what came."""
 
     def __init__(self, judge: Callable[[bytes], None] | None = None) -> None:
-        """`judge` is shown the body so far whenever more of it came."""
+        """`judge` is shown the body so far whenever more of it came: whole chunks, where there are chunks."""
         self.transport = cast("asyncio.Transport", None)
         self.raw = bytearray()
         self.answers: list[Answered] = []
@@ -255,7 +255,8 @@ class Client(asyncio.Protocol):
                 self.answers.append(Answered(event.status_code, dict(event.headers)))
             elif isinstance(event, h11.Data):
                 self.answers[-1].body += event.data
-                if self._judge is not None:
+                chunked = b"transfer-encoding" in self.answers[-1].headers
+                if self._judge is not None and (event.chunk_end or not chunked):
                     self._judge(bytes(self.answers[-1].body))
             elif isinstance(event, h11.EndOfMessage):
                 self.answers[-1].whole = True
