@@ -11,7 +11,8 @@ time: first token minus the later of placement and the first token before it, so
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import lru_cache
+from operator import add
 
 LEARN_TOKENS_MIN = 1_000  # below it the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
@@ -20,6 +21,9 @@ GUESS_WEIGHT = 0.01  # and the first guess in the fleet's: gone with the first a
 FLEET_FLOOR_MS = 20.0
 FLEET_MS_PER_TOKEN = 0.1  # 10,000 tokens/s: the first guess
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not prefill
+
+PSEUDO = ((100, 0), (2_000, 0), (8_000, 16_000))  # (uncached, cached) tokens at which a fit agrees with its prior
+SUPPORTS = ((0, 1, 2), (0, 1), (1, 2), (1,))  # of the coefficients: work without a price per token is no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ class PrefillFit:
 
     model: PrefillModel = field(default_factory=PrefillModel)
     observations: int = 0
-    # Forgotten sums of x'x and x'y for x = (1, n, n * context), scaled to thousands to keep them well conditioned.
-    _xx: list[list[float]] = field(default_factory=lambda: [[0.0] * 3 for _ in range(3)])
+    # Forgotten sums of x'x (row by row) and x'y for x = (1, n, n * context), in thousands to be well conditioned.
+    _xx: list[float] = field(default_factory=lambda: [0.0] * 9)
     _xy: list[float] = field(default_factory=lambda: [0.0] * 3)
 
     def observe(
@@ -56,65 +60,67 @@ class PrefillFit:
         if self.observations >= PRIOR_WEIGHT:
             expected = self.model.ms(uncached_tokens, cached_tokens)
             service_ms = min(max(service_ms, expected / OUTLIER), expected * OUTLIER)
-        for i in range(3):
-            self._xy[i] *= FORGET
-            self._xx[i] = [value * FORGET for value in self._xx[i]]
-        _add(self._xx, self._xy, uncached_tokens, cached_tokens, service_ms, 1.0)
+        xx, x = _squares(uncached_tokens, cached_tokens, 1.0)
+        self._xx = [old * FORGET + new for old, new in zip(self._xx, xx, strict=True)]
+        self._xy = [old * FORGET + each * service_ms for old, each in zip(self._xy, x, strict=True)]
         self.observations += 1
         self.model = self._solve(prior, weight)
 
     def _solve(self, prior: PrefillModel, weight: float) -> PrefillModel:
         """Least squares with `prior` as pseudo-observations of this weight, over the best non-negative support."""
-        xx = [row[:] for row in self._xx]
-        xy = self._xy[:]
-        for tokens, cached in ((100, 0), (2_000, 0), (8_000, 16_000)):
-            _add(xx, xy, tokens, cached, prior.ms(tokens, cached), weight / 3)
+        xx, xy = self._xx, self._xy
+        for (tokens, cached), (more, x) in zip(PSEUDO, _pseudo_squares(weight), strict=True):
+            ms = prior.ms(tokens, cached)
+            xx = list(map(add, xx, more))
+            xy = [xy[0] + x[0] * ms, xy[1] + x[1] * ms, xy[2] + x[2] * ms]
         best, best_loss = (prior.floor_ms, prior.per_token_ms, prior.per_token_context_ms), float("inf")
-        for size in (3, 2, 1):
-            for support in combinations(range(3), size):
-                if 1 not in support:  # work without a price per token is no model
-                    continue
-                beta = _solve_on(xx, xy, support)
-                if beta is None or min(beta) < 0:
-                    continue
-                loss = sum(
-                    beta[i] * (sum(xx[i][j] * beta[j] for j in range(3)) - 2 * xy[i]) for i in range(3)
-                )  # up to the constant y'y
-                if loss < best_loss:
-                    best_loss = loss
-                    best = (beta[0], beta[1] / 1e3, beta[2] / 1e6)
+        for support in SUPPORTS:
+            beta = _solve_on(xx, xy, support)
+            if beta is None or min(beta) < 0:
+                continue
+            b0, b1, b2 = beta
+            loss = (  # up to the constant y'y
+                b0 * (xx[0] * b0 + xx[1] * b1 + xx[2] * b2 - 2 * xy[0])
+                + b1 * (xx[3] * b0 + xx[4] * b1 + xx[5] * b2 - 2 * xy[1])
+                + b2 * (xx[6] * b0 + xx[7] * b1 + xx[8] * b2 - 2 * xy[2])
+            )
+            if loss < best_loss:
+                best_loss, best = loss, (b0, b1 / 1e3, b2 / 1e6)
         return PrefillModel(*best)
 
 
-def _features(uncached_tokens: float, cached_tokens: float) -> tuple[float, float, float]:
+def _squares(uncached_tokens: float, cached_tokens: float, weight: float) -> tuple[list[float], list[float]]:
+    """What an observation adds to x'x, and to x'y for each millisecond."""
     n = uncached_tokens / 1e3
-    return 1.0, n, n * (cached_tokens + uncached_tokens / 2) / 1e3
+    x = 1.0, n, n * (cached_tokens + uncached_tokens / 2) / 1e3
+    weight /= n
+    weighted = [weight * each for each in x]
+    return [w * each for w in weighted for each in x], weighted
 
 
-def _add(
-    xx: list[list[float]], xy: list[float], uncached_tokens: float, cached_tokens: float, ms: float, weight: float
-) -> None:
-    x = _features(uncached_tokens, cached_tokens)
-    weight /= uncached_tokens / 1e3
-    for i in range(3):
-        xy[i] += weight * x[i] * ms
-        for j in range(3):
-            xx[i][j] += weight * x[i] * x[j]
+@lru_cache(maxsize=8)
+def _pseudo_squares(weight: float) -> list[tuple[list[float], list[float]]]:
+    return [_squares(tokens, cached, weight / len(PSEUDO)) for tokens, cached in PSEUDO]
 
 
-def _solve_on(xx: list[list[float]], xy: list[float], support: tuple[int, ...]) -> list[float] | None:
+def _solve_on(xx: list[float], xy: list[float], support: tuple[int, ...]) -> list[float] | None:
     """Solve the normal equations restricted to `support` by elimination; None when singular."""
-    rows = [[xx[i][j] for j in support] + [xy[i]] for i in support]
-    size = len(rows)
+    rows = [[xx[3 * i + j] for j in support] + [xy[i]] for i in support]
+    size, columns = len(rows), range(len(rows) + 1)
     for col in range(size):
-        pivot = max(range(col, size), key=lambda r: abs(rows[r][col]))
-        if abs(rows[pivot][col]) < 1e-15:
+        pivot = col
+        for r in range(col + 1, size):
+            if abs(rows[r][col]) > abs(rows[pivot][col]):
+                pivot = r
+        top = rows[pivot]
+        if abs(top[col]) < 1e-15:
             return None
-        rows[col], rows[pivot] = rows[pivot], rows[col]
-        for r in range(size):
-            if r != col:
-                factor = rows[r][col] / rows[col][col]
-                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[col], strict=True)]
+        rows[col], rows[pivot] = top, rows[col]
+        for row in rows:
+            if row is not top:
+                factor = row[col] / top[col]
+                for c in columns:
+                    row[c] -= factor * top[c]
     beta = [0.0, 0.0, 0.0]
     for position, i in enumerate(support):
         beta[i] = rows[position][size] / rows[position][position]

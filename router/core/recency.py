@@ -59,7 +59,7 @@ class Recency:
             if earlier != id_:
                 self._give(keys[start:end], id_)
         self._give(new, id_)
-        if len(owner) - before < len(new):  # a prompt made to collide with itself
+        if len(owner) - before < len(new):  # it has a key twice
             keys, new = list(dict.fromkeys(keys)), list(dict.fromkeys(new))
         self._put(id_, Touch(list(keys), len(keys), stamp, now_s))
         return new
@@ -124,7 +124,7 @@ class Recency:
         runs: list[tuple[int, int, int]] = []
         while end < all_:
             id_ = owner.get(keys[end])
-            if id_ is None:
+            if id_ is None or (runs and id_ in [run[0] for run in runs]):  # twice: a prompt made to collide with itself
                 break
             touch = self.touches[id_]
             if touch.live < len(touch.keys):

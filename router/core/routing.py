@@ -301,7 +301,7 @@ class Router:
         if prompt.bytes_per_token is not None:
             return Size(max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
         ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
-        for key, start, _ in reversed(chain.spans) if plain else ():
+        for key, start, _ in reversed(chain.spans) if plain and chain.spans else ():
             answer = self.answers.get(key)
             if answer is not None and answer.prompt_tokens and plausible(start / answer.prompt_tokens):
                 ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
@@ -333,7 +333,10 @@ class Router:
             return Reason.ONLY
         if not self.policy.cache_aware:
             return Reason.POLICY
-        longest = max([c.cached_tokens for c in candidates])
+        longest = 0
+        for c in candidates:
+            if c.cached_tokens > longest:
+                longest = c.cached_tokens
         if not longest:
             return Reason.COLD
         if chosen.cached_tokens == longest:

@@ -6,8 +6,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from uhashring import HashRing
 
-from router.core.ring import BOUND, Ring, under_bound
+from router.core.ring import BOUND, ORDERS_MAX, VNODES, Ring, _hash, under_bound
 
 IDS = [f"http://10.0.0.{n}:8000" for n in range(8)]
 KEYS = [f"session-{n}" for n in range(400)]
@@ -21,6 +22,24 @@ def test_routers_agree_whatever_they_saw_before() -> None:
     for key in KEYS:
         here = fresh.pick(key, IDS[1:6], IDS[1:6])
         assert here == experienced.pick(key, set(IDS[5:0:-1]), IDS[:6])
+
+
+@given(ids=st.lists(st.sampled_from(IDS), min_size=1, unique=True), keys=st.lists(st.text(), max_size=20))
+@settings(deadline=None)
+def test_the_walk_is_that_of_the_library(ids: list[str], keys: list[str]) -> None:
+    """However often a place was walked from before, the order is uhashring's own, less who is no candidate."""
+    ring, library = Ring(), HashRing(nodes=sorted(IDS), vnodes=VNODES, hash_fn=_hash)
+    ring.walk("", IDS)
+    for key in [*keys, *keys]:
+        assert ring.walk(key, ids) == [id_ for id_ in library.iterate_nodes(key) if id_ in ids]
+
+
+def test_places_that_are_remembered_are_bounded() -> None:
+    """More keys than there is room for: what is remembered of them is not more, and the order stays the same."""
+    ring, many = Ring(), [f"http://10.0.1.{n}:8000" for n in range(40)]
+    first = {key: ring.walk(key, many) for key in map(str, range(9_000))}
+    assert len(ring._orders) <= ORDERS_MAX
+    assert {key: ring.walk(key, many) for key in first} == first
 
 
 def test_a_departure_moves_only_its_own_keys() -> None:

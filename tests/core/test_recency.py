@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from router.core.recency import Recency
+
+
+def order(recency: Recency) -> list[int]:
+    """All keys in the order of their eviction; nothing is held afterwards."""
+    gone = []
+    while recency.oldest():
+        gone += reversed(recency.evict(1))
+    assert not recency.owner
+    assert not recency.touches
+    return gone
+
+
+def used(*prompts: list[int]) -> Recency:
+    """Prompts, used one after the other."""
+    recency = Recency()
+    for stamp, keys in enumerate(prompts):
+        recency.touch(keys, stamp, float(stamp))
+    return recency
+
+
+def test_only_what_changes_hands_is_written() -> None:
+    """A prompt that shares most of an earlier one takes over its touch; the rest stays in its place, under its age."""
+    recency = used([1, 2, 3, 4], [9])
+    shared = recency.owner[1]
+    assert recency.touch([1, 2, 3, 5], 2, 2.0) == [5]
+    assert {recency.owner[key] for key in (1, 2, 3, 5)} == {shared}
+    assert recency.oldest_s([]) == 0.0
+    assert order(recency) == [4, 9, 5, 3, 2, 1]
+
+
+def test_a_short_prefix_of_a_long_prompt_leaves_it() -> None:
+    """A system prompt asked for by itself takes a few keys away from the conversation that had them last."""
+    recency = used([1, *range(100, 140)])
+    long = recency.owner[100]
+    recency.touch([1, 2], 1, 1.0)
+    assert recency.owner[1] != long
+    assert recency.owner[139] == long
+    assert order(recency) == [*reversed(range(100, 140)), 2, 1]
+
+
+def test_runs_of_several_owners_become_one() -> None:
+    """A prompt through what three others used last is the most recent in whole."""
+    recency = used([1, 2, 3, 4, 5, 6], [1, 2, 3, 7], [1, 8])
+    assert recency.depth([1, 2, 3, 4, 5, 0]) == 5
+    recency.touch([1, 2, 3, 4, 5], 3, 3.0)
+    assert len({recency.owner[key] for key in range(1, 6)}) == 1
+    assert order(recency) == [6, 7, 8, 5, 4, 3, 2, 1]
+
+
+def test_a_prompt_made_to_collide_with_itself() -> None:
+    """Keys that occur twice in a prompt are held once, and go like any other."""
+    recency = used([1, 2, 1, 3, 3], [1, 2, 1, 4])
+    assert len(recency) == 4
+    assert recency.depth([1, 2, 3]) == 3
+    assert sorted(order(recency)) == [1, 2, 3, 4]
+
+
+def test_keys_out_of_the_middle() -> None:
+    """What is dropped out of the middle of a touch is not held, and neither depth nor order trip over the hole."""
+    recency = used([1, 2, 3, 4])
+    assert recency.drop(2)
+    assert not recency.drop(2)
+    assert (recency.depth([1, 2, 3, 4]), recency.depth([1, 3, 4])) == (1, 3)
+    assert recency.touch([1, 2], 1, 1.0) == [2]
+    assert recency.depth([1, 2, 3, 4]) == 4
+    assert order(recency) == [4, 3, 2, 1]
+
+
+def test_the_oldest_that_is_not_pinned() -> None:
+    """Touches with pinned stamps are passed by, wherever they are, and stamps whose touch is gone do not matter."""
+    recency = used([1], [2], [3], [2, 4])
+    assert recency.oldest_s([]) == 0.0
+    assert recency.oldest_s([0]) == 2.0
+    assert recency.oldest_s([0, 1]) == 2.0
+    assert recency.oldest_s([0, 1, 2]) == 3.0
+    assert recency.oldest_s([0, 2, 3]) is None
