@@ -15,8 +15,6 @@ from router import __version__, logs
 from router.core.policies import POLICIES
 from router.settings import Settings, SettingsError, load
 
-SWITCH_S = 0.0005  # how long a thread that parses a long body may keep the event loop waiting, between two bytecodes
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `warmroute`. Returns the exit status."""
@@ -40,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return supervisor.run(settings)
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
-    sys.setswitchinterval(SWITCH_S)
-    return _run(settings)
+    from router.running import run
+
+    return run(_serve(settings))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,14 +97,6 @@ def _complain(error: SettingsError) -> int:
     for problem in error.problems:
         print(f"warmroute: {problem}", file=sys.stderr)
     return 2
-
-
-def _run(settings: Settings) -> int:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_serve(settings))
-    return uvloop.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> int:

@@ -34,6 +34,9 @@ _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
 _sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events have come again and again
 
 
+_NO_PARSER = httptools.HttpResponseParser(object())
+
+
 class Failure(Exception):
     """An attempt that failed before its answer began. `kind` is a metric label; `retry` whether another may try."""
 
@@ -279,7 +282,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine closed, or the network did."""
         self.detour()
-        self._transport = None
+        self._transport, self._parser = None, _NO_PARSER  # ours holds us: nobody would free the two for a long time
         answer, self._answer = self._answer, None
         if answer is None:
             return

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from router.addresses import template_kwargs, tokenizers
 from router.prompts import Prompts
 from router.settings import Settings
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+SWITCH_S = 0.0005  # how long a thread that parses a long body may keep the event loop waiting, between two bytecodes
+# Objects made, net of those freed, until the youngest are searched for cycles; how often the older are. CPython's own
+# 700, 10, 10 spend a quarter of a busy router's time walking its index, which has none.
+COLLECT = (50_000, 20, 100)
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run on the fastest event loop there is, with the interpreter set up for a server."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()  # modules and settings are here to stay
+    gc.set_threshold(*COLLECT)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
 def make_prompts(settings: Settings) -> Prompts:

@@ -157,6 +157,7 @@ class Client(asyncio.Protocol):
         self._transport, self.write, self.sender = None, _nowhere, None
         self._server.clients.discard(self)
         self._waiting.clear()
+        self._parser = _NO_PARSER  # ours holds us: nobody would free the two for a long time
         if self._task is not None:
             self._task.cancel()
 
@@ -537,6 +538,9 @@ def _without_upgrade(value: bytes) -> bytes:
 
 def _head_too_large() -> BadRequest:
     return BadRequest(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+
+
+_NO_PARSER = httptools.HttpRequestParser(object())
 
 
 def _nowhere(_: bytes) -> None:

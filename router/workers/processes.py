@@ -12,16 +12,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from router import logs
 from router.edge import Edge
 from router.hub import Hub
+from router.running import run
 from router.workers.client import RemotePlacer
 from router.workers.server import HubServer
 from router.workers.spec import READY, SPEC_BYTES_MAX, Spec
@@ -42,7 +41,7 @@ def main() -> int:
     logs.setup(log.level, log.format, requests=log.requests, shared=True)
     work = _hub(spec) if spec.worker is None else _worker(spec, spec.worker)
     try:
-        _run(work)
+        run(work)
     except OSError as error:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -62,15 +61,6 @@ def _exactly(size: int) -> bytes:
             return b"\0" * size
         data += piece
     return data
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(work)
-    else:
-        uvloop.run(work)
 
 
 def _asked_to_stop() -> asyncio.Event:
