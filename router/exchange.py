@@ -16,6 +16,8 @@ from typing import Protocol, cast
 
 import httptools
 
+from router.outbox import Outbox
+
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
 HEAD_BYTES_MAX = 64 << 10
@@ -214,12 +216,13 @@ class Connection(asyncio.Protocol):
     """A connection to an engine, used for one request after the other."""
 
     __slots__ = (
-        "_answer", "_before_last", "_between", "_head_bytes", "_headed", "_keep", "_last", "_parser", "_transport",
-        "_write", "events", "give_back", "idle_since_s",
+        "_answer", "_before_last", "_between", "_head_bytes", "_headed", "_keep", "_last", "_outbox", "_parser",
+        "_transport", "_write", "events", "give_back", "idle_since_s",
     )  # fmt: skip
 
-    def __init__(self, give_back: Callable[[Connection], None]) -> None:
+    def __init__(self, give_back: Callable[[Connection], None], outbox: Outbox) -> None:
         """`give_back` hears when it may take another request."""
+        self._outbox = outbox
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
@@ -243,11 +246,8 @@ class Connection(asyncio.Protocol):
         self._answer, self._headed, self._head_bytes = answer, False, 0
         if self._transport is None:
             answer.broke("connection closed")
-        elif len(body) < 16 << 10:
-            self._transport.write(head + body)
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            self._outbox.put(self._transport, head, body)
 
     def pause(self) -> None:
         """Read no more for now."""

@@ -25,6 +25,8 @@ from urllib.parse import unquote
 
 import httptools
 
+from router.outbox import Outbox
+
 HEAD_BYTES_MAX = 64 << 10
 VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
 WAITING_MAX = 8  # requests sent ahead
@@ -284,6 +286,7 @@ class Client(asyncio.Protocol):
             raise self._too_large()
         expects = request.fields.get(b"expect", b"").lower() == b"100-continue" and request.version == "1.1"
         if expects and not self._upgrades and self._request is None and not self._clogged:
+            self._server.outbox.flush()
             self.write(_CONTINUE)
 
     def on_body(self, data: bytes) -> None:
@@ -362,6 +365,7 @@ class Client(asyncio.Protocol):
             _locate(request)  # it says which dialect the client speaks
         self._discarding = True
         self._server.refuse(request, error)
+        self._server.outbox.flush()
         if self._transport is not None:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
@@ -381,11 +385,7 @@ class Client(asyncio.Protocol):
         )  # fmt: skip
         if request.method == "HEAD" or status in _NO_BODY:
             body = b""
-        if len(body) > 16 << 10:
-            self.write(head)
-            self.write(body)
-        else:
-            self.write(head + body)
+        self._server.outbox.put(self._transport, head, body)
         if closes:
             self._finish()
 
@@ -396,6 +396,7 @@ class Client(asyncio.Protocol):
         self.chunked = request.version == "1.1"
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         closes = b"connection: close\r\n\r\n" if self._closes(request) else b"\r\n"
+        self._server.outbox.flush()
         self.write(b"".join((b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), *lines, framing, closes)))
         return self
 
@@ -422,16 +423,19 @@ class Client(asyncio.Protocol):
     def _finish(self) -> None:
         """Close once all is written. What the client still sends is not lost on it as a reset: see LINGER_S."""
         self._waiting.clear()
+        self._server.outbox.flush()
         if self._transport is not None and not self._discarding:
             self._transport.close()
 
     def close(self) -> None:
         """Close once all is written."""
+        self._server.outbox.flush()
         if self._transport is not None:
             self._transport.close()
 
     def cut(self) -> None:
         """See Request.cut. Without chunks only a reset tells the client that something is missing."""
+        self._server.outbox.flush()
         if self._transport is not None:
             if not self.chunked and (sock := self._transport.get_extra_info("socket")) is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
@@ -460,13 +464,22 @@ class Client(asyncio.Protocol):
 class Server:
     """A listener and its connections."""
 
-    def __init__(self, handler: Handler, refuse: Refuse, *, body_bytes_max: int, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        refuse: Refuse,
+        *,
+        body_bytes_max: int,
+        keepalive_s: float,
+        outbox: Outbox | None = None,
+    ) -> None:
         """`handler` answers a request; `refuse` says what is wrong with one that cannot be read, its method and path
-        empty where they are not known."""
+        empty where they are not known. Without an `outbox` it has one of its own."""
         self.handler = handler
         self.refuse = refuse
         self.body_bytes_max = body_bytes_max
         self.loop = asyncio.get_running_loop()
+        self.outbox = outbox or Outbox(self.loop)
         self.clients: set[Client] = set()
         self.closing = False
         self._keepalive_s = keepalive_s

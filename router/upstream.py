@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from router.core.dialects.sglang import with_rank
 from router.core.facts import Replica
 from router.exchange import Answer, BrokeMidway, Connection, Failure, say
+from router.outbox import Outbox
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
@@ -65,9 +66,10 @@ class EngineFailed(Failure):
 class Server:
     """One engine's address and the free connections to it, those used last on top."""
 
-    __slots__ = ("_forgotten", "_free", "_host", "_port", "_tls", "host_line", "path")
+    __slots__ = ("_forgotten", "_free", "_host", "_outbox", "_port", "_tls", "host_line", "path")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, outbox: Outbox) -> None:
+        self._outbox = outbox
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -91,7 +93,7 @@ class Server:
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._give_back), self._host, self._port, ssl=self._tls
+                    lambda: Connection(self._give_back, self._outbox), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError as error:
             raise ConnectFailed("timed out", refused=False) from error
@@ -130,7 +132,9 @@ class Upstream:
         idle_timeout_s: float,
         keepalive_s: float,
         held_bytes_max: int,
+        outbox: Outbox | None = None,
     ) -> None:
+        """Without an `outbox` it has one of its own."""
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
@@ -139,6 +143,7 @@ class Upstream:
         self._answers: set[Answer] = set()
         self._servers: dict[str, Server] = {}  # by replica
         self._loop = asyncio.get_running_loop()
+        self._outbox = outbox or Outbox(self._loop)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -188,7 +193,7 @@ class Upstream:
         """
         server = self._servers.get(replica)
         if server is None:
-            server = self._servers[replica] = Server(Replica(replica).url)
+            server = self._servers[replica] = Server(Replica(replica).url, self._outbox)
         rank = Replica(replica).rank if "#" in replica else None
         if rank is not None:
             lines, body = _for_rank(rank, target, lines, body)

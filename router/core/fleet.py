@@ -9,7 +9,7 @@ seen (an answer that does not stream) leaves the queue when its modelled time is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
@@ -23,6 +23,7 @@ FOREIGN_PROBES = 3
 SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
 SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by one side and not yet by the other
 SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
+_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -81,6 +82,7 @@ class Member:
     _queue_peak: int = 0
     first_token_s: float = 0.0
     _queue: dict[int, Lease] = field(default_factory=dict)
+    _head: Lease | None = None  # of the queue
     _queue_ms: float = 0.0
     _head_since_s: float = 0.0
 
@@ -89,13 +91,17 @@ class Member:
 
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything we sent there is prefilled."""
-        if not self._queue:
+        head = self._head
+        if head is None:
             return 0.0
-        self._decay(now_s)
-        if not self._queue:
-            return 0.0
-        head = next(iter(self._queue.values()))
-        return max(0.0, self._queue_ms - min((now_s - self._head_since_s) * 1e3, head.prefill_ms))
+        waited_ms = (now_s - self._head_since_s) * 1e3
+        if waited_ms >= head.prefill_ms:
+            if not head.streams:
+                self._decay(now_s)
+                return self.pending_ms(now_s)
+            waited_ms = head.prefill_ms
+        left_ms = self._queue_ms - waited_ms
+        return left_ms if left_ms > 0 else 0.0
 
     def mean_age_ms(self, now_s: float) -> float:
         """Mean age of open leases; 0 when there are none."""
@@ -103,10 +109,10 @@ class Member:
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
-        if self._queue:
+        if self._head is not None:
             self._decay(now_s)
-        if not self._queue:
-            self._head_since_s = now_s
+        if self._head is None:
+            self._head, self._head_since_s = lease, now_s
         self.leases[lease.id] = lease
         self.kv_tokens_in_use += lease.kv_tokens
         self.placed_sum_s += lease.placed_s
@@ -156,22 +162,22 @@ class Member:
         return share if share < SHARE_ALL else 1.0
 
     def _leave_queue(self, lease_id: int, now_s: float) -> None:
-        if lease_id not in self._queue:
+        lease = self._queue.pop(lease_id, None)
+        if lease is None:
             return
-        if next(iter(self._queue)) == lease_id:
-            self._head_since_s = now_s
-        self._queue_ms -= self._queue.pop(lease_id).prefill_ms
-        if not self._queue:
-            self._queue_ms = 0.0  # sheds rounding errors
+        self._queue_ms -= lease.prefill_ms
+        if lease is self._head:
+            self._head, self._head_since_s = next(iter(self._queue.values()), None), now_s
+            if self._head is None:
+                self._queue_ms = 0.0  # sheds rounding errors
 
     def _decay(self, now_s: float) -> None:
-        while self._queue:
-            lease_id, head = next(iter(self._queue.items()))
-            if head.streams or (now_s - self._head_since_s) * 1e3 < head.prefill_ms:
-                return
+        head = self._head
+        while head is not None and not head.streams and (now_s - self._head_since_s) * 1e3 >= head.prefill_ms:
             since_s = self._head_since_s
-            self._leave_queue(lease_id, now_s)
+            self._leave_queue(head.id, now_s)
             self._head_since_s = since_s + head.prefill_ms / 1e3
+            head = self._head
 
 
 @dataclass(slots=True)
@@ -234,13 +240,15 @@ class Fleet:
         url = Replica(id_).url
         return [member.id for member in self.members.values() if member.replica.url == url]
 
-    def resting(self, ready: list[Member], now_s: float) -> set[str]:
+    def resting(self, ready: list[Member], now_s: float) -> Set[str]:
         """Of all ready members those that fail what they are sent. Never more than half of them: then it is not theirs
         alone."""
-        tripped = [m for m in ready if m.breaker.backoff_s]
-        if not tripped:
-            return set()
-        resting = {m.id for m in tripped if not m.breaker.allows(len(m.leases), now_s)}
+        for member in ready:
+            if member.breaker.backoff_s:
+                break
+        else:
+            return _NOBODY
+        resting = {m.id for m in ready if not m.breaker.allows(len(m.leases), now_s)}
         return resting if len(resting) * 2 <= len(ready) and len(resting) < len(ready) else set()
 
     def model_names(self) -> set[str]:
@@ -251,10 +259,14 @@ class Fleet:
         """The replica's own prefill model, or the fleet's until it has one."""
         return member.fit.model if member.fit.observations else self.prefill.model
 
-    def usual_age_ms(self, ready: list[Member], now_s: float) -> float:
+    def usual_age_ms(self, now_s: float) -> float:
         """What a lease's age usually is: the mean over ready replicas that have any, or how long leases take."""
-        ages = [member.mean_age_ms(now_s) for member in ready if member.leases]
-        return max(sum(ages) / len(ages), self.mean_open_ms) if ages else self.mean_open_ms
+        ages_ms, count = 0.0, 0
+        for member in self._ready:
+            if member.leases:
+                ages_ms += (now_s - member.placed_sum_s / len(member.leases)) * 1e3
+                count += 1
+        return max(ages_ms / count, self.mean_open_ms) if count else self.mean_open_ms
 
     def slowness(self, member: Member, usual_age_ms: float, now_s: float) -> float:
         """How much slower than its peers a replica looks whose first tokens are never seen, because nothing streams:

@@ -26,12 +26,27 @@ EVICT_KEYS = 64  # at a time, where the whole is over its budget
 
 
 @dataclass(slots=True)
-class _Holder:
+class Holder:
+    """What is known of one holder, for others to read: `blocks_max` is its capacity, `owner` has its blocks."""
+
     bit: int
     blocks_max: int
     recency: Recency = field(default_factory=Recency)
+    owner: dict[int, int] = field(init=False)  # the recency's own
     pins: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # lease -> (stamp, keys), stamps ascend
     unproven: dict[int, int] = field(default_factory=dict)  # key under way, never seen computed -> its open leases
+
+    def __post_init__(self) -> None:
+        self.owner = self.recency.owner
+
+    def oldest_s(self) -> float | None:
+        """When the blocks that would be evicted next were last used; None when there are none."""
+        oldest = self.recency.oldest()
+        for stamp, _ in self.pins.values():
+            if oldest is not None and stamp > oldest.stamp:  # stamps ascend: no pin is of the oldest touch
+                break
+            return self.recency.oldest_s(stamp for stamp, _ in self.pins.values())
+        return oldest.at_s if oldest is not None else None
 
 
 class PrefixIndex:
@@ -40,7 +55,7 @@ class PrefixIndex:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._masks = Masks()
-        self._holders: dict[str, _Holder] = {}
+        self.holders: dict[str, Holder] = {}  # not to be changed by others
         self._next_stamp = 0
         self._now_s = 0.0  # of the last touch
 
@@ -48,27 +63,27 @@ class PrefixIndex:
 
     def add(self, name: str, blocks_max: int) -> None:
         """Make room for a holder of at most `blocks_max` blocks; known names only change their capacity."""
-        if name in self._holders:
+        if name in self.holders:
             self.resize(name, blocks_max)
             return
-        self._holders[name] = _Holder(self._masks.add(name), blocks_max)
+        self.holders[name] = Holder(self._masks.add(name), blocks_max)
 
     def remove(self, name: str) -> None:
         """Forget a holder at once; its keys are purged a few at a time by later calls."""
-        holder = self._holders.pop(name, None)
+        holder = self.holders.pop(name, None)
         if holder is None:
             return
         self._masks.remove(name, holder.recency.owner)
 
     def clear(self, name: str) -> None:
         """The holder stays, its blocks are gone (an engine restarted or was reset). Open leases keep no pin."""
-        blocks_max = self._holders[name].blocks_max
+        blocks_max = self.holders[name].blocks_max
         self.remove(name)
         self.add(name, blocks_max)
 
     def resize(self, name: str, blocks_max: int) -> None:
         """A new capacity; what no longer fits is evicted."""
-        holder = self._holders[name]
+        holder = self.holders[name]
         holder.blocks_max = blocks_max
         self._fit(holder)
 
@@ -83,33 +98,27 @@ class PrefixIndex:
         names = self._masks.holders(keys[0]) if keys else []
         if len(names) * RUN_KEYS > len(keys):
             return self._masks.match(keys)
-        return {name: self._holders[name].recency.depth(keys) for name in names}
+        return {name: self.holders[name].recency.depth(keys) for name in names}
 
     def depth(self, name: str, keys: Sequence[int]) -> int:
         """How many leading `keys` one holder has."""
-        return self._holders[name].recency.depth(keys)
+        return self.holders[name].recency.depth(keys)
 
     def holds(self, name: str, key: int) -> bool:
         """Whether this holder has this one block, its prefix aside."""
-        return key in self._holders[name].recency.owner
+        return key in self.holders[name].recency.owner
 
     def blocks(self, name: str) -> int:
         """Blocks held by one holder."""
-        return len(self._holders[name].recency)
+        return len(self.holders[name].recency)
 
     def capacity(self, name: str) -> int:
         """Blocks this holder may have."""
-        return self._holders[name].blocks_max
-
-    def room(self, name: str) -> tuple[int, int]:
-        """Blocks held by one holder, and how many it may have."""
-        holder = self._holders[name]
-        return len(holder.recency.owner), holder.blocks_max
+        return self.holders[name].blocks_max
 
     def oldest_s(self, name: str) -> float | None:
         """When the blocks that would be evicted next were last used; None when there are none."""
-        holder = self._holders[name]
-        return holder.recency.oldest_s(stamp for stamp, _ in holder.pins.values())
+        return self.holders[name].oldest_s()
 
     @property
     def keys(self) -> int:
@@ -126,7 +135,7 @@ class PrefixIndex:
     def touch(self, name: str, keys: Sequence[int], now_s: float) -> None:
         """The holder used this whole prefix now: all its blocks are held and most recent."""
         self.sweep(SWEEP_KEYS)
-        holder = self._holders[name]
+        holder = self.holders[name]
         stamp, _ = self._touch(holder, keys, now_s)
         self._prove(holder, keys, stamp)
         self._fit(holder)
@@ -136,7 +145,7 @@ class PrefixIndex:
         ours from now on."""
         if self._masks.dying:
             self.sweep(SWEEP_KEYS)
-        holder = self._holders[name]
+        holder = self.holders[name]
         stamp, new = self._touch(holder, keys, now_s)
         if keys:
             self._vouch(holder, keys, new, stamp)
@@ -146,7 +155,7 @@ class PrefixIndex:
     def unpin(self, name: str, lease: int, now_s: float, *, grown: Sequence[int] = ()) -> None:
         """End of a lease whose prompt was computed: its blocks are touched once more, as the engine does when it
         frees them, and those that have `grown` behind them. A holder removed or cleared meanwhile is left alone."""
-        holder = self._holders.get(name)
+        holder = self.holders.get(name)
         pin = holder.pins.pop(lease, None) if holder else None
         if holder is not None and pin is not None:
             stamp, _ = self._touch(holder, [*pin[1], *grown], now_s)
@@ -156,7 +165,7 @@ class PrefixIndex:
     def retract(self, name: str, lease: int) -> None:
         """End of a lease whose prompt was never computed: unproven blocks that no other lease is computing are not
         held after all."""
-        holder = self._holders.get(name)
+        holder = self.holders.get(name)
         pin = holder.pins.pop(lease, None) if holder else None
         if holder is None or pin is None:
             return
@@ -173,7 +182,7 @@ class PrefixIndex:
 
     def drop(self, name: str, keys: Sequence[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
-        holder = self._holders[name]
+        holder = self.holders[name]
         gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # from the leaf: most are at the end
         self._masks.unset_all(holder.bit, gone)
         return len(gone)
@@ -184,7 +193,7 @@ class PrefixIndex:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _touch(self, holder: _Holder, keys: Sequence[int], now_s: float) -> tuple[int, Sequence[int]]:
+    def _touch(self, holder: Holder, keys: Sequence[int], now_s: float) -> tuple[int, Sequence[int]]:
         """Returns the touch's stamp and the keys that are new."""
         stamp, self._now_s = self._next_stamp, now_s
         self._next_stamp += 1
@@ -194,7 +203,7 @@ class PrefixIndex:
                 self._masks.set(holder.bit, key)
         return stamp, new
 
-    def _vouch(self, holder: _Holder, keys: Sequence[int], new: Sequence[int], stamp: int) -> None:
+    def _vouch(self, holder: Holder, keys: Sequence[int], new: Sequence[int], stamp: int) -> None:
         """One more lease vouches for what is new among the keys just touched, and for what is under way already."""
         unproven = holder.unproven
         if unproven:
@@ -205,7 +214,7 @@ class PrefixIndex:
         for key in new:
             unproven[key] = 1
 
-    def _prove(self, holder: _Holder, keys: Sequence[int], stamp: int) -> None:
+    def _prove(self, holder: Holder, keys: Sequence[int], stamp: int) -> None:
         unproven = holder.unproven
         proven = self._under_way(holder, keys, stamp) if unproven else []
         if len(proven) == len(unproven):
@@ -214,31 +223,31 @@ class PrefixIndex:
         for key in proven:
             del unproven[key]
 
-    def _under_way(self, holder: _Holder, keys: Sequence[int], stamp: int) -> list[int]:
+    def _under_way(self, holder: Holder, keys: Sequence[int], stamp: int) -> list[int]:
         """The unproven among keys that were just touched with this stamp; walks the shorter of the two."""
         unproven = holder.unproven
         if len(unproven) < len(keys):
             return holder.recency.owned(unproven, stamp)
         return [key for key in keys if key in unproven]
 
-    def _fit(self, holder: _Holder) -> None:
+    def _fit(self, holder: Holder) -> None:
         if len(holder.recency.owner) > holder.blocks_max:
             self._shrink(holder, holder.blocks_max)
         if len(self._masks.of) * KEY_BYTES + self._masks.held * HELD_BYTES > self.bytes_max:
             self._fit_all()
 
     def _fit_all(self) -> None:
-        while self.bytes_used > self.bytes_max and self._holders:
+        while self.bytes_used > self.bytes_max and self.holders:
             if self._masks.dying:
                 self.sweep(SWEEP_KEYS * 8)
                 continue
-            stocked = [(touch.at_s, h) for h in self._holders.values() if (touch := h.recency.oldest())]
+            stocked = [(touch.at_s, h) for h in self.holders.values() if (touch := h.recency.oldest())]
             if not stocked:
                 return
             _, oldest = min(stocked, key=itemgetter(0))
             self._shrink(oldest, max(0, len(oldest.recency) - EVICT_KEYS), pinned_too=True)
 
-    def _shrink(self, holder: _Holder, blocks_max: int, *, pinned_too: bool = False) -> None:
+    def _shrink(self, holder: Holder, blocks_max: int, *, pinned_too: bool = False) -> None:
         """Evict least recently used blocks, leaf first, until `blocks_max` are left or only pinned ones are."""
         recency, retouches = holder.recency, 0 if pinned_too else len(holder.pins)
         while len(recency) > blocks_max and (touch := recency.oldest()):
@@ -251,7 +260,7 @@ class PrefixIndex:
                 continue
             self._masks.unset_all(holder.bit, recency.evict(len(recency) - blocks_max))
 
-    def _renew(self, holder: _Holder, lease: int, pin: tuple[int, list[int]]) -> None:
+    def _renew(self, holder: Holder, lease: int, pin: tuple[int, list[int]]) -> None:
         """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
         keys = list(takewhile(holder.recency.owner.__contains__, pin[1]))
         del holder.pins[lease]

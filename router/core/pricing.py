@@ -13,7 +13,7 @@ from router.core.facts import Candidate, Grade
 from router.core.fleet import Fleet, Member
 from router.core.knowledge import Held, Knowledge
 from router.core.prefill import PrefillModel
-from router.core.prefix import PrefixIndex
+from router.core.prefix import Holder, PrefixIndex
 from router.core.reuse import ReuseMemory
 
 
@@ -42,30 +42,31 @@ class Pricer:
         depths: dict[str, int],
         held: dict[str, Held],
         pending_ms: dict[str, float],
-        age_ms: float,
         now_s: float,
     ) -> list[Candidate]:
         """By replica: `depths` is how many leading blocks of the prompt it is believed to hold by our own estimate,
-        `held` what its events say, where they do, `pending_ms` what we sent there and is not prefilled. `age_ms`
-        is what a lease's age usually is."""
-        fleet, room, candidates = self._fleet, self._index.room, []
+        `held` what its events say, where they do, `pending_ms` what we sent there and is not prefilled."""
+        fleet, holders, candidates = self._fleet, self._index.holders, []
         prior, mean_work_ms, estimated = fleet.prefill.model, fleet.mean_work_ms, Grade.ESTIMATED
+        prompt_tokens, age_ms = size.prompt_tokens, -1.0
         for member in members:
-            id_, in_flight = member.id, len(member.leases)
+            id_, in_flight, holder = member.id, len(member.leases), holders[member.id]
             said = held.get(id_) if held else None
             depth = depths.get(id_, 0)
             estimate = self._estimated_tokens(member, size, depth) if depth else 0
             cached = self._cached_tokens(member, size, estimate, said) if estimate or said is not None else 0
-            uncached = size.prompt_tokens - cached
-            footprint, blocks_max = room(id_)
+            uncached, footprint = prompt_tokens - cached, len(holder.owner)
             free = said.free_tokens if said is not None else None
             if free is None:
-                free = int((blocks_max - footprint) * blocks.BLOCK_BYTES / size.bytes_per_token)
+                free = int((holder.blocks_max - footprint) * blocks.BLOCK_BYTES / size.bytes_per_token)
             evicted = uncached - free if free > 0 else uncached
-            model = member.fit.model if member.fit.observations else prior
+            learned = member.fit.observations
+            model = member.fit.model if learned else prior
             waiting_ms = pending_ms[id_] + member.foreign_waiting * mean_work_ms
             uncached_ms = model.ms(uncached, cached)
-            if in_flight > 1:
+            if in_flight > 1 and not learned:
+                if age_ms < 0:
+                    age_ms = fleet.usual_age_ms(now_s)
                 slowness = fleet.slowness(member, age_ms, now_s)
                 waiting_ms, uncached_ms = slowness * waiting_ms, slowness * uncached_ms
             candidates.append(
@@ -75,8 +76,8 @@ class Pricer:
                     uncached,
                     waiting_ms,
                     uncached_ms,
-                    self._evicted_ms(member, model, evicted, now_s) if evicted > 0 else 0.0,
-                    self._kv_wait_ms(member, size) if in_flight else 0.0,
+                    self._evicted_ms(holder, model, evicted, now_s) if evicted > 0 else 0.0,
+                    self._kv_wait_ms(member, size) if in_flight and member.load.kv_tokens_max else 0.0,
                     in_flight,
                     footprint,
                     estimated if said is None else _grade(said),
@@ -102,16 +103,15 @@ class Pricer:
         tokens = int(depth * blocks.BLOCK_BYTES / size.bytes_per_token)
         return capped(tokens, size.prompt_tokens, member.load.block_tokens or 1)
 
-    def _evicted_ms(self, member: Member, model: PrefillModel, evicted: float, now_s: float) -> float:
+    def _evicted_ms(self, holder: Holder, model: PrefillModel, evicted: float, now_s: float) -> float:
         """Work that others would have to do again, at the price of the middle of a mean prompt: attention makes late
         tokens dear."""
+        oldest_s = holder.oldest_s()
+        if oldest_s is None:
+            return 0.0
         context = self._fleet.mean_prompt_tokens / 2
         per_token_ms = model.per_token_ms + model.per_token_context_ms * context
-        return evicted * per_token_ms * self._asked_again(member.id, now_s)
-
-    def _asked_again(self, id_: str, now_s: float) -> float:
-        oldest_s = self._index.oldest_s(id_)
-        return self._reuse.probability(now_s - oldest_s, now_s) if oldest_s is not None else 0.0
+        return evicted * per_token_ms * self._reuse.probability(now_s - oldest_s, now_s)
 
     def _kv_wait_ms(self, member: Member, size: Size) -> float:
         """Time until open leases have made room: the pool turns over once per mean lease."""

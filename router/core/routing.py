@@ -180,8 +180,7 @@ class Router:
         credit = self._credit_answer(chain, size, now_s) if chain and learned.try_credit() else None
         depths = self.index.match(chain.keys) if chain else {}
         held = self.knowledge.held(tokens, now_s) if tokens else {}
-        age_ms = self.fleet.usual_age_ms(ready, now_s)
-        candidates = self._pricer.candidates(members, size, depths, held, pending_ms, age_ms, now_s)
+        candidates = self._pricer.candidates(members, size, depths, held, pending_ms, now_s)
         choice = self.policy.choose(self._question(ring_key, chain, pending_ms), candidates)
         chosen = next(c for c in candidates if c.id == choice.id)
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))

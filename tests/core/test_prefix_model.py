@@ -270,7 +270,7 @@ class _PrefixMachine(RuleBasedStateMachine):
     def limits_hold(self) -> None:
         assert self.index.bytes_used == self.naive.bytes_used() <= self.index.bytes_max
         assert self.index.keys == len(set(self.naive.held()))
-        for name, holder in self.index._holders.items():
+        for name, holder in self.index.holders.items():
             pinned = {key for pin in self.naive.holders[name].pins.values() for key in pin.keys}
             assert len(holder.recency) <= holder.blocks_max or holder.recency.owner.keys() <= pinned
 
@@ -278,7 +278,7 @@ class _PrefixMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         index = self.index
         assert index._masks.held == len(self.naive.held()) == sum(mask.bit_count() for mask in index._masks.of.values())
-        for name, holder in index._holders.items():
+        for name, holder in index.holders.items():
             recency, naive = holder.recency, self.naive.holders[name]
             assert list(recency.owner) == list(naive.last)
             assert Counter(recency.owner.values()) == {id_: touch.live for id_, touch in recency.touches.items()}
@@ -294,8 +294,8 @@ class _PrefixMachine(RuleBasedStateMachine):
     def nothing_is_believed_that_no_lease_proved(self) -> None:
         for name, holder in self.naive.holders.items():
             pinned = {key for pin in holder.pins.values() for key in pin.keys}
-            assert self.index._holders[name].recency.owner.keys() <= holder.proven | pinned
-            assert self.index._holders[name].unproven == holder.vouched
+            assert self.index.holders[name].recency.owner.keys() <= holder.proven | pinned
+            assert self.index.holders[name].unproven == holder.vouched
             assert holder.vouched.keys() <= pinned
 
     @invariant()

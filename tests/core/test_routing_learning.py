@@ -263,4 +263,4 @@ def test_every_lease_comes_back(steps: list[tuple[str, Any]]) -> None:
     for lease in leases:
         world.finish(lease, Ending.FAILED)
     assert all(use == (0, 0, 0.0) for use in world.in_use())
-    assert all(not (h.pins or h.unproven) for h in world.router.index._holders.values())
+    assert all(not (h.pins or h.unproven) for h in world.router.index.holders.values())

@@ -309,7 +309,8 @@ async def test_requests_sent_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         while app.edge._server.clients:
             await asyncio.sleep(0)
         await settled(app)
-        assert len(engine.seen) <= 2  # the second may be on its way when the first cannot be written
+        # Two more may be on their way when the first cannot be written: answers are written at the end of the turn.
+        assert len(engine.seen) <= 3
 
 
 @on_uvloop
