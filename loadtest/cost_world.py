@@ -259,7 +259,8 @@ class World:
 
 def _request(body: bytes) -> Request:
     request = Request(cast("Client", None))  # nobody is answered
-    request.method, request.target, request.path, request.body = "POST", CHAT, CHAT, body
+    request.method, request.target, request.path = "POST", CHAT, CHAT
+    request.bring([body], len(body))
     request.lines = [(b"content-type", b"Content-Type", b"application/json")]
     request.fields = {b"content-type": b"application/json"}
     return request

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ RESPONSES = "/v1/responses"
 # They need no prefill.
 FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
 BYTES_PER_TOKEN = 4  # of a body whose prompt is unknown
+PAUSE_BYTES_MIN, PAUSE_BYTES_PER_S = 1 << 20, 1 << 29  # beyond a MiB its thread rests two milliseconds for each
 SEEN_BYTES_MAX = 16 << 20  # remembered of the beginnings of bodies, by each of the two threads that read them
 
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
@@ -78,12 +80,13 @@ class Reader:
         """Parse the body and hash the prompt. Raises Refusal."""
         if request.fields.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
-        path, body = request.path, request.body
+        path = request.path
         dialect = PATHS.get(path)
         try:
             ask, model, chain = await self._placing_facts(request, dialect)
         except BadBody as error:
             raise Refusal(400, error.code, str(error)) from error
+        body = request.body
         tokens = None
         if ask.decoded is not None:
             view = self._placer.token_view(model) if model else None
@@ -110,17 +113,17 @@ class Reader:
 
     async def _placing_facts(self, request: Request, dialect: Dialect | None) -> tuple[Ask, str | None, Chain | None]:
         """What is asked, the model meant, and the prompt's keys. Raises BadBody and Refusal."""
-        path, body = request.path, request.body
+        path = request.path
         if dialect is None:
             ask = _parse_other(request)
             return ask, self._model(ask, required=False), None
         keep = self._tokens is not None and self._placer.follows()
-        if len(body) < self._offload_bytes_min:
-            ask = dialect.parse(path, body, keep=keep, seen=self._seen)
+        if request.body_bytes < self._offload_bytes_min:
+            ask = dialect.parse(path, request.body, keep=keep, seen=self._seen)
             model = self._model(ask, required=True)
             return ask, model, _hashed(ask, model)
         run = asyncio.get_running_loop().run_in_executor
-        ask, chain = await run(self._thread, _read_long, dialect, path, body, keep, self._seen_long)
+        ask, chain = await run(self._thread, _read_long, dialect, request, keep, self._seen_long)
         model = self._model(ask, required=True)
         if chain is None and ask.model is None:
             chain = await run(self._thread, _hashed, ask, model)
@@ -150,10 +153,20 @@ def _hashed(ask: Ask, model: str | None) -> Chain | None:
     return chain
 
 
-def _read_long(dialect: Dialect, path: str, body: bytes, keep: bool, seen: Seen) -> tuple[Ask, Chain | None]:
-    """Parse, and hash for the model that is named; a request that names none is hashed once it is known."""
-    ask = dialect.parse(path, body, keep=keep, seen=seen)
-    return ask, _hashed(ask, ask.model)
+def _read_long(dialect: Dialect, request: Request, keep: bool, seen: Seen) -> tuple[Ask, Chain | None]:
+    """Put together, parse, and hash for the model that is named; a request that names none is hashed once it is known.
+
+    Each step holds the interpreter for milliseconds, and the event loop, which lets go of it between any two sockets,
+    would get to one socket in between. So behind a very long body's steps the thread rests, and the loop gets to all.
+    """
+    pause_s = max(0, request.body_bytes - PAUSE_BYTES_MIN) / PAUSE_BYTES_PER_S
+    body = request.body
+    time.sleep(pause_s)
+    ask = dialect.parse(request.path, body, keep=keep, seen=seen)
+    time.sleep(pause_s)
+    chain = _hashed(ask, ask.model)
+    time.sleep(pause_s)
+    return ask, chain
 
 
 def _parse_other(request: Request) -> Ask:

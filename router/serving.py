@@ -72,7 +72,7 @@ class Sender(Protocol):
 class Request:
     """One request, whole. Header names are lower case; of a repeated one the first value counts."""
 
-    __slots__ = ("_client", "body", "fields", "lines", "method", "path", "query_at", "target", "version")
+    __slots__ = ("_body", "_client", "_pieces", "body_bytes", "fields", "lines", "method", "path", "target", "version")
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -82,7 +82,20 @@ class Request:
         self.version = "1.1"
         self.fields: dict[bytes, bytes] = {}
         self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value) as they came
-        self.body = b""
+        self.body_bytes = 0
+        self._body = b""
+        self._pieces: list[bytes] = []
+
+    @property
+    def body(self) -> bytes:
+        """All of it, put together when first asked for: of 8 MB that takes milliseconds, and any thread may ask."""
+        if self._pieces:
+            self._body, self._pieces = b"".join(self._pieces), []
+        return self._body
+
+    def bring(self, pieces: list[bytes], body_bytes: int) -> None:
+        """What its body consists of."""
+        self._pieces, self.body_bytes = pieces, body_bytes
 
     def header(self, name: bytes) -> str:
         """A header's value, "" without one; bytes that are not UTF-8 are kept as surrogates."""
@@ -301,7 +314,7 @@ class Client(asyncio.Protocol):
         if self._upgrades:
             return  # it will be read again: see _no_upgrade
         request = self._reading
-        request.body = b"".join(self._pieces)
+        request.bring(self._pieces, self._reading_bytes)
         self._pieces, self._left_bytes, self._stage = [], -1, BETWEEN
         _locate(request)
         if self._request is None and not self._clogged:
