@@ -31,7 +31,7 @@ from router.core.routing import Router
 from router.placing import LocalPlacer
 from router.prompts import Prompts
 from router.reading import Question, Reader
-from router.serving import Client, Request
+from router.receiving import Connection, Request
 from router.settings import Settings
 from router.tokens import RUNS_MAX, Tokens
 
@@ -258,7 +258,7 @@ class World:
 
 
 def _request(body: bytes) -> Request:
-    request = Request(cast("Client", None))  # nobody is answered
+    request = Request(cast("Connection", None))  # nobody is answered
     request.method, request.target, request.path = "POST", CHAT, CHAT
     request.bring([body], len(body))
     request.lines = [(b"content-type", b"Content-Type", b"application/json")]

@@ -23,6 +23,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     placing     the seam between edge and hub
     exchange    one request and its answer on a connection to an engine
     serving     HTTP/1.1 from clients
+    receiving   bytes to requests, with a limit on everything
     outbox      small writes, gathered over one turn of the event loop
     logs        log lines; log_writer writes them in a thread
     metrics     what Prometheus sees; tallies counts it

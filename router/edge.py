@@ -18,8 +18,9 @@ from router.placing import LINES_DROPPED, PROMPTS, Page, Placer
 from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
+from router.receiving import BadRequest, Request
 from router.running import cannot_listen, in_background, make_prompts, url_of
-from router.serving import BadRequest, Request, Server, date_line
+from router.serving import Server, date_line
 from router.settings import Settings
 from router.tallies import RequestRecord
 from router.tokens import Asker, Tokens

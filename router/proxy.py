@@ -23,8 +23,9 @@ from router.core.models import NoReplica
 from router.exchange import Answer, BrokeMidway, Failure
 from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Reader, Refusal, made_response, none_ready
+from router.receiving import BadRequest, Request
 from router.relay import Relay
-from router.serving import BadRequest, ClientLeft, Request, date_line
+from router.serving import ClientLeft, date_line
 from router.tallies import RequestRecord
 from router.upstream import ConnectFailed, EngineFailed, TimedOut, Upstream
 

@@ -21,7 +21,7 @@ from router.core.facts import Ask
 from router.core.models import NoReplica, UnknownModel
 from router.exchange import HOP_HEADERS
 from router.placing import Placer, Wanted
-from router.serving import Request
+from router.receiving import Request
 from router.tokens import Tokens
 
 RESPONSES = "/v1/responses"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from router.core.dialects import Dialect
 from router.core.sse import EventSplitter
 from router.exchange import Answer
-from router.serving import Client
+from router.receiving import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
 TAIL_BYTES = 8 << 10  # kept of each
@@ -36,7 +36,7 @@ class Relay:
     def __init__(
         self,
         answer: Answer,
-        client: Client,
+        client: Stream,
         *,
         begun: Callable[[bytes], bool] | None = None,
         strip_usage: Dialect | None = None,

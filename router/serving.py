@@ -1,10 +1,8 @@
 """The main listener: HTTP/1.1 from clients, at a third of what a general server costs.
 
 aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (loadtest overhead, when it
-was tried); a router that is to cost less than 100 us in all cannot spend that. httptools, which is llhttp, the parser
-of Node.js, reads heads and chunked bodies and refuses what could be read in two ways: two lengths, bare line feeds,
-odd codings (RFC 9112 sections 6.3 and 11.2). What is left to do is here: one request at a time per connection, limits
-on everything that comes in, and writing answers.
+was tried); a router that is to cost some 100 us in all cannot spend that. Requests come from receiving.py. What is left
+to do is here: one at a time per connection, writing answers, and knowing when a client does not read or is gone.
 
 A request's handler is a task. It ends when its answer does, and is cancelled when the client leaves. Requests that a
 client sends ahead wait their turn; beyond a few the connection is not read until they are answered.
@@ -20,22 +18,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Protocol, cast
-from urllib.parse import unquote
-
-import httptools
+from typing import cast
 
 from router.outbox import Outbox
+from router.receiving import BETWEEN, BadRequest, Receiver, Request, Sender
 
-HEAD_BYTES_MAX = 64 << 10
-VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
 WAITING_MAX = 8  # requests sent ahead
 WRITE_BUFFER_BYTES_MAX = 256 << 10  # unread by the client; above it the engine is not read either
 LINGER_S = 2.0  # what a refused client still sends is read for so long, so that it gets to see why
-LENGTH_DIGITS_MAX = 15
 SWEEP_S = 1.0
 BACKLOG = 1_024
-BETWEEN, HEAD, BODY = range(3)  # where in a request the reader is
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -48,75 +40,6 @@ class ClientLeft(Exception):
     """The client is gone; nobody reads what would be written."""
 
 
-class BadRequest(Exception):
-    """What came is not HTTP, or over a limit."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-
-class Sender(Protocol):
-    """Who stops sending while a client does not read."""
-
-    def pause(self) -> None:
-        """Send no more for now."""
-
-    def resume(self) -> None:
-        """Go on."""
-
-    def gone(self) -> None:
-        """The client left."""
-
-
-class Request:
-    """One request, whole. Header names are lower case; of a repeated one the first value counts."""
-
-    __slots__ = ("_body", "_client", "_pieces", "body_bytes", "fields", "lines", "method", "path", "target", "version")
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.method = ""
-        self.target = ""  # path and query as the client encoded them
-        self.path = ""  # decoded, without the query
-        self.version = "1.1"
-        self.fields: dict[bytes, bytes] = {}
-        self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value) as they came
-        self.body_bytes = 0
-        self._body = b""
-        self._pieces: list[bytes] = []
-
-    @property
-    def body(self) -> bytes:
-        """All of it, put together when first asked for: of 8 MB that takes milliseconds, and any thread may ask."""
-        if self._pieces:
-            self._body, self._pieces = b"".join(self._pieces), []
-        return self._body
-
-    def bring(self, pieces: list[bytes], body_bytes: int) -> None:
-        """What its body consists of."""
-        self._pieces, self.body_bytes = pieces, body_bytes
-
-    def header(self, name: bytes) -> str:
-        """A header's value, "" without one; bytes that are not UTF-8 are kept as surrogates."""
-        return self.fields.get(name, b"").decode("utf-8", "surrogateescape")
-
-    # -- the answer ----------------------------------------------------------------------------------------------
-
-    def answer(self, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """A whole answer; `lines` are header lines, each with its CRLF. Raises ClientLeft."""
-        self._client.answer(self, status, lines, body)
-
-    def begin(self, status: int, lines: Iterable[bytes]) -> Client:
-        """Send the head of an answer whose length is not known; its body is written to what this returns, chunked
-        where `chunked` says so, and ended with `end`. Raises ClientLeft."""
-        return self._client.begin(self, status, lines)
-
-    def cut(self) -> None:
-        """Break the connection: the client must not take what it has for a whole answer."""
-        self._client.cut()
-
-
 Handler = Callable[[Request], Awaitable[None]]
 Refuse = Callable[[Request, BadRequest], None]
 
@@ -125,23 +48,14 @@ class Client(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_fed_bytes", "_head_bytes", "_holding", "_left_bytes", "_moved", "_parser",
-        "_pieces", "_reading", "_reading_bytes", "_refusal", "_request", "_server", "_stage", "_task", "_transport",
-        "_unread_bytes", "_upgrades", "_waiting", "chunked", "idle_since_s", "sender", "write",
+        "_clogged", "_discarding", "_holding", "_moved", "_receiver", "_refusal", "_request", "_server", "_task",
+        "_transport", "_unread_bytes", "_waiting", "chunked", "idle_since_s", "sender", "write",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._parser = httptools.HttpRequestParser(self)
+        self._receiver = Receiver(self, server.body_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._reading = Request(self)  # what is being read, or was
-        self._stage = BETWEEN
-        self._upgrades = False
-        self._reading_bytes = 0  # of its body
-        self._left_bytes = -1  # of a body of known length whose pieces need no parser
-        self._pieces: list[bytes] = []
-        self._head_bytes = 0
-        self._fed_bytes = 0  # in the last read
         self._request: Request | None = None  # what is being answered
         self._waiting: deque[Request] = deque()
         self._refusal: BadRequest | None = None  # answered behind what waits; nothing more is read
@@ -172,7 +86,7 @@ class Client(asyncio.Protocol):
         self._transport, self.write, self.sender = None, _nowhere, None
         self._server.clients.discard(self)
         self._waiting.clear()
-        self._parser = _NO_PARSER  # ours holds us: nobody would free the two for a long time
+        self._receiver.close()
         if self._task is not None:
             self._task.cancel()
 
@@ -195,128 +109,21 @@ class Client(asyncio.Protocol):
         self._moved = True
         if self._refusal is not None or self._discarding:
             return
-        if self._left_bytes >= len(data):
-            self._more_body(data)
-            return
-        if self._stage != BODY:
-            self._head_bytes += len(data)
         try:
-            if self._left_bytes >= 0:  # the body ends in here
-                end = self._left_bytes
-                self._more_body(data[:end])
-                data = data[end:]
-            self._fed_bytes = len(data)
-            self._parser.feed_data(data)
-            self._after_feed()
-        except httptools.HttpParserUpgrade as upgrade:
-            self._no_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserCallbackError as error:
-            reason = error.__context__
-            self._refuse(reason if isinstance(reason, BadRequest) else BadRequest(400, "bad_http", str(error)))
-        except httptools.HttpParserError as error:
-            self._refuse(BadRequest(400, "bad_http", f"This is not HTTP/1.1: {error}"))
+            self._receiver.feed(data)
         except BadRequest as error:
             self._refuse(error)
 
-    def _after_feed(self) -> None:
-        if self._stage == HEAD:
-            if self._head_bytes > HEAD_BYTES_MAX:
-                raise _head_too_large()
-        elif self._stage == BODY:
-            length = self._reading.fields.get(b"content-length")
-            if length is not None:  # the parser has seen to it that it is a number, and the only one
-                self._left_bytes = int(length) - self._reading_bytes
+    # -- the receiver's side -------------------------------------------------------------------------------------
 
-    def _more_body(self, data: bytes) -> None:
-        """A body of known length needs no parser. The parser that waits for it is left behind."""
-        self._pieces.append(data)
-        self._left_bytes -= len(data)
-        self._reading_bytes += len(data)
-        if not self._left_bytes:
-            self._parser = httptools.HttpRequestParser(self)
-            self.on_message_complete()
-
-    def _no_upgrade(self, rest: bytes) -> None:
-        """We speak nothing else (RFC 9110 section 7.8 lets a server ignore Upgrade), but the parser stops at such a
-        head and takes its body for the new protocol: it is given the head again, without that wish."""
-        request = self._reading
-        if request.method == "CONNECT":
-            self._refuse(BadRequest(405, "method_not_allowed", "There is no tunnel here."))
-            return
-        self._parser = httptools.HttpRequestParser(self)
-        lines = [
-            b"%b: %b\r\n" % (name, value if low != b"connection" else _without_upgrade(value))
-            for low, name, value in request.lines
-            if low != b"upgrade"
-        ]
-        head = f"{request.method} {request.target} HTTP/{request.version}\r\n".encode("latin-1")
-        self.data_received(b"".join((head, *lines, b"\r\n", rest)))
-
-    # -- the parser's side ---------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        self._reading, self._stage = Request(self), HEAD
-        self._pieces, self._reading_bytes = [], 0
-
-    def on_url(self, url: bytes) -> None:
-        """Path and query; what is not ASCII the parser refused."""
-        self._reading.target += url.decode("latin-1")
-        if len(self._reading.target) > VALUE_BYTES_MAX:
-            raise BadRequest(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; behind the body they are trailers, which nobody here needs."""
-        if self._stage != HEAD:
-            return
-        low, request = name.lower(), self._reading
-        if len(value) > VALUE_BYTES_MAX:
-            raise BadRequest(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
-        if low in request.fields:
-            if low == b"host":
-                raise BadRequest(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
-        else:
-            request.fields[low] = value
-        request.lines.append((low, name, value))
-
-    def on_headers_complete(self) -> None:
-        """What can be refused without the body is refused now."""
-        request, parser, head_bytes = self._reading, self._parser, self._head_bytes
-        self._stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
-        request.method, request.version = parser.get_method().decode(), parser.get_http_version()
-        if request.version == "1.1":
-            if b"host" not in request.fields:
-                raise BadRequest(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
-        elif request.version != "1.0":
-            raise BadRequest(505, "bad_http", "This is a server of HTTP/1.1.")
-        coding = request.fields.get(b"transfer-encoding")
-        if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
-            raise BadRequest(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
-        if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
-            raise _head_too_large()
-        length = request.fields.get(b"content-length", b"0")
-        if len(length) > LENGTH_DIGITS_MAX or int(length) > self._server.body_bytes_max:
-            raise self._too_large()
-        expects = request.fields.get(b"expect", b"").lower() == b"100-continue" and request.version == "1.1"
-        if expects and not self._upgrades and self._request is None and not self._clogged:
+    def expected(self) -> None:
+        """See receiving.Connection; a client that has sent ahead waits for nothing."""
+        if self._request is None and not self._clogged:
             self._server.outbox.flush()
             self.write(_CONTINUE)
 
-    def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        self._pieces.append(data)
-        self._reading_bytes += len(data)
-        if self._reading_bytes > self._server.body_bytes_max:
-            raise self._too_large()
-
-    def on_message_complete(self) -> None:
-        """The request is whole: it is answered, or waits its turn."""
-        if self._upgrades:
-            return  # it will be read again: see _no_upgrade
-        request = self._reading
-        request.bring(self._pieces, self._reading_bytes)
-        self._pieces, self._left_bytes, self._stage = [], -1, BETWEEN
-        _locate(request)
+    def arrived(self, request: Request) -> None:
+        """A request is whole: it is answered, or waits its turn."""
         if self._request is None and not self._clogged:
             self._start(request)
             return
@@ -324,10 +131,6 @@ class Client(asyncio.Protocol):
         if len(self._waiting) >= WAITING_MAX and not self._holding and self._transport is not None:
             self._holding = True
             self._transport.pause_reading()
-
-    def _too_large(self) -> BadRequest:
-        limit = self._server.body_bytes_max
-        return BadRequest(413, "body_too_large", f"The request body is larger than {limit} bytes.")
 
     # -- one after the other -------------------------------------------------------------------------------------
 
@@ -367,15 +170,14 @@ class Client(asyncio.Protocol):
 
     def _refuse(self, error: BadRequest) -> None:
         """Said behind what still waits; no more is read, since nobody knows where the next request would begin."""
-        self._refusal, self._pieces = error, []
+        self._refusal = error
         if self._request is None and not self._waiting:
             self._say(error)
 
     def _say(self, error: BadRequest) -> None:
-        request = self._reading if self._stage != BETWEEN else Request(self)
+        request = self._receiver.unfinished or Request(self)
+        self._receiver.close()
         request.version = "1.0"  # the last answer of this connection
-        if not request.path:
-            _locate(request)  # it says which dialect the client speaks
         self._discarding = True
         self._server.refuse(request, error)
         self._server.outbox.flush()
@@ -462,7 +264,7 @@ class Client(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """Nothing is being read or answered."""
-        return self._request is None and self._stage == BETWEEN
+        return self._request is None and self._receiver.stage == BETWEEN
 
     def stale(self, now_s: float, keepalive_s: float) -> bool:
         """Nothing is being answered, and for so long nothing came (also not more of half a request) or was read."""
@@ -547,26 +349,6 @@ class Server:
 def date_line() -> bytes:
     """The Date header (RFC 9110 section 6.6.1) of our own answers."""
     return b"date: %b\r\n" % formatdate(usegmt=True).encode()
-
-
-def _locate(request: Request) -> None:
-    """Path and target, in the form that servers are given."""
-    target = request.target
-    if not target.startswith("/"):  # a client that takes us for a forward proxy (RFC 9112 section 3.2.2)
-        target = request.target = "/" + target.partition("://")[2].partition("/")[2]
-    path = target.partition("?")[0]
-    request.path = unquote(path) if "%" in path else path
-
-
-def _without_upgrade(value: bytes) -> bytes:
-    return b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
-
-
-def _head_too_large() -> BadRequest:
-    return BadRequest(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
-
-
-_NO_PARSER = httptools.HttpRequestParser(object())
 
 
 def _nowhere(_: bytes) -> None:

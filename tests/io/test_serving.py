@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from router.app import App
-from router.serving import WAITING_MAX, BadRequest, Request, Server
+from router.receiving import BadRequest, Request
+from router.serving import WAITING_MAX, Server
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 

@@ -1,0 +1,302 @@
+"""From bytes to requests: a connection's receiving half.
+
+httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies and refuses what could be read in two
+ways: two lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no
+parser: its pieces are only collected. Everything that comes in has a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+from urllib.parse import unquote
+
+import httptools
+
+HEAD_BYTES_MAX = 64 << 10
+VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
+LENGTH_DIGITS_MAX = 15
+BETWEEN, HEAD, BODY = range(3)  # where in a request the reader is
+
+
+class BadRequest(Exception):
+    """What came is not HTTP, or over a limit."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Sender(Protocol):
+    """Who stops sending while a client does not read."""
+
+    def pause(self) -> None:
+        """Send no more for now."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+    def gone(self) -> None:
+        """The client left."""
+
+
+class Stream(Protocol):
+    """Where the pieces of a body go."""
+
+    chunked: bool
+    sender: Sender | None
+
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Writes bytes as they are; framing is the sender's."""
+
+    def end(self) -> None:
+        """All was written."""
+
+
+class Connection(Protocol):
+    """What a request came on, and its answer goes to."""
+
+    def arrived(self, request: Request) -> None:
+        """It is whole."""
+
+    def expected(self) -> None:
+        """The client waits for leave to send a body (RFC 9110 section 10.1.1)."""
+
+    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
+        """See Request.answer."""
+
+    def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Stream:
+        """See Request.begin."""
+
+    def cut(self) -> None:
+        """See Request.cut."""
+
+
+class Request:
+    """One request, whole. Header names are lower case; of a repeated one the first value counts."""
+
+    __slots__ = ("_body", "_pieces", "body_bytes", "client", "fields", "lines", "method", "path", "target", "version")
+
+    def __init__(self, client: Connection) -> None:
+        self.client = client
+        self.method = ""
+        self.target = ""  # path and query as the client encoded them
+        self.path = ""  # decoded, without the query
+        self.version = "1.1"
+        self.fields: dict[bytes, bytes] = {}
+        self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value) as they came
+        self.body_bytes = 0
+        self._body = b""
+        self._pieces: list[bytes] = []
+
+    @property
+    def body(self) -> bytes:
+        """All of it, put together when first asked for: of 8 MB that takes milliseconds, and any thread may ask."""
+        if self._pieces:
+            self._body, self._pieces = b"".join(self._pieces), []
+        return self._body
+
+    def bring(self, pieces: list[bytes], body_bytes: int) -> None:
+        """What its body consists of."""
+        self._pieces, self.body_bytes = pieces, body_bytes
+
+    def header(self, name: bytes) -> str:
+        """A header's value, "" without one; bytes that are not UTF-8 are kept as surrogates."""
+        return self.fields.get(name, b"").decode("utf-8", "surrogateescape")
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def answer(self, status: int, lines: Iterable[bytes], body: bytes) -> None:
+        """A whole answer; `lines` are header lines, each with its CRLF. Raises ClientLeft."""
+        self.client.answer(self, status, lines, body)
+
+    def begin(self, status: int, lines: Iterable[bytes]) -> Stream:
+        """Send the head of an answer whose length is not known; its body is written to what this returns, chunked
+        where `chunked` says so, and ended with `end`. Raises ClientLeft."""
+        return self.client.begin(self, status, lines)
+
+    def cut(self) -> None:
+        """Break the connection: the client must not take what it has for a whole answer."""
+        self.client.cut()
+
+
+class Receiver:
+    """Parses what comes on one connection."""
+
+    __slots__ = (
+        "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_left_bytes", "_parser", "_pieces", "_reading",
+        "_reading_bytes", "_upgrades", "stage",
+    )  # fmt: skip
+
+    def __init__(self, client: Connection, body_bytes_max: int) -> None:
+        self._client = client
+        self._body_bytes_max = body_bytes_max
+        self._parser = httptools.HttpRequestParser(self)
+        self._reading = Request(client)  # what is being read, or was
+        self.stage = BETWEEN
+        self._upgrades = False
+        self._reading_bytes = 0  # of its body
+        self._left_bytes = -1  # of a body of known length whose pieces need no parser
+        self._pieces: list[bytes] = []
+        self._head_bytes = 0
+        self._fed_bytes = 0  # in the last read
+
+    @property
+    def unfinished(self) -> Request | None:
+        """A request of which a part has come."""
+        if self.stage == BETWEEN:
+            return None
+        if not self._reading.path:
+            _locate(self._reading)  # it says which dialect the client speaks
+        return self._reading
+
+    def close(self) -> None:
+        """Nothing more is read. The parser holds us as we hold it: nobody would free the two for a long time."""
+        self._parser, self._pieces = _NO_PARSER, []
+
+    def feed(self, data: bytes) -> None:
+        """Read on. Raises BadRequest, and is then of no more use."""
+        if self._left_bytes >= len(data):
+            self._more_body(data)
+            return
+        if self.stage != BODY:
+            self._head_bytes += len(data)
+        try:
+            if self._left_bytes >= 0:  # the body ends in here
+                end = self._left_bytes
+                self._more_body(data[:end])
+                data = data[end:]
+            self._fed_bytes = len(data)
+            self._parser.feed_data(data)
+            self._after_feed()
+        except httptools.HttpParserUpgrade as upgrade:
+            self._no_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            reason = error.__context__
+            raise (reason if isinstance(reason, BadRequest) else BadRequest(400, "bad_http", str(error))) from error
+        except httptools.HttpParserError as error:
+            raise BadRequest(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
+
+    def _after_feed(self) -> None:
+        if self.stage == HEAD:
+            if self._head_bytes > HEAD_BYTES_MAX:
+                raise _head_too_large()
+        elif self.stage == BODY:
+            length = self._reading.fields.get(b"content-length")
+            if length is not None:  # the parser has seen to it that it is a number, and the only one
+                self._left_bytes = int(length) - self._reading_bytes
+
+    def _more_body(self, data: bytes) -> None:
+        """A body of known length needs no parser. The parser that waits for it is left behind."""
+        self._pieces.append(data)
+        self._left_bytes -= len(data)
+        self._reading_bytes += len(data)
+        if not self._left_bytes:
+            self._parser = httptools.HttpRequestParser(self)
+            self.on_message_complete()
+
+    def _no_upgrade(self, rest: bytes) -> None:
+        """We speak nothing else (RFC 9110 section 7.8 lets a server ignore Upgrade), but the parser stops at such a
+        head and takes its body for the new protocol: it is given the head again, without that wish."""
+        request = self._reading
+        if request.method == "CONNECT":
+            raise BadRequest(405, "method_not_allowed", "There is no tunnel here.")
+        self._parser = httptools.HttpRequestParser(self)
+        lines = [
+            b"%b: %b\r\n" % (name, value if low != b"connection" else _without_upgrade(value))
+            for low, name, value in request.lines
+            if low != b"upgrade"
+        ]
+        head = f"{request.method} {request.target} HTTP/{request.version}\r\n".encode("latin-1")
+        self.feed(b"".join((head, *lines, b"\r\n", rest)))
+
+    # -- the parser's side ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._reading, self.stage = Request(self._client), HEAD
+        self._pieces, self._reading_bytes = [], 0
+
+    def on_url(self, url: bytes) -> None:
+        """Path and query; what is not ASCII the parser refused."""
+        self._reading.target += url.decode("latin-1")
+        if len(self._reading.target) > VALUE_BYTES_MAX:
+            raise BadRequest(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; behind the body they are trailers, which nobody here needs."""
+        if self.stage != HEAD:
+            return
+        low, request = name.lower(), self._reading
+        if len(value) > VALUE_BYTES_MAX:
+            raise BadRequest(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
+        if low in request.fields:
+            if low == b"host":
+                raise BadRequest(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
+        else:
+            request.fields[low] = value
+        request.lines.append((low, name, value))
+
+    def on_headers_complete(self) -> None:
+        """What can be refused without the body is refused now."""
+        request, parser, head_bytes = self._reading, self._parser, self._head_bytes
+        self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
+        request.method, request.version = parser.get_method().decode(), parser.get_http_version()
+        if request.version == "1.1":
+            if b"host" not in request.fields:
+                raise BadRequest(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
+        elif request.version != "1.0":
+            raise BadRequest(505, "bad_http", "This is a server of HTTP/1.1.")
+        coding = request.fields.get(b"transfer-encoding")
+        if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
+            raise BadRequest(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
+        if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
+            raise _head_too_large()
+        length = request.fields.get(b"content-length", b"0")
+        if len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes_max:
+            raise self._too_large()
+        expects = request.fields.get(b"expect", b"").lower() == b"100-continue" and request.version == "1.1"
+        if expects and not self._upgrades:
+            self._client.expected()
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._pieces.append(data)
+        self._reading_bytes += len(data)
+        if self._reading_bytes > self._body_bytes_max:
+            raise self._too_large()
+
+    def on_message_complete(self) -> None:
+        """The request is whole: it is answered, or waits its turn."""
+        if self._upgrades:
+            return  # it will be read again: see _no_upgrade
+        request = self._reading
+        request.bring(self._pieces, self._reading_bytes)
+        self._pieces, self._left_bytes, self.stage = [], -1, BETWEEN
+        _locate(request)
+        self._client.arrived(request)
+
+    def _too_large(self) -> BadRequest:
+        limit = self._body_bytes_max
+        return BadRequest(413, "body_too_large", f"The request body is larger than {limit} bytes.")
+
+
+def _locate(request: Request) -> None:
+    """Path and target, in the form that servers are given."""
+    target = request.target
+    if not target.startswith("/"):  # a client that takes us for a forward proxy (RFC 9112 section 3.2.2)
+        target = request.target = "/" + target.partition("://")[2].partition("/")[2]
+    path = target.partition("?")[0]
+    request.path = unquote(path) if "%" in path else path
+
+
+def _without_upgrade(value: bytes) -> bytes:
+    return b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
+
+
+def _head_too_large() -> BadRequest:
+    return BadRequest(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+
+
+_NO_PARSER = httptools.HttpRequestParser(object())
