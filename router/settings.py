@@ -27,6 +27,7 @@ ENV_PREFIX = "WARMROUTE_"
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
+Workers = Annotated[int, Meta(ge=1, le=64)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 
@@ -55,7 +56,7 @@ class ListenSettings:
     """Whether `/metrics` is on the main listener too. On: a scrape works before any thought of ports."""
     keepalive_s: Seconds = 75.0
     """Seconds an idle client connection is kept. As nginx."""
-    workers: Positive = 1
+    workers: Workers = 1
     """Processes that serve clients. One does some thousand requests a second; with more, one more process places for
     all of them, so that they decide as one."""
     hub_timeout_s: Seconds = 0.25

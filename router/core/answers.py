@@ -8,11 +8,14 @@ It also gives a conversation's own bytes per token, better than the model's mean
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+Span = tuple[int, int, int]
 
 
-@dataclass(slots=True)  # not frozen: one is made for every request
-class Answer:
+class Answer(Struct, gc=False):  # see facts.py
     """`prompt_tokens` is 0 where the engine did not say."""
 
     replica: str
@@ -41,3 +44,9 @@ class AnswerMemory:
     def get(self, end_key: int) -> Answer | None:
         """The latest answer to that prompt."""
         return self._answers.get(end_key)
+
+    def quoted(self, spans: Sequence[Span]) -> list[tuple[Span, Answer]]:
+        """Of the places where a prompt may quote an answer, (key of the prompt before it, start, end), those that do;
+        the last one first."""
+        get = self._answers.get
+        return [(span, answer) for span in reversed(spans) if (answer := get(span[0])) is not None]

@@ -11,10 +11,11 @@ BLOCK_BYTES is ours, not the engine's: 512 bytes (about 128 tokens) keeps Python
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from struct import Struct
 
+from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from router.core.facts import Ask, Beginning, Joint, Prompt
@@ -23,12 +24,11 @@ BLOCK_BYTES = 512
 SPANS_MAX = 4  # latest assistant messages whose keys are made
 HEADS_MAX = 8  # chains remembered of one beginning: one for each identity and each head (tools) it is seen with
 
-_BLOCKS = Struct(f"{BLOCK_BYTES}s")
-_LENGTH = Struct(">I")
+_BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
+_LENGTH = struct.Struct(">I")
 
 
-@dataclass(slots=True)  # not frozen, for speed: written once
-class Chain:
+class Chain(Struct):  # see facts.py
     """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
 
     keys: list[int]
@@ -162,8 +162,10 @@ def _end_key(tail: bytes, parent: int) -> int:
 
 
 def answer_keys(end_key: int, answer_bytes: int) -> list[int]:
-    """Keys that stand for an answer's blocks until its text is seen: they fill the cache, and match no prompt."""
-    return [xxh3_64_intdigest(b"answer", end_key + i & _MASK) for i in range(-(-answer_bytes // BLOCK_BYTES))]
+    """Keys that stand for an answer's blocks until its text is seen: they fill the cache, and match no prompt. To the
+    nearest block, as a prompt's own begun block has none."""
+    blocks = (answer_bytes + BLOCK_BYTES // 2) // BLOCK_BYTES
+    return [xxh3_64_intdigest(b"answer", end_key + i & _MASK) for i in range(blocks)]
 
 
 _MASK = (1 << 64) - 1

@@ -1,6 +1,8 @@
 """The nouns that every other module speaks in: facts, no behaviour beyond their own arithmetic.
 
-Nobody changes one. Those of which each request makes some are not frozen, as that makes them three times as dear.
+Nobody changes one. Those of which each request makes some are msgspec Structs, made in less than half the time that a
+dataclass takes, which is a fraction of a frozen one's. Where no cycle can arise they say `gc=False`: the collector,
+which runs the more often the more is made, does not count them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 
 class Grade(StrEnum):
@@ -112,8 +117,7 @@ class Joint:
     whole: Callable[[], Prompt | None]  # reads it all again, should the chain of `before` not be known
 
 
-@dataclass(slots=True)  # not frozen, for speed, as Ask and Candidate: written once
-class Prompt:
+class Prompt(Struct, eq=False):
     """What the chat template will see, as canonical bytes.
 
     Turn n+1 of an append-only conversation starts with all bytes of turn n. `first_user_end` is the offset behind
@@ -130,7 +134,13 @@ class Prompt:
     opaque_bytes: int = 0
     bytes_per_token: float | None = None
     skipped_bytes: int = 0  # of the prompt, before `text`
-    joint: Joint | None = field(default=None, repr=False, compare=False)
+    joint: Joint | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are the same, however they hang together with others."""
+        return isinstance(other, Prompt) and astuple(self)[:-1] == astuple(other)[:-1]
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def size(self) -> int:
@@ -142,8 +152,7 @@ class Prompt:
         self.skipped_bytes, self.text, self.joint = self.size, b"", None
 
 
-@dataclass(slots=True)  # not frozen: freezing makes its construction three times dearer
-class Ask:
+class Ask(Struct, eq=False):
     """A parsed request: only what placement needs to know of it."""
 
     model: str | None
@@ -155,11 +164,16 @@ class Ask:
     stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
     response_id: str | None = None  # previous_response_id: belongs to the replica that made it
     wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
-    decoded: object = field(default=None, repr=False, compare=False)  # the dialect's own, for its `template_input`
+    decoded: object = None  # the dialect's own, for its `template_input`
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they ask for the same, whatever they were decoded to."""
+        return isinstance(other, Ask) and astuple(self)[:-1] == astuple(other)[:-1]
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(Struct, gc=False):
     """A replica that may take the request, with everything a policy may weigh. Times are milliseconds."""
 
     id: str
@@ -175,8 +189,7 @@ class Candidate:
     estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
 
 
-@dataclass(slots=True)
-class Question:
+class Question(Struct, gc=False):
     """What a policy is asked, besides the candidates."""
 
     ring_key: str  # session hint, else the chain key behind the first user message
@@ -186,16 +199,14 @@ class Question:
     home: str = ""  # replica that gave the conversation's last answer
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(Struct, gc=False):
     """A policy's answer. `tied` says that the ring, not the price, decided."""
 
     id: str
     tied: bool = False
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(Struct, gc=False):
     """Token counts as the engine reports them; `cached_tokens` is None where its flags keep it silent."""
 
     prompt_tokens: int
@@ -212,8 +223,7 @@ class Ending(StrEnum):
     CLIENT_LEFT = "client_left"  # nobody's fault
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct, gc=False):
     """What became of a lease."""
 
     ending: Ending

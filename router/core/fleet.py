@@ -9,8 +9,10 @@ seen (an answer that does not stream) leaves the queue when its modelled time is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
 from router.core.health import Breaker, Health
@@ -26,8 +28,7 @@ SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share s
 _NOBODY: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True)
-class Lease:
+class Lease(Struct, gc=False, eq=False):  # see facts.py
     """A promise that a replica is working on a request, from placement to the end of the answer.
 
     `role` is what the replica does for it; disaggregated prefill and decode will be two leases.
@@ -102,10 +103,6 @@ class Member:
             waited_ms = head.prefill_ms
         left_ms = self._queue_ms - waited_ms
         return left_ms if left_ms > 0 else 0.0
-
-    def mean_age_ms(self, now_s: float) -> float:
-        """Mean age of open leases; 0 when there are none."""
-        return (now_s - self.placed_sum_s / len(self.leases)) * 1e3 if self.leases else 0.0
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
@@ -240,7 +237,7 @@ class Fleet:
         url = Replica(id_).url
         return [member.id for member in self.members.values() if member.replica.url == url]
 
-    def resting(self, ready: list[Member], now_s: float) -> Set[str]:
+    def resting(self, ready: list[Member], now_s: float) -> Collection[str]:
         """Of all ready members those that fail what they are sent. Never more than half of them: then it is not theirs
         alone."""
         for member in ready:
@@ -259,21 +256,24 @@ class Fleet:
         """The replica's own prefill model, or the fleet's until it has one."""
         return member.fit.model if member.fit.observations else self.prefill.model
 
-    def usual_age_ms(self, now_s: float) -> float:
-        """What a lease's age usually is: the mean over ready replicas that have any, or how long leases take."""
-        ages_ms, count = 0.0, 0
-        for member in self._ready:
-            if member.leases:
-                ages_ms += (now_s - member.placed_sum_s / len(member.leases)) * 1e3
-                count += 1
-        return max(ages_ms / count, self.mean_open_ms) if count else self.mean_open_ms
-
-    def slowness(self, member: Member, usual_age_ms: float, now_s: float) -> float:
+    def slowness(self, now_s: float) -> dict[str, float]:
         """How much slower than its peers a replica looks whose first tokens are never seen, because nothing streams:
-        by the age of what it has not answered. 1 where its speed is learned."""
-        if member.fit.observations or len(member.leases) < 2 or not usual_age_ms:
-            return 1.0
-        return max(1.0, member.mean_age_ms(now_s) / usual_age_ms)
+        by the age of what it has not answered, which is usually the mean over ready replicas, or how long leases take.
+        Only of ready replicas that look slower, and not where their speed is learned."""
+        ages_ms: dict[str, float] = {}
+        sum_ms, busy = 0.0, 0
+        for member in self._ready:
+            count = len(member.leases)
+            if count:
+                age_ms = (now_s - member.placed_sum_s / count) * 1e3
+                sum_ms += age_ms
+                busy += 1
+                if count > 1 and not member.fit.observations:
+                    ages_ms[member.id] = age_ms
+        if not ages_ms:
+            return ages_ms
+        usual_ms = max(sum_ms / busy, self.mean_open_ms)
+        return {id_: age_ms / usual_ms for id_, age_ms in ages_ms.items() if age_ms > usual_ms > 0}
 
     def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Learn from a lease that ended well: speed of prefill, size of requests, length of leases."""

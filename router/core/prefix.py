@@ -10,7 +10,7 @@ Nothing grows without a limit: each holder has a capacity in blocks, and the who
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import itemgetter
@@ -25,6 +25,9 @@ RUN_KEYS = 16  # a walk over so many keys takes as long as the runs of one holde
 EVICT_KEYS = 64  # at a time, where the whole is over its budget
 
 
+Pin = tuple[int, list[int], list[int]]  # stamp, keys, and those of them that the lease vouches for, root first
+
+
 @dataclass(slots=True)
 class Holder:
     """What is known of one holder, for others to read: `blocks_max` is its capacity, `owner` has its blocks."""
@@ -33,7 +36,7 @@ class Holder:
     blocks_max: int
     recency: Recency = field(default_factory=Recency)
     owner: dict[int, int] = field(init=False)  # the recency's own
-    pins: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # lease -> (stamp, keys), stamps ascend
+    pins: dict[int, Pin] = field(default_factory=dict)  # by lease; stamps ascend
     unproven: dict[int, int] = field(default_factory=dict)  # key under way, never seen computed -> its open leases
 
     def __post_init__(self) -> None:
@@ -41,12 +44,13 @@ class Holder:
 
     def oldest_s(self) -> float | None:
         """When the blocks that would be evicted next were last used; None when there are none."""
-        oldest = self.recency.oldest()
-        for stamp, _ in self.pins.values():
-            if oldest is not None and stamp > oldest.stamp:  # stamps ascend: no pin is of the oldest touch
-                break
-            return self.recency.oldest_s(stamp for stamp, _ in self.pins.values())
-        return oldest.at_s if oldest is not None else None
+        for stamp, id_ in self.recency.order.items():
+            for pin in self.pins.values():
+                if pin[0] > stamp:  # stamps ascend: no pin is of the oldest touch
+                    break
+                return self.recency.oldest_s(pin[0] for pin in self.pins.values())
+            return self.recency.touches[id_].at_s
+        return None
 
 
 class PrefixIndex:
@@ -137,7 +141,8 @@ class PrefixIndex:
         self.sweep(SWEEP_KEYS)
         holder = self.holders[name]
         stamp, _ = self._touch(holder, keys, now_s)
-        self._prove(holder, keys, stamp)
+        if holder.unproven:
+            self._prove(holder, stamp)
         self._fit(holder)
 
     def pin(self, name: str, lease: int, keys: list[int], now_s: float) -> None:
@@ -147,19 +152,19 @@ class PrefixIndex:
             self.sweep(SWEEP_KEYS)
         holder = self.holders[name]
         stamp, new = self._touch(holder, keys, now_s)
-        if keys:
-            self._vouch(holder, keys, new, stamp)
-        holder.pins[lease] = (stamp, keys)
+        holder.pins[lease] = (stamp, keys, self._vouch(holder, keys, new, stamp) if keys else [])
         self._fit(holder)
 
     def unpin(self, name: str, lease: int, now_s: float, *, grown: Sequence[int] = ()) -> None:
         """End of a lease whose prompt was computed: its blocks are touched once more, as the engine does when it
         frees them, and those that have `grown` behind them. A holder removed or cleared meanwhile is left alone."""
         holder = self.holders.get(name)
-        pin = holder.pins.pop(lease, None) if holder else None
+        pin = holder.pins.get(lease) if holder else None
         if holder is not None and pin is not None:
-            stamp, _ = self._touch(holder, [*pin[1], *grown], now_s)
-            self._prove(holder, pin[1], stamp)
+            stamp, _ = self._touch(holder, pin[1], now_s, grown, pin[0])
+            if holder.unproven:
+                self._prove(holder, stamp)
+            del holder.pins[lease]
             self._fit(holder)
 
     def retract(self, name: str, lease: int) -> None:
@@ -193,45 +198,56 @@ class PrefixIndex:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _touch(self, holder: Holder, keys: Sequence[int], now_s: float) -> tuple[int, Sequence[int]]:
-        """Returns the touch's stamp and the keys that are new."""
+    def _touch(
+        self, holder: Holder, keys: Sequence[int], now_s: float, grown: Sequence[int] = (), since: int = -1
+    ) -> tuple[int, Sequence[int]]:
+        """Returns the touch's stamp and the keys that are new. `since`: these keys were touched then, and `grown` are
+        behind them now."""
         stamp, self._now_s = self._next_stamp, now_s
         self._next_stamp += 1
-        new = holder.recency.touch(keys, stamp, now_s) if keys else keys
+        if since < 0 or not keys:
+            new = holder.recency.touch(keys or grown, stamp, now_s)
+        else:
+            new = holder.recency.retouch(since, keys, grown, stamp, now_s)
         if new and not self._masks.set_all(holder.bit, new):  # most are new to all
             for key in new:
                 self._masks.set(holder.bit, key)
         return stamp, new
 
-    def _vouch(self, holder: Holder, keys: Sequence[int], new: Sequence[int], stamp: int) -> None:
-        """One more lease vouches for what is new among the keys just touched, and for what is under way already."""
+    def _vouch(self, holder: Holder, keys: list[int], new: Sequence[int], stamp: int) -> list[int]:
+        """One more lease vouches for what is new among the keys just touched, and for what is under way already.
+        Returns both."""
         unproven = holder.unproven
-        if unproven:
-            under_way = self._under_way(holder, keys, stamp)
-            new = [key for key in new if key not in unproven]
-            for key in under_way:
-                unproven[key] += 1
+        under_way = self._under_way(holder, stamp) if unproven else ()
+        for key in under_way:
+            unproven[key] += 1
         for key in new:
-            unproven[key] = 1
+            unproven[key] = unproven[key] if key in under_way else 1
+        return [key for key in keys if key in unproven] if under_way else list(new)
 
-    def _prove(self, holder: Holder, keys: Sequence[int], stamp: int) -> None:
+    def _prove(self, holder: Holder, stamp: int) -> None:
         unproven = holder.unproven
-        proven = self._under_way(holder, keys, stamp) if unproven else []
+        proven = self._under_way(holder, stamp)
         if len(proven) == len(unproven):
             unproven.clear()
             return
         for key in proven:
             del unproven[key]
 
-    def _under_way(self, holder: Holder, keys: Sequence[int], stamp: int) -> list[int]:
-        """The unproven among keys that were just touched with this stamp; walks the shorter of the two."""
-        unproven = holder.unproven
-        if len(unproven) < len(keys):
-            return holder.recency.owned(unproven, stamp)
-        return [key for key in keys if key in unproven]
+    def _under_way(self, holder: Holder, stamp: int) -> Collection[int]:
+        """The unproven among the keys that were just touched with this stamp. Somebody vouches for each. A key has all
+        before it in its prefix, so where the first that a lease vouches for was not touched, the others were not."""
+        owner, unproven, touch = holder.owner, holder.unproven, holder.recency.order.get(stamp)
+        found: dict[int, None] = {}
+        for _, _, vouched in holder.pins.values() if touch is not None else ():
+            if vouched and owner.get(vouched[0]) == touch:
+                for key in vouched:
+                    if key in unproven and owner.get(key) == touch:
+                        found[key] = None
+        return found
 
     def _fit(self, holder: Holder) -> None:
-        if len(holder.recency.owner) > holder.blocks_max:
+        if len(holder.owner) > holder.blocks_max:
             self._shrink(holder, holder.blocks_max)
         if len(self._masks.of) * KEY_BYTES + self._masks.held * HELD_BYTES > self.bytes_max:
             self._fit_all()
@@ -249,19 +265,19 @@ class PrefixIndex:
 
     def _shrink(self, holder: Holder, blocks_max: int, *, pinned_too: bool = False) -> None:
         """Evict least recently used blocks, leaf first, until `blocks_max` are left or only pinned ones are."""
-        recency, retouches = holder.recency, 0 if pinned_too else len(holder.pins)
-        while len(recency) > blocks_max and (touch := recency.oldest()):
-            pin = next(iter(holder.pins.items()), None)
-            if not pinned_too and pin is not None and pin[1][0] <= touch.stamp:
+        recency, owner, retouches = holder.recency, holder.owner, 0 if pinned_too else len(holder.pins)
+        while (over := len(owner) - blocks_max) > 0 and recency.order:
+            pin = None if pinned_too else next(iter(holder.pins.items()), None)
+            if pin is not None and pin[1][0] <= next(iter(recency.order)):
                 if not retouches:
                     return  # every block left belongs to a running request
                 retouches -= 1
                 self._renew(holder, *pin)
                 continue
-            self._masks.unset_all(holder.bit, recency.evict(len(recency) - blocks_max))
+            self._masks.unset_all(holder.bit, recency.evict(over))
 
-    def _renew(self, holder: Holder, lease: int, pin: tuple[int, list[int]]) -> None:
+    def _renew(self, holder: Holder, lease: int, pin: Pin) -> None:
         """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
         keys = list(takewhile(holder.recency.owner.__contains__, pin[1]))
         del holder.pins[lease]
-        holder.pins[lease] = (self._touch(holder, keys, self._now_s)[0], pin[1])
+        holder.pins[lease] = (self._touch(holder, keys, self._now_s)[0], *pin[1:])

@@ -6,19 +6,17 @@ business; what they are worth is settled here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
-from router.core import blocks
+from router.core.blocks import BLOCK_BYTES
 from router.core.facts import Candidate, Grade
 from router.core.fleet import Fleet, Member
 from router.core.knowledge import Held, Knowledge
-from router.core.prefill import PrefillModel
-from router.core.prefix import Holder, PrefixIndex
+from router.core.prefix import PrefixIndex
 from router.core.reuse import ReuseMemory
 
 
-@dataclass(slots=True)  # not frozen: one is made for every request
-class Size:
+class Size(Struct, gc=False):  # see facts.py
     """A request in tokens."""
 
     prompt_tokens: int
@@ -48,7 +46,8 @@ class Pricer:
         `held` what its events say, where they do, `pending_ms` what we sent there and is not prefilled."""
         fleet, holders, candidates = self._fleet, self._index.holders, []
         prior, mean_work_ms, estimated = fleet.prefill.model, fleet.mean_work_ms, Grade.ESTIMATED
-        prompt_tokens, age_ms = size.prompt_tokens, -1.0
+        prompt_tokens, ratio, slower = size.prompt_tokens, size.bytes_per_token, fleet.slowness(now_s)
+        probability, context = self._reuse.probability, fleet.mean_prompt_tokens / 2
         for member in members:
             id_, in_flight, holder = member.id, len(member.leases), holders[member.id]
             said = held.get(id_) if held else None
@@ -58,17 +57,18 @@ class Pricer:
             uncached, footprint = prompt_tokens - cached, len(holder.owner)
             free = said.free_tokens if said is not None else None
             if free is None:
-                free = int((holder.blocks_max - footprint) * blocks.BLOCK_BYTES / size.bytes_per_token)
-            evicted = uncached - free if free > 0 else uncached
-            learned = member.fit.observations
-            model = member.fit.model if learned else prior
+                free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
+            evicted, evicted_ms = uncached - free if free > 0 else uncached, 0.0
+            model = member.fit.model if member.fit.observations else prior
+            if evicted > 0 and (oldest_s := holder.oldest_s()) is not None:
+                # Others would have to do that again, at the price of the middle of a mean prompt: attention makes late
+                # tokens dear.
+                per_token_ms = model.per_token_ms + model.per_token_context_ms * context
+                evicted_ms = evicted * per_token_ms * probability(now_s - oldest_s, now_s)
             waiting_ms = pending_ms[id_] + member.foreign_waiting * mean_work_ms
             uncached_ms = model.ms(uncached, cached)
-            if in_flight > 1 and not learned:
-                if age_ms < 0:
-                    age_ms = fleet.usual_age_ms(now_s)
-                slowness = fleet.slowness(member, age_ms, now_s)
-                waiting_ms, uncached_ms = slowness * waiting_ms, slowness * uncached_ms
+            if slower and id_ in slower:
+                waiting_ms, uncached_ms = slower[id_] * waiting_ms, slower[id_] * uncached_ms
             candidates.append(
                 Candidate(  # by place: with the names it takes twice as long
                     id_,
@@ -76,7 +76,7 @@ class Pricer:
                     uncached,
                     waiting_ms,
                     uncached_ms,
-                    self._evicted_ms(holder, model, evicted, now_s) if evicted > 0 else 0.0,
+                    evicted_ms,
                     self._kv_wait_ms(member, size) if in_flight and member.load.kv_tokens_max else 0.0,
                     in_flight,
                     footprint,
@@ -100,18 +100,8 @@ class Pricer:
         return max(known, estimate)
 
     def _estimated_tokens(self, member: Member, size: Size, depth: int) -> int:
-        tokens = int(depth * blocks.BLOCK_BYTES / size.bytes_per_token)
+        tokens = int(depth * BLOCK_BYTES / size.bytes_per_token)
         return capped(tokens, size.prompt_tokens, member.load.block_tokens or 1)
-
-    def _evicted_ms(self, holder: Holder, model: PrefillModel, evicted: float, now_s: float) -> float:
-        """Work that others would have to do again, at the price of the middle of a mean prompt: attention makes late
-        tokens dear."""
-        oldest_s = holder.oldest_s()
-        if oldest_s is None:
-            return 0.0
-        context = self._fleet.mean_prompt_tokens / 2
-        per_token_ms = model.per_token_ms + model.per_token_context_ms * context
-        return evicted * per_token_ms * self._reuse.probability(now_s - oldest_s, now_s)
 
     def _kv_wait_ms(self, member: Member, size: Size) -> float:
         """Time until open leases have made room: the pool turns over once per mean lease."""

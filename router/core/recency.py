@@ -16,7 +16,6 @@ before costs what one of 10 does, and what ends a prompt costs next to nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,10 @@ class Recency:
         self.owner: dict[int, int] = {}  # key -> touch that used it last
         self.touches: dict[int, Touch] = {}
         # Stamp -> touch, oldest first. Not a dict: one that loses its first entries is searched from its first slot.
-        self._order: OrderedDict[int, int] = OrderedDict()
+        self.order: OrderedDict[int, int] = OrderedDict()
         self._next = 0
+        # Keys last asked for and their runs, until anything changes: who is asked for a depth is often touched next.
+        self._asked: tuple[Sequence[int], tuple[list[tuple[int, int, int]], int]] | None = None
 
     def __len__(self) -> int:
         return len(self.owner)
@@ -49,53 +50,80 @@ class Recency:
         """These keys, root to leaf, are used now; `stamp` is higher than any before. Returns those that are new."""
         if not keys:
             return keys
-        owner, (runs, known) = self.owner, self._runs(keys)
-        new, before = keys[known:] if known else keys, len(owner)
+        owner, before = self.owner, len(self.owner)
+        if self._asked is not None and self._asked[0] is keys:
+            runs, known = self._asked[1]
+        else:
+            runs, known = self._runs(keys) if keys[0] in owner else ([], 0)
+        self._asked = None
+        new = keys[known:] if known else keys
         if not owner.keys().isdisjoint(new):
             return self._touch_scattered(list(dict.fromkeys(keys)), stamp, now_s)
-        id_ = self._keeper(runs) if runs else self._name()
-        for earlier, start, end in runs:
-            self._cut(earlier, end - start, kept=earlier == id_)
-            if earlier != id_:
-                self._give(keys[start:end], id_)
-        self._give(new, id_)
+        if len(runs) == 1 and (touch := self.touches[runs[0][0]]).live == known:  # all of it, as at the end of a lease
+            id_ = runs[0][0]
+            del self.order[touch.stamp]
+        else:
+            id_ = self._claim(keys, runs)
+            touch = self.touches[id_] = Touch([], 0, stamp, now_s)
+        touch.stamp, touch.at_s = stamp, now_s
+        self.order[stamp] = id_
+        for key in new:  # takes two thirds of what `owner.update(dict.fromkeys(new, id_))` does
+            owner[key] = id_
         if len(owner) - before < len(new):  # it has a key twice
             keys, new = list(dict.fromkeys(keys)), list(dict.fromkeys(new))
-        self._put(id_, Touch(list(keys), len(keys), stamp, now_s))
+        if touch.live < len(keys):
+            touch.keys, touch.live = list(keys), len(keys)
         return new
+
+    def retouch(self, since: int, keys: Sequence[int], grown: Sequence[int], stamp: int, now_s: float) -> Sequence[int]:
+        """As `touch` of `keys` and of what has `grown` behind them, which were touched with the stamp `since`: mostly
+        nobody did so after that."""
+        id_, owner = self.order.get(since), self.owner
+        touch = self.touches[id_] if id_ is not None else None
+        if id_ is None or touch is None or touch.live < len(keys) or not owner.keys().isdisjoint(grown):
+            return self.touch([*keys, *grown], stamp, now_s)
+        self._asked, before = None, len(owner)
+        del self.order[since]
+        touch.stamp, touch.at_s = stamp, now_s
+        self.order[stamp] = id_
+        for key in grown:
+            owner[key] = id_
+        if len(owner) - before < len(grown):
+            grown = list(dict.fromkeys(grown))
+        touch.keys += grown
+        touch.live += len(grown)
+        return grown
 
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading keys are held."""
-        owner, (_, depth) = self.owner, self._runs(keys)
+        found = self._runs(keys)
+        owner, depth = self.owner, found[1]
+        self._asked = (keys, found)
         while depth < len(keys) and keys[depth] in owner:  # only behind blocks lost out of the middle of a touch
             depth += 1
         return depth
 
     def oldest(self) -> Touch | None:
         """The touch that is evicted from next."""
-        return self.touches[next(iter(self._order.values()))] if self._order else None
+        return self.touches[next(iter(self.order.values()))] if self.order else None
 
     def oldest_s(self, pinned: Iterable[int]) -> float | None:
         """When the oldest touch but those with these stamps, which ascend, was made; None when there is none."""
         stamps = iter(pinned)
         pin = next(stamps, None)
-        for stamp, id_ in self._order.items():
+        for stamp, id_ in self.order.items():
             while pin is not None and pin < stamp:
                 pin = next(stamps, None)
             if pin != stamp:
                 return self.touches[id_].at_s
         return None
 
-    def owned(self, keys: Iterable[int], stamp: int) -> list[int]:
-        """Those of `keys` that were last used by the touch with this stamp."""
-        id_, owner = self._order.get(stamp), self.owner
-        return [key for key in keys if owner.get(key) == id_] if id_ is not None else []
-
     def drop(self, key: int) -> bool:
         """The key is no longer held; returns whether it was."""
         id_ = self.owner.pop(key, None)
         if id_ is None:
             return False
+        self._asked = None
         touch = self.touches[id_]
         if touch.keys[-1] == key:
             touch.keys.pop()
@@ -104,15 +132,18 @@ class Recency:
 
     def evict(self, keys_max: int) -> list[int]:
         """Forget at most `keys_max` last keys of the oldest touch, and return them. There must be a touch."""
-        id_ = next(iter(self._order.values()))
-        touch, owner = self.touches[id_], self.owner
+        id_ = next(iter(self.order.values()))
+        touch, owner, self._asked = self.touches[id_], self.owner, None
         if touch.live < len(touch.keys):
             self._compact(id_, touch)
         gone = touch.keys[-keys_max:]
-        del touch.keys[-keys_max:]
         for key in gone:
             del owner[key]
-        self._disown(id_, len(gone))
+        touch.live -= len(gone)
+        if touch.live:
+            del touch.keys[-keys_max:]
+        else:
+            del self.touches[id_], self.order[touch.stamp]
         return gone
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -129,12 +160,24 @@ class Recency:
             touch = self.touches[id_]
             if touch.live < len(touch.keys):
                 self._compact(id_, touch)
-            common = _common(touch.keys, keys[end : end + touch.live])
+            whole = not end and touch.live >= all_
+            common = _common(touch.keys, keys if whole else keys[end : end + touch.live])
             if not common:
                 break
             runs.append((id_, end, end + common))
             end += common
         return runs, end
+
+    def _claim(self, keys: Sequence[int], runs: list[tuple[int, int, int]]) -> int:
+        """All runs belong to one touch, an old one's name or a new one; what is left of the others keeps its place."""
+        if not runs:
+            return self._name()
+        id_ = self._keeper(runs)
+        for earlier, start, end in runs:
+            self._cut(earlier, end - start, kept=earlier == id_)
+            if earlier != id_:
+                self._give(keys[start:end], id_)
+        return id_
 
     def _keeper(self, runs: list[tuple[int, int, int]]) -> int:
         """The touch of the run that leaves least to write, what is left of the touch included; or a new one."""
@@ -151,7 +194,7 @@ class Recency:
         touch = self.touches[id_]
         rest = touch.keys[count:]
         if not rest:
-            del self.touches[id_], self._order[touch.stamp]
+            del self.touches[id_], self.order[touch.stamp]
             return
         touch.keys, touch.live = rest, len(rest)
         if kept:
@@ -181,14 +224,14 @@ class Recency:
 
     def _put(self, id_: int, touch: Touch) -> None:
         self.touches[id_] = touch
-        self._order[touch.stamp] = id_
+        self.order[touch.stamp] = id_
 
     def _disown(self, id_: int, count: int) -> None:
         """`count` keys of a touch have a new owner or are gone; mostly dead lists are compacted (amortised O(1))."""
         touch = self.touches[id_]
         touch.live -= count
         if not touch.live:
-            del self.touches[id_], self._order[touch.stamp]
+            del self.touches[id_], self.order[touch.stamp]
         elif touch.live * 2 < len(touch.keys):
             self._compact(id_, touch)
 
@@ -200,7 +243,13 @@ class Recency:
 def _common(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """How many leading keys are equal, of as many as `theirs` has. A key names all before it, so they are equal up to
     some place and not behind it; where they are not (a collision), 0 is safe."""
-    if ours[: len(theirs)] == theirs:
+    if (ours if len(ours) == len(theirs) else ours[: len(theirs)]) == theirs:
         return len(theirs)
-    end = bisect_left(range(len(theirs)), True, key=lambda place: ours[place] != theirs[place])
+    end, behind = 0, len(theirs)
+    while end < behind:  # bisection, in half the time that `bisect_left` takes to call for each place
+        middle = (end + behind) // 2
+        if ours[middle] == theirs[middle]:
+            end = middle + 1
+        else:
+            behind = middle
     return end if ours[:end] == theirs[:end] else 0

@@ -41,7 +41,8 @@ class Ring:
 
     def walk(self, key: str, ids: Collection[str]) -> list[str]:
         """All of `ids`, in the order in which they follow `key` on the ring."""
-        self._learn(ids)
+        if not self._known.issuperset(ids):
+            self._learn(ids)
         point = bisect(self._points, _hash(key))
         order = self._orders.get(point) or self._order(point)
         return order if len(ids) == len(order) else [id_ for id_ in order if id_ in ids]
@@ -55,8 +56,6 @@ class Ring:
         return next((id_ for id_ in order if id_ in under), order[0])
 
     def _learn(self, ids: Collection[str]) -> None:
-        if self._known.issuperset(ids):
-            return
         wanted = frozenset(ids)
         # Pods come and go under new names: when most of what is known has left, start afresh.
         self._known = wanted if len(self._known - wanted) > len(wanted) + 16 else self._known | wanted
@@ -79,4 +78,4 @@ class Ring:
 
 
 def _hash(key: str) -> int:
-    return xxh3_64_intdigest(key.encode(errors="surrogatepass"))
+    return xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from router.core import blocks
-from router.core.answers import Answer, AnswerMemory
+from router.core.answers import Answer, AnswerMemory, Span
 from router.core.blocks import Chain
 from router.core.facts import (
     Ask,
@@ -176,13 +176,20 @@ class Router:
         pending_ms = {m.id: m.pending_ms(now_s) for m in ready}
         self.knowledge.tick(now_s)
         learned = self.models.tokens(model or "")
-        size = self._size(ask, chain, learned, body_tokens, tokens)
-        credit = self._credit_answer(chain, size, now_s) if chain and learned.try_credit() else None
-        depths = self.index.match(chain.keys) if chain else {}
+        quoted = self.answers.quoted(chain.spans) if chain and chain.spans else []
+        size = self._size(ask, chain, learned, body_tokens, tokens, quoted)
+        credit = None
+        if chain and learned.try_credit() and quoted:
+            credit = self._credit_answer(chain, quoted[0], size, now_s)
+        depths = self.index.match(chain.keys) if chain and chain.keys else {}
         held = self.knowledge.held(tokens, now_s) if tokens else {}
         candidates = self._pricer.candidates(members, size, depths, held, pending_ms, now_s)
-        choice = self.policy.choose(self._question(ring_key, chain, pending_ms), candidates)
-        chosen = next(c for c in candidates if c.id == choice.id)
+        home = quoted[0][1].replica if quoted else ""
+        choice = self.policy.choose(self._question(ring_key, home, pending_ms), candidates)
+        chosen = candidates[0]
+        for chosen in candidates:
+            if chosen.id == choice.id:
+                break
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
         lease = Lease(  # by place: with the names it takes three times as long
             self._next_lease,
@@ -196,7 +203,7 @@ class Router:
             credit[1] if credit and credit[0] == chosen.id else 0,
             chosen.uncached_ms,
             size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
-            chain.keys if chain else [],
+            self._keys(chosen.id, chain),
             chain.end_key if chain else None,
             size.text_bytes,
             ask.output_tokens_max or ANSWER_TOKENS_MAX,
@@ -230,7 +237,7 @@ class Router:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
             self.index.retract(lease.replica, lease.id)
-        if not left:
+        if not left and (not ok or member.breaker.failures):
             member.breaker.observe(ok or outcome.ending is not Ending.FAILED, now_s)
         if ok:
             self._learn(member, lease, outcome, now_s)
@@ -245,6 +252,13 @@ class Router:
         return blocks.answer_keys(lease.end_key, min(answer_bytes, most))
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _keys(self, id_: str, chain: Chain | None) -> list[int]:
+        """Blocks that the replica will hold of a prompt: no more than it has room for, of the longest prompt."""
+        if chain is None:
+            return []
+        most = self.index.capacity(id_)
+        return chain.keys if len(chain.keys) <= most else chain.keys[:most]
 
     def _open(self, lease: Lease, now_s: float) -> None:
         self._next_lease += 1
@@ -276,19 +290,20 @@ class Router:
             member.grade = grade
             self._tell_graded(id_, grade, why)
 
-    def _question(self, ring_key: str, chain: Chain | None, pending_ms: dict[str, float]) -> Question:
+    def _question(self, ring_key: str, home: str, pending_ms: dict[str, float]) -> Question:
         if self._units[0] is not self.fleet.prefill.model:
             self._units = _units(self.fleet.prefill.model)
-        (_, tie_ms, unit_ms), home = self._units, ""
-        for key, _, _ in reversed(chain.spans) if chain else ():
-            answer = self.answers.get(key)
-            if answer is not None:
-                home = answer.replica
-                break
+        _, tie_ms, unit_ms = self._units
         return Question(ring_key, tie_ms, unit_ms, sum(pending_ms.values()) / len(pending_ms) / unit_ms, home)
 
     def _size(
-        self, ask: Ask, chain: Chain | None, tokens: ModelTokens, body_tokens: int, counted: TokenPrompt | None
+        self,
+        ask: Ask,
+        chain: Chain | None,
+        tokens: ModelTokens,
+        body_tokens: int,
+        counted: TokenPrompt | None,
+        quoted: list[tuple[Span, Answer]],
     ) -> Size:
         prompt = ask.prompt
         if counted is not None and counted.tokens:
@@ -300,30 +315,29 @@ class Router:
         if prompt.bytes_per_token is not None:
             return Size(max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
         ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
-        for key, start, _ in reversed(chain.spans) if plain and chain.spans else ():
-            answer = self.answers.get(key)
-            if answer is not None and answer.prompt_tokens and plausible(start / answer.prompt_tokens):
+        for (_, start, _), answer in quoted if plain else ():
+            if answer.prompt_tokens and plausible(start / answer.prompt_tokens):
                 ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
                 break
-        return Size(max(1, round(prompt.size / ratio)), ratio, prompt.size if plain else 0)
+        text_bytes = prompt.size
+        return Size(round(text_bytes / ratio) or 1, ratio, text_bytes if plain else 0)
 
-    def _credit_answer(self, chain: Chain, size: Size, now_s: float) -> tuple[str, int] | None:
+    def _credit_answer(
+        self, chain: Chain, quoted: tuple[Span, Answer], size: Size, now_s: float
+    ) -> tuple[str, int] | None:
         """Count a past answer as held by whoever gave it, now that a prompt quotes it: (replica, tokens)."""
-        for key, start, end in reversed(chain.spans):
-            answer = self.answers.get(key)
-            if answer is None:
-                continue
-            if answer.replica not in self.fleet.members:
-                return None
-            upto = min(end, start + int(answer.completion_tokens * size.bytes_per_token))
-            first, last = start // blocks.BLOCK_BYTES, upto // blocks.BLOCK_BYTES
-            held = self.index.depth(answer.replica, chain.keys[:last])
-            if not first <= held < last:  # only behind a prefix that is still there
-                return None
-            self.index.drop(answer.replica, blocks.answer_keys(key, (last - held) * blocks.BLOCK_BYTES))
-            self.index.touch(answer.replica, chain.keys[:last], now_s)
-            return answer.replica, round((last - held) * blocks.BLOCK_BYTES / size.bytes_per_token)
-        return None
+        (key, start, end), answer = quoted
+        if answer.replica not in self.fleet.members:
+            return None
+        upto = min(end, start + int(answer.completion_tokens * size.bytes_per_token))
+        first, last = start // blocks.BLOCK_BYTES, upto // blocks.BLOCK_BYTES
+        prefix = chain.keys[:last]
+        held = self.index.depth(answer.replica, prefix)
+        if not first <= held < last:  # only behind a prefix that is still there
+            return None
+        self.index.drop(answer.replica, blocks.answer_keys(key, (last - held) * blocks.BLOCK_BYTES))
+        self.index.touch(answer.replica, prefix, now_s)
+        return answer.replica, round((last - held) * blocks.BLOCK_BYTES / size.bytes_per_token)
 
     def _reason(self, chosen: Candidate, candidates: list[Candidate], tied: bool, retry: bool) -> Reason:
         if retry:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.core.facts import Candidate, Question
 from router.core.policies import POLICIES
@@ -29,7 +29,7 @@ def candidate(id_: str, **fields: float) -> Candidate:
         kv_wait_ms=0.0,
         in_flight=0,
     )
-    return replace(plain, **fields)  # type: ignore[arg-type]
+    return replace(plain, **fields)
 
 
 def question(key: str = "k", tie_ms: float = 150.0, backlog: float = 0.0, home: str = "") -> Question:

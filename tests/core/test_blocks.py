@@ -67,9 +67,10 @@ def test_key_at_tells_every_length_apart() -> None:
 
 
 def test_an_unseen_answer_takes_room_and_matches_nothing() -> None:
-    """The stand-ins of an answer are one per started block, steady, and apart from those of any other prompt."""
-    keys = answer_keys(ROOT, 2 * BLOCK_BYTES + 1)
+    """The stand-ins of an answer are one per block, to the nearest, steady, and apart from those of any other prompt."""
+    keys = answer_keys(ROOT, 2 * BLOCK_BYTES + BLOCK_BYTES // 2)
     assert len(keys) == 3
+    assert answer_keys(ROOT, BLOCK_BYTES // 2 - 1) == []
     assert answer_keys(ROOT, 5 * BLOCK_BYTES)[:3] == keys
     assert answer_keys(ROOT, 0) == []
     assert not set(keys) & set(answer_keys(key_at(b"", [], ROOT, 0), 2 * BLOCK_BYTES))

@@ -109,3 +109,18 @@ def traced_bytes(action: Callable[[], None]) -> int:
         return tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
+
+
+def test_who_comes_second_vouches_for_what_is_under_way() -> None:
+    """Of two leases with one prompt the first fails and the second does not: its blocks were computed, and stay when a
+    third fails."""
+    index = PrefixIndex(10**6)
+    index.add("a", 100)
+    for lease, keys in ((1, [1, 2, 3]), (2, [1, 2, 3, 4])):
+        index.pin("a", lease, keys, 1.0)
+    index.retract("a", 1)
+    assert index.depth("a", [1, 2, 3, 4]) == 4
+    index.unpin("a", 2, 2.0)
+    index.pin("a", 3, [1, 2, 3, 4, 5], 3.0)
+    index.retract("a", 3)
+    assert index.depth("a", [1, 2, 3, 4, 5]) == 4

@@ -283,7 +283,7 @@ class _PrefixMachine(RuleBasedStateMachine):
             assert list(recency.owner) == list(naive.last)
             assert Counter(recency.owner.values()) == {id_: touch.live for id_, touch in recency.touches.items()}
             assert all(len(touch.keys) <= 2 * touch.live for touch in recency.touches.values())
-            order = [(key, touch.at_s) for id_ in recency._order.values() for key, touch in live_keys(recency, id_)]
+            order = [(key, touch.at_s) for id_ in recency.order.values() for key, touch in live_keys(recency, id_)]
             assert order == [(key, last[2]) for key, last in sorted(naive.last.items(), key=itemgetter(1))]
             if self.closed:
                 for path in PROBES:

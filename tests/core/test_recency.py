@@ -77,3 +77,26 @@ def test_the_oldest_that_is_not_pinned() -> None:
     assert recency.oldest_s([0, 1]) == 2.0
     assert recency.oldest_s([0, 1, 2]) == 3.0
     assert recency.oldest_s([0, 2, 3]) is None
+
+
+def test_touching_again_is_touching() -> None:
+    """What was touched at a known time is touched again as if nobody knew, whatever became of it meanwhile."""
+    for meanwhile in ([], [1, 2, 3], [1, 2, 9], [1], [7, 8]):
+        for dropped in ([], [3], [2]):
+            for grown in ([], [4], [4, 5], [8], [4, 4]):
+                ours, plain = used([1, 2, 3], meanwhile), used([1, 2, 3], meanwhile)
+                for key in dropped:
+                    assert ours.drop(key) == plain.drop(key)
+                assert ours.retouch(0, [1, 2, 3], grown, 9, 9.0) == plain.touch([1, 2, 3, *grown], 9, 9.0)
+                assert order(ours) == order(plain)
+
+
+def test_a_depth_asked_for_is_of_its_moment() -> None:
+    """The same list touched after it was asked for finds what was dropped or evicted in between."""
+    for change in (lambda r: r.drop(2), lambda r: r.evict(1), lambda r: r.touch([7, 2], 5, 5.0)):
+        asked, recency, plain = [1, 2, 3], used([1, 2, 3]), used([1, 2, 3])
+        assert recency.depth(asked) == 3
+        change(recency)
+        change(plain)
+        assert recency.touch(asked, 9, 9.0) == plain.touch([1, 2, 3], 9, 9.0)
+        assert order(recency) == order(plain)

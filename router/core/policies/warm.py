@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from router.core.facts import Candidate, Choice, Question
 from router.core.ring import Ring, load_bound
@@ -41,16 +42,20 @@ class Warm:
 
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """The cheapest; inside the tie band the ring."""
-        # One loop for all that is asked of every candidate: a comprehension for each would take twice as long.
-        prices = {c.id: price(c, question) for c in candidates}
-        cheapest, tie_ms, count = min(prices.values()), question.tie_ms, len(candidates)
-        in_flight, footprint, longest, longest_in_band = 0, 0, 0, 0
-        band: dict[str, Candidate] = {}
+        # Loops for all that is asked of every candidate: a comprehension for each would take twice as long.
+        prices: dict[str, float] = {}
+        in_flight, footprint, longest, cheapest = 0, 0, 0, inf
         for c in candidates:
+            prices[c.id] = asked = price(c, question)
             in_flight += c.in_flight
             footprint += c.footprint_blocks
+            if asked < cheapest:
+                cheapest = asked
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
+        count, tie_ms, longest_in_band = len(candidates), question.tie_ms, 0
+        band: dict[str, Candidate] = {}
+        for c in candidates:
             if prices[c.id] - cheapest <= tie_ms:
                 band[c.id] = c
                 if c.cached_tokens > longest_in_band:
@@ -58,23 +63,33 @@ class Warm:
         if len(band) == 1:
             return Choice(next(iter(band)))
         tied = longest_in_band == longest  # otherwise who holds most was too dear: a spill
-        order = [band[id_] for id_ in self._ring.walk(question.ring_key, band)]
         bound = load_bound(in_flight + 1, count)
-        homes = _homes(question.home, band, order, longest_in_band)
-        at_home = homes and [c for c in homes if c.in_flight < bound or c.in_flight <= HOME_IN_FLIGHT]
-        if at_home:
-            return Choice(_least(at_home, prices).id, tied)
+        home = band.get(question.home)
+        if home is not None and _has_room(home, bound):
+            return Choice(home.id, tied)
+        order = [band[id_] for id_ in self._ring.walk(question.ring_key, band)]
+        if home is None and longest_in_band:
+            holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
+            at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
+            if at_home:
+                return Choice(_least(at_home, prices).id, tied)
         footprint_bound = load_bound(footprint + FOOTPRINT_SLACK_BLOCKS * count, count)
-        free = [c for c in order if c.in_flight < bound]
-        roomy = [c for c in free if c.footprint_blocks < footprint_bound]
-        return Choice(_least((roomy or free or order)[:RING_CHOICES], prices).id, tied)
+        return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
 
 
-def _homes(home: str, band: dict[str, Candidate], order: list[Candidate], longest: int) -> list[Candidate]:
-    """Where a conversation belongs, if it belongs anywhere; `longest` is the most that one of the band holds."""
-    if home in band:
-        return [band[home]]
-    return [c for c in order if c.cached_tokens == longest and longest >= c.uncached_tokens]
+def _has_room(home: Candidate, bound: int) -> bool:
+    return home.in_flight < bound or home.in_flight <= HOME_IN_FLIGHT
+
+
+def _first(order: list[Candidate], bound: int, footprint_bound: int) -> list[Candidate]:
+    """The key's places on the ring: the first under both bounds, if need be under the first, or whoever they are."""
+    roomy = []
+    for c in order:
+        if c.in_flight < bound and c.footprint_blocks < footprint_bound:
+            roomy.append(c)
+            if len(roomy) == RING_CHOICES:
+                return roomy
+    return roomy or ([c for c in order if c.in_flight < bound] or order)[:RING_CHOICES]
 
 
 def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
