@@ -69,9 +69,9 @@ class Edge:
     ) -> None:
         """Drain: no new connections, running answers finish within `listen.drain_s`, then all is closed."""
         try:
-            self._server.stop()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.listen.drain_s):
+                    await self._server.drain()
                     await self.proxy.idle()
         finally:  # also when whoever waits has lost patience
             await self._stack.aclose()

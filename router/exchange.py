@@ -113,7 +113,7 @@ class Answer:
         self._connection = connection
         self._waiter = self._loop.create_future()
         connection.send(self, head, body)
-        await self._waiter
+        await self._heard()
         self.head, self._pieces, self._size = b"".join(self._pieces), [], 0
         self.begun = True
         if self.streams and not self.head:
@@ -132,7 +132,14 @@ class Answer:
         if self._connection is None:
             raise BrokeMidway("connection closed")
         self._waiter = self._loop.create_future()
-        await self._waiter
+        await self._heard()
+
+    async def _heard(self) -> None:
+        try:
+            if self._waiter is not None:
+                await self._waiter
+        finally:
+            self._waiter = None  # an error in it holds the frames that hold us: see running.COLLECT
 
     def pause(self) -> None:
         """Stop the engine's socket: the client does not read."""
@@ -172,6 +179,7 @@ class Answer:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
+        self.sink = None  # it holds us
 
     # -- for the connection --------------------------------------------------------------------------------------
 

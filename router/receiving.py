@@ -8,7 +8,7 @@ parser: its pieces are only collected. Everything that comes in has a limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import unquote
 
 import httptools
@@ -133,7 +133,7 @@ class Receiver:
         self._client = client
         self._body_bytes_max = body_bytes_max
         self._parser = httptools.HttpRequestParser(self)
-        self._reading = Request(client)  # what is being read, or was
+        self._reading = _NOTHING  # what is being read
         self.stage = BETWEEN
         self._upgrades = False
         self._reading_bytes = 0  # of its body
@@ -152,8 +152,8 @@ class Receiver:
         return self._reading
 
     def close(self) -> None:
-        """Nothing more is read. The parser holds us as we hold it: nobody would free the two for a long time."""
-        self._parser, self._pieces = _NO_PARSER, []
+        """Nothing more is read. Parser and requests hold us as we hold them, and running.COLLECT hardly ever comes."""
+        self._parser, self._reading, self._pieces, self.stage = _NO_PARSER, _NOTHING, [], BETWEEN
 
     def feed(self, data: bytes) -> None:
         """Read on. Raises BadRequest, and is then of no more use."""
@@ -274,6 +274,7 @@ class Receiver:
         request = self._reading
         request.bring(self._pieces, self._reading_bytes)
         self._pieces, self._left_bytes, self.stage = [], -1, BETWEEN
+        self._reading = _NOTHING  # its body is not kept until the next one comes
         _locate(request)
         self._client.arrived(request)
 
@@ -300,3 +301,4 @@ def _head_too_large() -> BadRequest:
 
 
 _NO_PARSER = httptools.HttpRequestParser(object())
+_NOTHING = Request(cast("Connection", None))  # while no request is being read

@@ -27,6 +27,8 @@ WAITING_MAX = 8  # requests sent ahead
 WRITE_BUFFER_BYTES_MAX = 256 << 10  # unread by the client; above it the engine is not read either
 LINGER_S = 2.0  # what a refused client still sends is read for so long, so that it gets to see why
 SWEEP_S = 1.0
+LATE_S = 0.1  # after which connections without a request are closed by `drain`: one may be on its way
+LOOK_S = 0.02  # between two looks of `drain`
 BACKLOG = 1_024
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -86,9 +88,11 @@ class Client(asyncio.Protocol):
         self._transport, self.write, self.sender = None, _nowhere, None
         self._server.clients.discard(self)
         self._waiting.clear()
+        # What refers to itself, bodies and all, waits for the collector of cycles, and that hardly ever comes.
         self._receiver.close()
-        if self._task is not None:
-            self._task.cancel()
+        task, self._request, self._task = self._task, None, None
+        if task is not None:
+            task.cancel()
 
     def pause_writing(self) -> None:
         """The client does not read: whoever sends must wait, and so must its next request."""
@@ -262,6 +266,11 @@ class Client(asyncio.Protocol):
             self._transport.abort()
 
     @property
+    def busy(self) -> bool:
+        """A request is being answered, or the client has yet to take an answer."""
+        return self._request is not None or bool(self._waiting) or self.unread_bytes > 0
+
+    @property
     def idle(self) -> bool:
         """Nothing is being read or answered."""
         return self._request is None and self._receiver.stage == BETWEEN
@@ -323,22 +332,35 @@ class Server:
         for client in list(self.clients):
             if client.stale(now_s, self._keepalive_s):
                 client.abort()
-            elif self.closing and client.idle:
+            elif self.closing and client.idle and not client.busy:
                 client.close()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
-    def stop(self) -> None:
-        """Accept no more, and close what is idle; what is being answered ends with `Connection: close`."""
+    async def drain(self) -> None:
+        """Accept no more; return when every request that came was answered, and its answer taken. Answers end with
+        `Connection: close`. Whoever was accepted, or is in the kernel's queue, may have sent a request by now: both are
+        looked at before anything is closed."""
+        self.closing = True
+        for _ in range(2):  # turns of the loop: the queue is accepted
+            await asyncio.sleep(0)
+        self._stop()
+        if self.clients:
+            await asyncio.sleep(LATE_S)
+        for client in list(self.clients):
+            if client.idle and not client.busy:
+                client.close()
+        while any(client.busy for client in self.clients):  # noqa: ASYNC110 - at the end of a process, and short
+            await asyncio.sleep(LOOK_S)
+
+    def _stop(self) -> None:
         self.closing = True
         if self._listener is not None:
             self._listener.close()
-        for client in list(self.clients):
-            if client.idle:
-                client.close()
 
     async def close(self) -> None:
         """Close everything."""
-        self.stop()
+        self._stop()
+        self.outbox.flush()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for client in list(self.clients):

@@ -89,12 +89,13 @@ class Server:
 
     async def connect(self, timeout_s: float) -> Connection:
         """A new connection. Raises ConnectFailed."""
-        loop = asyncio.get_running_loop()
+        loop, connection = asyncio.get_running_loop(), Connection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._give_back, self._outbox), self._host, self._port, ssl=self._tls
-                )
+                await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
+        except asyncio.CancelledError:
+            connection.connection_lost(None)  # uvloop closes it, and does not always say so
+            raise
         except TimeoutError as error:
             raise ConnectFailed("timed out", refused=False) from error
         except OSError as error:
