@@ -33,6 +33,7 @@ from rich.console import Console
 from loadtest import overhead_answers as answers
 from loadtest import overhead_bodies as bodies
 from loadtest import overhead_extra as extra
+from loadtest import overhead_workers as workers
 from loadtest import rivals
 from loadtest.overhead_load import (
     Address,
@@ -46,9 +47,9 @@ from loadtest.overhead_load import (
     streams,
     until,
 )
+from loadtest.overhead_options import parser
 from loadtest.overhead_process import Process, ProcessError, rss_mb, started
 from loadtest.overhead_report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
-from loadtest.overhead_upstream import RATE_PER_S
 from loadtest.report import Row, progress_bar, write_json
 
 START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.05
@@ -69,6 +70,9 @@ class Plan:
     replicas: int
     window_s: float
     rate_per_s: float
+    flags: tuple[str, ...] = ()
+    """Of `warmroute serve`, where it is started apart from `routers`."""
+    slack: float = 0.0
 
 
 class Bench:
@@ -90,7 +94,9 @@ class Bench:
     @property
     def steps(self) -> int:
         """How many cases are measured in all."""
-        return self._plan.rounds * len(self._plan.routers) * len(self._cases) + len(self._extras)
+        plan, extras = self._plan, self._extras
+        of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
+        return plan.rounds * len(plan.routers) * len(self._cases) + len(extras) + of_workers
 
     @property
     def _cases(self) -> list[Case]:
@@ -113,16 +119,31 @@ class Bench:
                 await self._turn(router, turn)
                 done += len(self._cases)
                 told(done)
+        also = count(done + 1)
         for name in self._extras:
-            router = next(r for r in routers if r.name == rivals.OURS)
-            async with self.running(router) as (address, process):
-                if name == "slow_reader":
-                    row = await extra.slow_reader(address, process.pid, self.replicas, self._plan.rate_per_s)
-                else:
-                    row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S)
-            self.extras.append(replace(row, router=rivals.OURS, replicas=len(self.urls)))
-            done += 1
-            told(done)
+            self.extras += await self._extra(name, lambda: told(next(also)))
+
+    async def _extra(self, name: str, told: Callable[[], None]) -> list[Row]:
+        """What is measured of warmroute alone."""
+        plan = self._plan
+        if name == "workers":
+            return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told)
+        router = next(r for r in plan.routers if r.name == rivals.OURS)
+        async with self.running(router) as (address, process):
+            if name == "slow_reader":
+                row = await extra.slow_reader(address, process.pid, self.replicas, plan.rate_per_s)
+            else:
+                row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S)
+        told()
+        return [replace(row, replicas=len(self.urls))]
+
+    async def _streamed(self, number: int) -> Measured:
+        """Streams through warmroute with so many workers."""
+        async with self.running(rivals.ours(number, self._plan.flags)) as (address, process):
+            return await self.measure(CASES[workers.CASE], [address], process)
+
+    async def _replayed(self, number: int) -> Row:
+        return await workers.replayed(number, self._plan.flags)
 
     async def _turn(self, router: rivals.Rival, turn: int) -> None:
         """All cases of one router in one round; a rival that does not come up is left out from then on."""
@@ -187,10 +208,10 @@ class Bench:
             await asyncio.sleep(READY_EVERY_S)
         raise process.error(f"was not ready within {START_TIMEOUT_S:g} s: {said}")
 
-    def rows(self, slack: float) -> list[Row]:
+    def rows(self) -> list[Row]:
         """All rows: figures, goals, and what was measured of warmroute alone."""
         rows = [row_of(name, CASES[case], turns, len(self.urls)) for (name, case), turns in self.turns.items()]
-        return [*rows, *goals(rows, slack), *self.extras]
+        return [*rows, *goals(rows, self._plan.slack), *(replace(row, router=rivals.OURS) for row in self.extras)]
 
 
 @asynccontextmanager
@@ -205,7 +226,7 @@ async def bench(plan: Plan) -> AsyncIterator[Bench]:
             yield Bench(plan, folder, re.findall(r"ready (\S+)", output.read_text()))
 
 
-async def measure(plan: Plan, console: Console, slack: float) -> list[Row]:
+async def measure(plan: Plan, console: Console) -> list[Row]:
     """The whole run. Raises LoadError, ProcessError, RivalError."""
     stop_when_told()
     async with bench(plan) as running:
@@ -213,7 +234,7 @@ async def measure(plan: Plan, console: Console, slack: float) -> list[Row]:
             await running.run(told)
         for name, why in running.absent.items():
             console.print(f"{name} is left out: {why}", highlight=False, markup=False, soft_wrap=True)
-        return running.rows(slack)
+        return running.rows()
 
 
 async def profile(plan: Plan, case: Case, flags: Sequence[str]) -> None:
@@ -245,7 +266,7 @@ def stop_when_told() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; with --check 1 when a goal was missed, 2 when something could not be measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     console = Console(stderr=True)
     try:
         if options.install_rivals:
@@ -254,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.profile:
             uvloop.run(profile(plan, CASES[options.profile], options.flag))
             return 0
-        rows = uvloop.run(measure(plan, console, options.slack))
+        rows = uvloop.run(measure(plan, console))
     except (LoadError, ProcessError, rivals.RivalError, OSError) as error:
         print(f"overhead: {error}", file=sys.stderr)
         return 2
@@ -287,48 +308,6 @@ def _plan(options: argparse.Namespace) -> Plan:
         options.replicas,
         options.seconds,
         options.rate,
+        tuple(options.flag),
+        options.slack,
     )
-
-
-def _cases(text: str) -> str:
-    if unknown := set(text.split(",")) - {*CASES, *EXTRAS}:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join([*CASES, *EXTRAS])}")
-    return text
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 100")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1_000:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
-    return value
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest overhead", description="What routers cost, side by side.")
-    add, everything = parser.add_argument, ",".join([*CASES, *EXTRAS])
-    add("--cases", type=_cases, default=everything, metavar="NAMES", help=f"of {everything} (all)")
-    add("--routers", metavar="NAMES", help="only these, of warmroute, nginx and the rivals installed (all)")
-    add("--router", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
-    add("--rounds", type=_count, default=3, metavar="N", help="medians are of so many (3)")
-    add("--replicas", type=_count, default=4, metavar="N", help="behind each router (4)")
-    add("--seconds", type=_positive, default=2.0, metavar="S", help="length of a window (2)")
-    add("--rate", type=_positive, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
-    add("--workers", type=_count, metavar="N", help="passed on to `warmroute serve`")
-    add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
-    add(
-        "--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are installed (.venv-rivals)"
-    )
-    add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
-    add("--profile", choices=tuple(CASES), help="only run this case at warmroute under cProfile")
-    add("--check", action="store_true", help="exit 1 when a goal is missed")
-    add("--slack", type=float, default=0.0, metavar="F", help="what goals may be missed by, as a part of them (0)")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
-    add("--chart", type=Path, metavar="FILE", help="write a picture (SVG)")
-    return parser

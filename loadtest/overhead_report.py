@@ -42,7 +42,12 @@ CASES = {
         Case("stream300", 300, streams=True, text="likewise"),
     )
 }
-EXTRAS = ("slow_reader", "long_prompts")
+EXTRAS = {
+    "slow_reader": ("slow_reader",),
+    "long_prompts": ("long_prompts",),
+    "workers": ("workers_chunk", "workers_hits"),
+}
+"""What is measured at warmroute alone, and the workloads of its rows."""
 
 # "What must be seen": case -> at most so many times nginx, under so many times the best LLM router.
 NGINX_MAX = {"stream300": 1.15}
@@ -221,8 +226,10 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
     if judged.row_count:
         console.print(judged)
     for row in rows:
-        if row.errors_by_kind and row.goal is None:
-            console.print(f"{row.router}, {row.case}: {row.errors_by_kind}", highlight=False, soft_wrap=True)
+        if row.errors_by_kind:
+            console.print(
+                f"{row.router}, {row.case or row.workload}: {row.errors_by_kind}", highlight=False, soft_wrap=True
+            )
 
 
 def write_chart(path: Path, rows: Sequence[Row], notes: Sequence[str]) -> None:

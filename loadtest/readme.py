@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,8 @@ import msgspec
 
 from loadtest.demo import FIXED, WORKLOADS, Workload, verdicts
 from loadtest.demo import POLICIES as COMPARED
-from loadtest.overhead_report import CASES, HEADS, cells, measured
+from loadtest.overhead_report import CASES, EXTRAS, HEADS, cells, measured
+from loadtest.overhead_workers import TEXT as OF_WORKERS
 from loadtest.report import COLUMNS, Row, shown
 from loadtest.traces import TraceError, read_trace
 from router import settings
@@ -217,8 +218,11 @@ def overhead_block(document: dict[str, Any]) -> str:
     """The table of `loadtest overhead`, with date, machine, versions, command and goals. Raises ReadmeError."""
     rows = _rows(document)
     figures = measured(rows)
-    if {row.case for row in figures} != CASES.keys():
+    expected = {*CASES, *chain.from_iterable(EXTRAS.values())}
+    if expected - {row.case for row in figures} - {row.workload for row in rows}:
         raise ReadmeError("not the JSON of a whole run of overhead: some of its cases are missing")
+    if "--slack" in document.get("command", ""):
+        raise ReadmeError("this run was judged with --slack: README's goals have none")
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
     return "\n".join(
         [
@@ -227,6 +231,7 @@ def overhead_block(document: dict[str, Any]) -> str:
             _table(HEADS, [cells(figures, row) for row in figures]),
             "",
             *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
+            *(f"- {name}: {text}." for name, text in OF_WORKERS.items()),
             "",
             _table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
         ]

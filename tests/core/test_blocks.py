@@ -67,7 +67,7 @@ def test_key_at_tells_every_length_apart() -> None:
 
 
 def test_an_unseen_answer_takes_room_and_matches_nothing() -> None:
-    """The stand-ins of an answer are one per block, to the nearest, steady, and apart from those of any other prompt."""
+    """The stand-ins of an answer: one a block, to the nearest, steady, and apart from those of any other prompt."""
     keys = answer_keys(ROOT, 2 * BLOCK_BYTES + BLOCK_BYTES // 2)
     assert len(keys) == 3
     assert answer_keys(ROOT, BLOCK_BYTES // 2 - 1) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from loadtest import (
     overhead_extra,
     overhead_load,
     overhead_report,
+    overhead_workers,
     readme,
     rivals,
 )
@@ -417,6 +419,92 @@ def test_rows_are_medians_of_rounds() -> None:
     assert row_of("smg", CASES["short"], turns, 4).cpu_us_per_request == 10.0
 
 
+# Workers
+
+
+def streamed(cpu_us: float, errors: int = 0) -> Measured:
+    """A window of 100 events, these µs each."""
+    return Measured(4, Counter({"closed": errors} if errors else {}), 1.0, cpu_us * 100 / 1e6, 100)
+
+
+@pytest.mark.parametrize(
+    ("two", "slack", "got", "ok"),
+    [
+        ((22.0, 11.0, 30.0), 0.0, 1.1, True),
+        ((22.2, 11.0, 30.0), 0.0, 1.11, False),
+        ((22.2, 11.0, 30.0), 0.02, 1.11, True),
+    ],
+)
+def test_chunks_of_two_workers_are_compared_round_by_round(
+    two: tuple[float, ...], slack: float, got: float, ok: bool
+) -> None:
+    """The figure is the median of ratios of rounds, not a ratio of medians; slack is a part of the limit."""
+    row = overhead_workers.chunk_row([streamed(us) for us in (20.0, 20.0, 10.0)], [streamed(us) for us in two], slack)
+
+    assert (row.got, row.ok, row.errors) == (got, ok, 0)
+    assert row.cpu_us_per_chunk == two[0]
+    assert "(20.0 µs)" in (row.goal or "")
+
+
+def test_chunks_with_errors_or_without_events_are_a_miss() -> None:
+    """Errors of either count, and a router that relayed nothing is not cheap."""
+    assert overhead_workers.chunk_row([streamed(20.0, errors=2)], [streamed(10.0)], 0.0).ok is False
+    assert overhead_workers.chunk_row([streamed(20.0)], [streamed(10.0, errors=2)], 0.0).errors == 2
+    assert overhead_workers.chunk_row([Measured()], [Measured()], 0.0).ok is False
+
+
+def found(*rates: float, errors: int = 0) -> list[Row]:
+    """Replays with these token hit rates."""
+    kinds = {"broken": errors} if errors else {}
+    return [Row(requests=300, errors=errors, errors_by_kind=kinds, token_hit_rate=rate) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("two", "got", "ok"), [((0.909, 0.909), 0.9, True), ((0.891, 0.891), 0.9, True), ((0.890, 0.888), 1.1, False)]
+)
+def test_hit_rates_of_two_workers_are_within_a_point(two: tuple[float, ...], got: float, ok: bool) -> None:
+    """Means of runs are compared, in points, either way; how far one worker is from itself is said."""
+    row = overhead_workers.hits_row(found(0.898, 0.902), found(*two))
+
+    assert (row.expected, row.got, row.ok, row.requests) == (1.0, got, ok, 1_200)
+    assert row.token_hit_rate == pytest.approx(sum(two) / 2)
+    assert "(90.0 %, whose own runs lie 0.4 apart)" in (row.goal or "")
+
+
+def test_hit_rates_with_errors_or_without_counters_are_a_miss() -> None:
+    """Requests that failed were not found in any cache, so nothing is judged from the others."""
+    assert overhead_workers.hits_row(found(0.9), found(0.9, errors=3)).errors == 3
+    assert overhead_workers.hits_row(found(0.9), found(0.9, errors=3)).ok is False
+    assert overhead_workers.hits_row(found(0.9), [Row(errors=1, errors_by_kind={"no engine": 1})]).ok is False
+
+
+async def test_one_and_two_workers_take_turns() -> None:
+    """Who goes first changes with every round, and as many runs are told as were announced."""
+    streams_, replays, told = list[int](), list[int](), list[int]()
+
+    async def stream(workers: int) -> Measured:
+        streams_.append(workers)
+        return streamed(10.0 * workers)
+
+    async def replay(workers: int) -> Row:
+        replays.append(workers)
+        return found(workers / 10)[0]
+
+    rows = await overhead_workers.rows(stream, replay, 3, 0.0, lambda: told.append(1))
+
+    assert (streams_, replays) == ([1, 2, 2, 1, 1, 2], [1, 2, 2, 1])
+    assert len(told) == overhead_workers.steps(3)
+    assert [(row.workload, row.got) for row in rows] == [("workers_chunk", 2.0), ("workers_hits", 10.0)]
+
+
+async def test_a_router_that_does_not_start_is_an_error_of_the_replay() -> None:
+    """It says why, and what else was measured is kept."""
+    row = await overhead_workers.replayed(2, ["--no-such-flag"])
+
+    assert row.errors == 1
+    assert "unrecognized arguments: --no-such-flag" in next(iter(row.errors_by_kind))
+
+
 # The command
 
 
@@ -431,6 +519,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(overhead_load, name, value_s)
     for name, value in (("FLOOD_BYTES", 20_000_000), ("STALLED_S", 0.3), ("STALL_S", 0.1)):
         monkeypatch.setattr(overhead_extra, name, value)
+    workload = dataclasses.replace(overhead_workers.WORKLOAD, requests=40, time_scale=10_000.0)
+    monkeypatch.setattr(overhead_workers, "WORKLOAD", workload)
+    monkeypatch.setattr(overhead_workers, "RUNS", 1)
 
 
 def run(arguments: list[str], tmp_path: Path) -> tuple[int, list[dict[str, object]]]:
@@ -472,6 +563,21 @@ def test_command_measures_warmroute(tmp_path: Path) -> None:
     assert slow["errors"] == 0, slow
 
 
+@pytest.mark.usefixtures("small")
+def test_command_compares_workers(tmp_path: Path) -> None:
+    """Both rows are there: streams through one worker and two, and a trace whose prompts are found by either."""
+    status, rows = run(["--routers", "warmroute", "--cases", "workers"], tmp_path)
+
+    assert status == 0
+    assert [(row["workload"], row["router"], row["errors"]) for row in rows] == [
+        ("workers_chunk", "warmroute", 0),
+        ("workers_hits", "warmroute", 0),
+    ]
+    assert float(str(rows[0]["got"])) > 0
+    assert rows[1]["requests"] == 2 * 40
+    assert float(str(rows[1]["token_hit_rate"])) > 0.3
+
+
 def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run goes on without it and says why; a name that is not there ends the command at once."""
     status, rows = run(
@@ -485,7 +591,7 @@ def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest
 
 
 def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
-    """README's block is made from a run's JSON, can be made again, and is refused for a run of some cases."""
+    """README's block is made from a run's JSON, and can be made again; runs of some cases or with slack are refused."""
     target, file = tmp_path / "README.md", tmp_path / "overhead.json"
     target.write_text("# x\n<!-- overhead:begin -->\n<!-- overhead:end -->\n")
     rows = [
@@ -496,16 +602,23 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     for row in rows:
         row.cpu_us_per_chunk = 15.0 if CASES[row.case or ""].streams else None
         row.cpu_us_per_request = None if CASES[row.case or ""].streams else 90.0
-    write_json(file, "overhead", [*rows, *goals(rows, 0.0)], {"nginx": "1.22.1"})
+    alone = [Row(workload="slow_reader", goal="g"), Row(workload="long_prompts", goal="g")]
+    alone += [overhead_workers.chunk_row([streamed(16.0)], [streamed(16.8)], 0.0)]
+    alone += [overhead_workers.hits_row(found(0.94), found(0.943))]
+    write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
     for _ in range(2):
         assert readme.main(["--overhead", str(file), "--readme", str(target)]) == 0
         text = target.read_text()
         assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
         assert "nginx 1.22.1" in text
         assert "not judged" in text
-    write_json(file, "overhead", rows[:2])
-
-    assert readme.main(["--overhead", str(file), "--readme", str(target)]) == 1
+        assert "x that with 1 worker (16.0 µs) | 1.10 | 1.05 | met |" in text
+        assert "(94.0 %, whose own runs lie 0.0 apart) | 1.00 | 0.30 | met |" in text
+        assert "- workers_hits: the sessions of the first 300 requests" in text
+    whole = [*rows, *alone]
+    for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):
+        write_json(file, command, some)
+        assert readme.main(["--overhead", str(file), "--readme", str(target)]) == 1
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:
