@@ -18,6 +18,7 @@ from router.settings import Settings, SettingsError, load
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `warmroute`. Returns the exit status."""
+    _open_standard_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["demo"]:
         try:
@@ -41,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from router.running import run
 
     return run(_serve(settings))
+
+
+def _open_standard_streams() -> None:
+    """Whoever starts us with one closed would have a socket in its place, and libuv ends the process over that."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _parser() -> argparse.ArgumentParser:

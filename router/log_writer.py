@@ -115,11 +115,14 @@ def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
         yield piece
 
 
-def sink(stream: TextIO) -> Callable[[bytes], None]:
-    """Writes bytes to a stream: past its buffer where it is a file, a pipe or a terminal."""
+def sink(stream: TextIO | None) -> Callable[[bytes], None]:
+    """Writes bytes to a stream: past its buffer where it is a file, a pipe or a terminal. None is a process without
+    standard error: nobody is told."""
+    if stream is None:
+        return lambda data: None
     try:
         number = stream.fileno()
-    except (OSError, AttributeError):  # held in memory; or None, for a process without standard error
+    except OSError:  # held in memory
         return lambda data: print(data.decode(), end="", file=stream, flush=True)
 
     def put(data: bytes) -> None:

@@ -152,8 +152,10 @@ class Receiver:
         return self._reading
 
     def close(self) -> None:
-        """Nothing more is read. Parser and requests hold us as we hold them, and running.COLLECT hardly ever comes."""
+        """Nothing more is read. Parser, requests and client hold us as we hold them, and running.COLLECT hardly ever
+        comes."""
         self._parser, self._reading, self._pieces, self.stage = _NO_PARSER, _NOTHING, [], BETWEEN
+        self._client = _NOBODY
 
     def feed(self, data: bytes) -> None:
         """Read on. Raises BadRequest, and is then of no more use."""
@@ -301,4 +303,5 @@ def _head_too_large() -> BadRequest:
 
 
 _NO_PARSER = httptools.HttpRequestParser(object())
-_NOTHING = Request(cast("Connection", None))  # while no request is being read
+_NOBODY = cast("Connection", None)
+_NOTHING = Request(_NOBODY)  # while no request is being read

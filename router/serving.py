@@ -90,6 +90,7 @@ class Client(asyncio.Protocol):
         self._waiting.clear()
         # What refers to itself, bodies and all, waits for the collector of cycles, and that hardly ever comes.
         self._receiver.close()
+        self._refusal = None  # its traceback holds us
         task, self._request, self._task = self._task, None, None
         if task is not None:
             task.cancel()

@@ -15,6 +15,7 @@ import asyncio
 import errno
 import ssl
 from collections.abc import Sequence
+from functools import cache
 from urllib.parse import urlsplit
 
 from router.core.dialects.sglang import with_rank
@@ -72,7 +73,7 @@ class Server:
         self._outbox = outbox
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = _tls() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._free: list[Connection] = []
         self._forgotten = False
@@ -220,6 +221,12 @@ class Upstream:
         """The answer was read, or nobody wants it any more."""
         self._answers.discard(answer)
         answer.close()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all: to read the machine's certificates takes 20 ms, and a megabyte."""
+    return ssl.create_default_context()
 
 
 def _for_rank(rank: int, target: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:

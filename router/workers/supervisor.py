@@ -125,11 +125,12 @@ class _Supervisor:
         for child in self._children:
             child.drain()
         now = asyncio.create_task(self._now.wait())
-        done = asyncio.gather(*keeping)
+        done = asyncio.create_task(asyncio.wait(keeping))
         await asyncio.wait(
             (now, done), timeout=self._settings.listen.drain_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED
         )
         now.cancel()
+        done.cancel()
         return 130 if self._now.is_set() else 0
 
 
