@@ -19,7 +19,7 @@ from loadtest.overhead_load import Measured
 from loadtest.report import Column, Row, percentile, svg_chart
 from loadtest.rivals import OURS, RIVALS, YARDSTICK
 
-SLACK_TTFT_MS = 1.0  # of absolute allowance, for a slack of 1
+SLACK_TTFT_MS = 10.0  # of absolute allowance, for a slack of 1: the p99 of a second of probes moves by milliseconds
 
 
 @dataclass(frozen=True, slots=True)
