@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from math import exp
 
 HORIZON_S = 4_096.0  # a mark idle for longer counts as never reused
 BUCKETS = 13  # [0, 1) s, then one per power of two up to the horizon
 LAST_S = 2.0 ** (BUCKETS - 2)  # where the last bucket begins
 BIN_S = 4.0  # waiting marks are counted in bins this wide
+TURN_BLOCKS_MAX = 256  # what a turn may add and still be seen as the next of its conversation: some 32,000 tokens
 PRIOR = 1.0  # a reuse and an ending in the last bucket, before anything was seen: even odds
 
 
@@ -46,8 +48,9 @@ class ReuseMemory:
             return None
         gap_s: float | None = None
         marks = self._marks
-        if not dict.keys(marks).isdisjoint(keys):  # mostly there is none, which takes half the time to see this way
-            deepest = next(filter(marks.__contains__, reversed(keys)))
+        # A conversation's last mark is near its end, a turn ago.
+        deepest = next(filter(marks.__contains__, islice(reversed(keys), TURN_BLOCKS_MAX)), None)
+        if deepest is not None:
             gap_s = now_s - self._take(deepest)
             self._reused[_bucket(gap_s)] += 1
         if keys[-1] in marks:
