@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 SWITCH_S = 0.0005  # how long a thread that parses a long body may keep the event loop waiting, between two bytecodes
 # Objects made, net of those freed, until the youngest are searched for cycles; how often the older are. CPython's own
 # 700, 10, 10 spend a quarter of a busy router's time walking its index, which has none.
-COLLECT = (50_000, 20, 100)
+COLLECT = (10_000, 50, 100)
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
