@@ -88,11 +88,10 @@ class Reader:
             raise Refusal(400, error.code, str(error)) from error
         body = request.body
         tokens = None
-        if ask.decoded is not None:
-            view = self._placer.token_view(model) if model else None
-            if self._tokens is not None and dialect is not None and model and view is not None:
-                tokens = await self._tokens.of(dialect, path, body, ask, model, view)
-            ask.decoded = None  # not kept while the answer comes
+        if self._tokens is not None and dialect is not None and model and self._placer.follows():
+            view = self._placer.token_view(model)
+            tokens = await self._tokens.of(dialect, path, body, ask, model, view) if view is not None else None
+        ask.decoded = None  # not kept while the answer comes
         strip_usage = self._ask_usage and dialect is not None and ask.stream and not ask.wants_usage
         return Question(
             request=request,

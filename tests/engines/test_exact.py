@@ -185,7 +185,7 @@ async def test_predictions_equal_what_the_engine_finds(
         verdict(f"{concurrency} at a time", await drive.run(150, concurrency), figures)
 
     assert len({each.answer.replica for each in seen}) == len(replicas)
-    assert events["BlockRemoved"] > 3 * pool, "they hardly evict: the test sees nothing"
+    assert events["BlockRemoved"] > 2.5 * pool, "they hardly evict: the test sees nothing"
     assert exact >= EXACT_SHARE_MIN
     assert equal >= EQUAL_SHARE_MIN
     assert false <= FALSE_SHARE_MAX
