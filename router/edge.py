@@ -143,7 +143,7 @@ class Edge:
         s = self._settings
         self._server = Server(
             self._handle,
-            self._unreadable,
+            self._turn_away,
             body_bytes_max=s.limits.body_bytes_max,
             keepalive_s=s.listen.keepalive_s,
             outbox=self._outbox,
@@ -190,9 +190,6 @@ class Edge:
         if path == "/metrics" and not self._settings.listen.metrics_on_main:
             return None
         return await self._placer.page(path)
-
-    def _unreadable(self, request: Request, error: BadRequest) -> None:
-        self._turn_away(request, error)
 
     def _turn_away(self, request: Request, refusal: Refusal | BadRequest) -> None:
         record = RequestRecord(id=request_id(request), route="other")

@@ -1,7 +1,7 @@
 """The main listener: HTTP/1.1 from clients, at a third of what a general server costs.
 
-aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (loadtest overhead, when it
-was tried); a router that is to cost some 100 us in all cannot spend that. Requests come from receiving.py. What is left
+aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (both in trials before it was
+replaced); a router that is to cost some 100 us in all cannot spend that. Requests come from receiving.py. What is left
 to do is here: one at a time per connection, writing answers, and knowing when a client does not read or is gone.
 
 A request's handler is a task. It ends when its answer does, and is cancelled when the client leaves. Requests that a
