@@ -122,6 +122,11 @@ class RemotePlacer:
         self._why_lost = self._why_lost or LEAVING
         await self._line.close()
 
+    @property
+    def placing(self) -> bool:
+        """Whether the hub places; else the ring does."""
+        return not self._why_lost
+
     # -- Placer --------------------------------------------------------------------------------------------------
 
     def resolve(self, model: str | None) -> str:
