@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from router.core.blocks import Chain
-from router.core.facts import Ask, Outcome, Receipt
+from router.core.facts import Ask, Outcome, Priority, Receipt
 from router.core.fleet import Lease
 from router.core.keys import TokenPrompt
 from router.core.routing import Router
@@ -32,6 +32,9 @@ class Wanted:
     tokens: TokenPrompt | None = None  # where they are known and tell something
     body_tokens: int = 0
     response_id: str | None = None  # belongs to the replica that made it
+    tenant: str = ""  # who asks, where that is known
+    priority: Priority = Priority.NORMAL
+    body_bytes: int = 0
 
 
 class Placed(Protocol):
@@ -83,7 +86,8 @@ class Placer(Protocol):
         """None where token ids of its prompts would tell nothing."""
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Placed:
-        """A lease on a replica that is not excluded; with exclusions it is a retry. Raises NoReplica."""
+        """A lease on a replica that is not excluded; with exclusions it is a retry. Raises NoReplica, and Shed when it
+        is turned away."""
 
     def first_token(self, lease: Any, now_s: float) -> None:  # noqa: ANN401 - what `place` returned
         """The first body event of a stream arrived."""

@@ -15,9 +15,10 @@ import secrets
 import time
 from collections.abc import Callable
 from itertools import count
+from math import ceil
 
 from router.core.dialects import Dialect, spoken_on
-from router.core.facts import Ending, Outcome
+from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, BrokeMidway, Failure
@@ -187,6 +188,8 @@ class Proxy:
             return await self._placer.place(question.wanted, tried)
         except NoReplica as error:
             raise none_ready() from error
+        except Shed as shed:
+            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
     async def _attempt(self, question: Question, lease: Placed) -> Answer:
         request, streams = question.request, question.wanted.ask.stream
@@ -283,9 +286,9 @@ def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadReques
     record.status, record.ending = refusal.status, "refused"
     record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
+    param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
     if refusal.status in (429, 503):
-        lines.append(b"Retry-After: %d\r\n" % RETRY_AFTER_S)
-    param = refusal.param if isinstance(refusal, Refusal) else None
+        lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
     request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
 
 

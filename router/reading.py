@@ -38,9 +38,11 @@ _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
 class Refusal(Exception):
     """The router itself answers, in the dialect's error body."""
 
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class ListenSettings:
     port: Port = 8000
     """Port of the main listener; 0 takes a free one."""
     admin_host: str = "127.0.0.1"
-    """Address of the admin listener: metrics, replicas, decisions. Loopback, since it has no keys."""
+    """Address of the admin listener: metrics, replicas, decisions. Anywhere but on loopback it needs `admin.token`."""
     admin_port: Port = 8001
     """Port of the admin listener; 0 takes a free one."""
     metrics_on_main: bool = True
@@ -61,8 +61,81 @@ class ListenSettings:
     all of them, so that they decide as one."""
     hub_timeout_s: Seconds = 0.25
     """Seconds that placing for a worker may take; then the worker places that request itself, by the ring."""
-    drain_s: NotNegative = 25.0
-    """Seconds that running answers may take to finish after SIGTERM. Inside Kubernetes' default grace of 30."""
+    lame_duck_s: NotNegative = 5.0
+    """Seconds that the listener stays open after SIGTERM while `/readyz` says 503: load balancers need that long to
+    look elsewhere. Ctrl-C (SIGINT) does not wait."""
+    drain_s: NotNegative = 180.0
+    """Seconds that running answers may take to finish after that. A pod's grace must be longer than both."""
+    tls_certificate: str = ""
+    """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP."""
+    tls_key: str = ""
+    """PEM file of its private key; empty: it is in `tls_certificate`."""
+    tls_client_ca: str = ""
+    """PEM file of authorities; clients must then show a certificate of theirs."""
+    connections_max: Positive = 16_384
+    """Client connections open at once; whoever comes then is closed again."""
+    connections_per_client_max: Positive = 4_096
+    """Of these, from one address. High, since a load balancer is one address."""
+    head_timeout_s: Seconds = 10.0
+    """Seconds from the first byte of a request to the end of its head."""
+    body_bytes_per_s_min: Count = 1_024
+    """Bytes a second at which a request's body must come, on average and after a grace of `head_timeout_s`; 0: any."""
+    send_timeout_s: Seconds = 60.0
+    """Seconds that a client may leave what is written to it unread; then its connection is closed. Only time in which
+    it is the client that does not read counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """Who may see and change what on the admin listener."""
+
+    token: str = ""
+    """Bearer token for every admin page but `/healthz` and `/readyz`. Without one the admin listener starts on loopback
+    only. At least 16 characters."""
+    token_file: str = ""
+    """File that holds the token, such as a mounted secret; read again on SIGHUP."""
+    replicas_allowed: tuple[str, ...] = ()
+    """Where replicas added at run time (`POST /admin/replicas`) may be: `http://10.0.0.0/8:8000`, an address or a
+    network, never a name, with its port. Empty: none can be added."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may use the router."""
+
+    keys_file: str = ""
+    """YAML file of API keys, each as a hash with its tenant, models, rates and priority; empty: no key is asked for.
+    `warmroute make-key TENANT` writes an entry. Read again on SIGHUP."""
+    isolate: bool = False
+    """Whether every tenant's cached prefixes are its own: prompts are salted, so that nobody finds out by time what
+    others have asked. A key may say otherwise for its tenant."""
+    secret: str = ""
+    """From which tenants' salts are derived; the same for all routers before one fleet. At least 32 characters."""
+    secret_file: str = ""
+    """File that holds the secret."""
+    receipts: bool = False
+    """Whether tenants' answers carry `x-warmroute-*` receipts. Off: where a prompt was found tells who asked before."""
+    tenants_max: Positive = 1_000
+    """Tenants told apart for fair shares and metrics; the rest are one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """Who waits, and who is turned away, when the fleet is full."""
+
+    in_flight_max: Positive = 1_024
+    """Requests open at once on one replica, whatever it says of itself. As vLLM's own default for large GPUs."""
+    waiting_max: Positive = 32
+    """Requests waiting in an engine, by its own recent count, above which it gets no more: they wait here, where they
+    can be put in order."""
+    queue_requests_max: Count = 1_024
+    """Requests that wait in the router; beyond it the one that matters least is turned away (429)."""
+    queue_bytes_max: Positive = 256 << 20
+    """Bytes of bodies that wait in the router."""
+    queue_wait_s: Seconds = 30.0
+    """Seconds a request may wait in the router. One that would wait longer is turned away when it comes (429)."""
+    tenant_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
+    """Part of the fleet's places that one tenant may hold while it is full, so that others need not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +228,28 @@ class TokenSettings:
 class UpstreamSettings:
     """How replicas are called."""
 
+    api_key: str = ""
+    """Bearer token sent to replicas instead of the client's own; empty: the client's is passed on unless keys are the
+    router's (`auth.keys_file`)."""
+    api_key_file: str = ""
+    """File that holds it; read again on SIGHUP."""
+    tls_ca: str = ""
+    """PEM file of authorities that replicas' certificates are checked against; empty: the machine's."""
+    tls_certificate: str = ""
+    """PEM file of the certificate that is shown to replicas, and its key unless `tls_key` names it."""
+    tls_key: str = ""
+    """PEM file of that certificate's private key."""
     connect_timeout_s: Seconds = 2.0
     """Seconds to connect. In one cluster that takes a millisecond."""
     first_byte_timeout_s: Seconds = 600.0
     """Seconds from sending a request to the first byte of its answer. A long prompt behind a queue takes minutes."""
-    idle_timeout_s: Seconds = 300.0
+    idle_timeout_s: Seconds = 120.0
     """Seconds between two pieces of an answer. vLLM told to stop may keep a silent connection open for ever."""
+    stuck_after_s: Seconds = 3.0
+    """Seconds beyond the time in which a replica should have given a first token; then it counts as stuck, gets no
+    more, and what is silent there is tried elsewhere."""
+    slow_start_s: NotNegative = 10.0
+    """Seconds in which a replica that came back is given more and more: its cache is empty, and so is its queue."""
     keepalive_s: Seconds = 3.0
     """Seconds an idle connection to a replica is kept. Less than uvicorn's 5, so that we close first."""
     retries_max: Count = 1
@@ -187,6 +276,8 @@ class LimitSettings:
     """Response ids remembered, so that follow-ups reach the replica that stored them."""
     decisions_max: Positive = 512
     """Last decisions kept for `/admin/decisions`."""
+    json_depth_max: Positive = 256
+    """Objects and arrays within one another in a request body; deeper is 400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +330,12 @@ class Settings:
     """Base URLs of the engines, such as http://10.0.0.1:8000."""
     listen: ListenSettings = field(default_factory=ListenSettings)
     """Where the router listens."""
+    admin: AdminSettings = field(default_factory=AdminSettings)
+    """Who may see and change what on the admin listener."""
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    """Who may use the router."""
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    """Who waits when the fleet is full."""
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """How requests are placed."""
     probe: ProbeSettings = field(default_factory=ProbeSettings)

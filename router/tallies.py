@@ -47,6 +47,8 @@ class RequestRecord:
     receipt: Receipt | None = None
     usage: Usage | None = None
     retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
+    tenant: str = ""
+    queued_s: float = 0.0  # waited in the router for a place
 
 
 class Counter:

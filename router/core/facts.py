@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from msgspec import Struct
@@ -34,6 +34,23 @@ class Reason(StrEnum):
     ONLY = "only"  # one candidate
     POLICY = "policy"  # a policy that does not look at the cache
     RETRY = "retry"  # a second attempt, after the first replica failed
+
+
+class Priority(IntEnum):
+    """Whose turn it is when the fleet is full; by name in `x-warmroute-priority`."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+class Shed(Exception):
+    """A request is turned away, though replicas are there: the fleet is full, or its tenant has had its share."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float) -> None:
+        """`code` is stable: `overloaded`, `rate_limited`. `retry_after_s`: when it may be worth asking again."""
+        super().__init__(message)
+        self.code, self.retry_after_s = code, retry_after_s
 
 
 RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has

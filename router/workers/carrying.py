@@ -45,6 +45,9 @@ def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) ->
         (prompt.size, prompt.opaque_bytes, prompt.bytes_per_token) if prompt is not None else None,
         (_packed(chain.keys), chain.root, chain.end_key, chain.spans, chain.first_user_key) if chain else None,
         None if tokens is None else _token_parts(tokens, ids=ids),
+        wanted.tenant,
+        wanted.priority,
+        wanted.body_bytes,
     )
 
 
@@ -74,6 +77,9 @@ def wanted_of(place: wire.Place) -> Wanted:
         tokens=tokens,
         body_tokens=place.body_tokens,
         response_id=place.response_id,
+        tenant=place.tenant,
+        priority=place.priority,
+        body_bytes=place.body_bytes,
     )
 
 
@@ -151,6 +157,8 @@ def report_of(record: RequestRecord, lease: int | None) -> wire.Report:
         record.retries,
         lease,
         parts,
+        record.tenant,
+        record.queued_s,
     )
 
 
@@ -176,6 +184,8 @@ def record_of(report: wire.Report, receipt: Receipt | None) -> RequestRecord:
         receipt,
         Usage(*report.usage) if report.usage else None,
         report.retries,
+        report.tenant,
+        report.queued_s,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from router.core.facts import Ending, Grade, Reason
+from router.core.facts import Ending, Grade, Priority, Reason
 from router.placing import TokenView
 
 FRAME_BYTES_MAX = 64 << 20  # a prompt of a million tokens takes some 2 MB
@@ -57,6 +57,9 @@ class Place(Struct, tag=1, array_like=True, gc=False):
     prompt: tuple[Count, Count, float | None] | None  # bytes, opaque bytes, bytes per token
     chain: tuple[bytes, int, int, tuple[tuple[int, int, int], ...], int] | None  # as Chain
     tokens: tuple[Count, bytes, str, bytes, dict[int, bytes]] | None  # how many, ids or b"", adapter, salt, keys
+    tenant: str = ""
+    priority: Priority = Priority.NORMAL
+    body_bytes: Count = 0
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -108,6 +111,8 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     retries: tuple[tuple[str, str], ...]
     lease: int | None
     receipt: tuple[str, str, Reason, Grade, int, int] | None  # as Receipt, without candidates
+    tenant: str = ""
+    queued_s: float = 0.0
 
 
 class Refused(Struct, tag=6, array_like=True, gc=False):
