@@ -145,6 +145,8 @@ async def router(
         str(port),
         "--admin-port",
         str(admin_port),
+        "--set",
+        "listen.lame_duck_s=0",
     ]
     arguments += ["--policy", policy]
     for url in replicas:

@@ -183,6 +183,7 @@ async def replayed(workers: int, flags: Sequence[str]) -> Row:
 async def _router(workers: int, flags: Sequence[str], urls: Sequence[str]) -> AsyncIterator[str]:
     """warmroute's URL, once it is ready; it says on which port. Raises ChildError."""
     words = ["-m", "router", "serve", "--host", HOST, "--port", "0", "--admin-port", "0", "--workers", str(workers)]
+    words += ["--set", "listen.lame_duck_s=0"]
     for url in urls:
         words += ["--replica", url]
     async with child("warmroute", [*words, *flags]) as process:

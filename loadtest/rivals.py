@@ -128,7 +128,18 @@ class Rival:
 def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
     """warmroute as it is by default: warm policy, metrics and the log line on."""
     extra = (*(("--workers", str(workers)) if workers is not None else ()), *flags)
-    serve = ("serve", "--host", "127.0.0.1", "--port", "{port}", "--admin-port", "{metrics_port}", "{replicas}")
+    serve = (
+        "serve",
+        "--set",
+        "listen.lame_duck_s=0",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "--admin-port",
+        "{metrics_port}",
+        "{replicas}",
+    )
     return Rival(OURS, (sys.executable, "-m", "router", *serve, *extra))
 
 

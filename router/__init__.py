@@ -7,6 +7,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     workers     several processes: a supervisor, a hub, an edge each
     edge, hub   what faces clients; what knows the replicas and places
     running     what both need to be put together
+    reloading   settings read again while it runs
     settings    every setting, with unit, default and reason
     proxy       the life of one request
     admin       the router's own pages

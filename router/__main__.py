@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "check-config":
         return _check(options.file)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
+
+    def read() -> Settings:
+        return load(options.config, os.environ, _overrides(options))
+
     try:
-        settings = load(options.config, os.environ, _overrides(options))
+        settings = read()
     except SettingsError as error:
         return _complain(error)
     if settings.listen.workers > 1:
         from router.workers import supervisor
 
-        return supervisor.run(settings)
+        return supervisor.run(settings, read)
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
     from router.running import run
 
-    return run(_serve(settings))
+    return run(_serve(settings, read))
 
 
 def _open_standard_streams() -> None:
@@ -107,24 +112,34 @@ def _complain(error: SettingsError) -> int:
     return 2
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
     from router.app import App
+    from router.reloading import Reloader
 
-    stop, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    stop: asyncio.Future[int] = loop.create_future()
     serving = False
 
-    def signalled() -> None:
-        if (stop.is_set() or not serving) and task is not None:
+    def signalled(number: int) -> None:
+        if (stop.done() or not serving) and task is not None:
             task.cancel()  # a second signal ends the drain; before there is anything to drain, the first does
-        stop.set()
+        if not stop.done():
+            stop.set_result(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+        loop.add_signal_handler(number, signalled, number)
     try:
         async with App(settings) as app:
             serving = True
+            reloader = Reloader(settings, read, app.reload, app.hub.reloaded)
+            loop.add_signal_handler(signal.SIGHUP, reloader.ask)
+            reloading = asyncio.create_task(reloader.watch())
             print(f"listening {app.url} admin {app.admin_url}", flush=True)
-            await stop.wait()
+            first = await stop
+            reloading.cancel()
+            if first == signal.SIGTERM:
+                app.lame_duck()
+                await asyncio.sleep(reloader.settings.listen.lame_duck_s)
     except asyncio.CancelledError:
         return 130
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from router import logs
 from router.core.routing import Router
 from router.edge import Edge
 from router.hub import Hub
@@ -45,10 +46,23 @@ class App:
         """Who places."""
         return self.hub.router
 
+    def lame_duck(self) -> None:
+        """`/readyz` says 503 from now on, and answers end their connections; all else goes on."""
+        self.hub.drain()
+        self.edge.lame_duck()
+
+    def reload(self, settings: Settings) -> None:
+        """Take over what may change while it runs. Raises SettingsError, and then the old settings hold."""
+        self.edge.reload(settings)
+        self.hub.reload(settings)
+        logs.configure(settings.log.level, requests=settings.log.requests)
+        self._settings = settings
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: not ready at once, running answers finish within `listen.drain_s`, then all is closed."""
+        """Drain: not ready at once, running answers finish within `listen.drain_s`, then all is closed. At once if the
+        block was cancelled."""
         self.hub.drain()
         try:
             await self.edge.__aexit__(kind, error, trace)

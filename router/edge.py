@@ -31,6 +31,7 @@ RESPONSE_ACTIONS = ("cancel", "input_items")
 METHODS = ("GET", "POST", "DELETE")  # others lead nowhere
 
 _ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
+_LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
 
 
 class Edge:
@@ -67,14 +68,49 @@ class Edge:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: no new connections, running answers finish within `listen.drain_s`, then all is closed."""
+        """Drain: no new connections, running answers finish within `listen.drain_s`, then all is closed. At once if
+        the block was cancelled."""
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.listen.drain_s):
-                    await self._server.drain()
-                    await self.proxy.idle()
+            if kind is None or not issubclass(kind, asyncio.CancelledError):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._settings.listen.drain_s):
+                        await self._server.drain()
+                        await self.proxy.idle()
         finally:  # also when whoever waits has lost patience
+            await self.cut_all("The router has ended before the answer was whole.")
             await self._stack.aclose()
+
+    def lame_duck(self) -> None:
+        """`/readyz` says 503 here whatever the hub says, and answers end their connections; all else goes on."""
+        self._server.lame_duck()
+
+    async def cut_all(self, why: str) -> None:
+        """End whatever is still being answered, so that its clients know; nobody else is to blame."""
+        self.proxy.cut_why = why
+        await self._server.cancel_all()
+        await asyncio.sleep(0)  # what was said last is written at the end of the turn
+
+    def reload(self, settings: Settings) -> None:
+        """Take over what may change while it runs (see reloading.py). Nothing under way is touched. May raise
+        SettingsError, but only before anything has changed."""
+        # What is read from files comes first, since it may fail: keys, credentials for replicas, certificates.
+        self._settings = s = settings
+        self.upstream.configure(
+            connect_timeout_s=s.upstream.connect_timeout_s,
+            first_byte_timeout_s=s.upstream.first_byte_timeout_s,
+            idle_timeout_s=s.upstream.idle_timeout_s,
+            keepalive_s=s.upstream.keepalive_s,
+            held_bytes_max=s.limits.held_answer_bytes_max,
+        )
+        self.proxy.configure(
+            retries_max=s.upstream.retries_max,
+            retry_on_timeout=s.upstream.retry_on_timeout,
+            receipts=s.api.receipts,
+        )
+        self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
+        self.reader.ask_usage = s.api.ask_usage
+        self._inference = frozenset((*PATHS, *s.api.passthrough))
+        self._server.body_bytes_max, self._server.keepalive_s = s.limits.body_bytes_max, s.listen.keepalive_s
 
     @property
     def in_flight(self) -> int:
@@ -113,13 +149,14 @@ class Edge:
             ask_usage=s.api.ask_usage,
         )
         self._stack.callback(self.reader.close)
+        self._budget = RetryBudget(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self.proxy = Proxy(
             self._placer,
             self.reader,
             self.upstream,
             self._report,
             clock=time.monotonic,
-            budget=RetryBudget(s.upstream.retry_ratio, s.upstream.retry_floor_per_s),
+            budget=self._budget,
             retries_max=s.upstream.retries_max,
             retry_on_timeout=s.upstream.retry_on_timeout,
             receipts=s.api.receipts,
@@ -187,6 +224,8 @@ class Edge:
         path = request.path
         if path == "/healthz":
             return _ALIVE  # whatever has become of the hub
+        if path == "/readyz" and self._server.closing:
+            return _LEAVING
         if path == "/metrics" and not self._settings.listen.metrics_on_main:
             return None
         return await self._placer.page(path)

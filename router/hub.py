@@ -56,10 +56,11 @@ class Hub:
     ) -> None:
         """`in_flight` counts requests being answered by all edges; `lost(replica)` hears that nobody listens there any
         more. Without an `admin_socket` one is bound where the settings say."""
-        self._settings = settings
+        self.settings = settings  # that hold now
         self._in_flight = in_flight
         self._tell_lost = lost
         self._admin_socket = admin_socket
+        self._discovery = StaticDiscovery(settings.replicas)
         self._stack = AsyncExitStack()
         self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
         self._events: Subscriber | None = None
@@ -72,7 +73,7 @@ class Hub:
         self.admin_url = ""
 
     async def __aenter__(self) -> Self:
-        s = self._settings
+        s = self.settings
         self.router = Router(
             POLICIES[s.routing.policy](),
             index_bytes_max=s.routing.index_bytes_max,
@@ -100,7 +101,7 @@ class Hub:
         await self._stack.aclose()
 
     def _build(self) -> None:
-        s = self._settings
+        s = self.settings
         if not s.replicas:
             log.warning("no replicas are configured: give --replica URL, or `replicas` in the settings file")
         self._prober = Prober(
@@ -153,7 +154,7 @@ class Hub:
         self._task(self._check())
 
     def _trust(self) -> None:
-        s = self._settings
+        s = self.settings
         self.prompts = make_prompts(s)
         self._stack.callback(self.prompts.close)
         asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s)
@@ -178,7 +179,7 @@ class Hub:
 
     async def _follow(self) -> None:
         """Events, and then replicas: each is followed from the moment it is known."""
-        s = self._settings
+        s = self.settings
         if s.events.enabled:
             self._events = Subscriber(
                 self.router.knowledge,
@@ -200,7 +201,7 @@ class Hub:
                 self._stack.push_async_callback(announcer.close)
                 self._task(announcer.watch())
         self._stack.push_async_callback(self._stop_watching)
-        self._task(self._discover(StaticDiscovery(s.replicas)))
+        self._task(self._discover(self._discovery))
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
@@ -217,6 +218,17 @@ class Hub:
     def drain(self) -> None:
         """From now on `/readyz` says that no more should come."""
         self._draining = True
+
+    def reload(self, settings: Settings) -> None:
+        """Take over what may change while it runs (see reloading.py). Replicas come and go as in any other discovery.
+        May raise SettingsError, but only before anything has changed."""
+        # What is read from files comes first, since it may fail: keys and their tenants, the admin token.
+        self.settings = settings
+        self._discovery.replace(settings.replicas)
+
+    def reloaded(self, result: str) -> None:
+        """The settings were read again: `ok` if they hold now, `refused` if the old ones do."""
+        self.metrics.reloaded(result, time.time())
 
     def _ready(self) -> bool:
         return not self._draining and bool(self.router.fleet.ready())
@@ -268,7 +280,7 @@ class Hub:
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
-        app, s = web.Application(), self._settings.listen
+        app, s = web.Application(), self.settings.listen
         app.add_routes(self.pages.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, keepalive_timeout=s.keepalive_s)
         await runner.setup()

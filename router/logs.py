@@ -33,8 +33,16 @@ def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> 
     style: _Style = _Json() if format_ == "json" else _Text()
     writer = Writer(sink(sys.stderr), lambda lines: style.dropped(time.time(), lines), shared=shared)
     _out = _Output(writer, style, requests=requests)
-    logging.basicConfig(level=level.upper(), handlers=[_out], force=True)  # closes what an earlier call set up
+    logging.basicConfig(handlers=[_out], force=True)  # closes what an earlier call set up
+    configure(level, requests=requests)
+
+
+def configure(level: str, *, requests: bool) -> None:
+    """What is written from now on."""
+    logging.getLogger().setLevel(level.upper())
     requests_log.setLevel(logging.INFO if requests else logging.CRITICAL)
+    if _out is not None:
+        _out.requests = requests
 
 
 def log_request(record: RequestRecord) -> None:

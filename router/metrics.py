@@ -48,6 +48,7 @@ class Metrics:
         self.failed = self._tallies.failed
         self.left = self._tallies.left
         self.hub_lost = self._tallies.hub_lost
+        self.reloaded = self._tallies.reloaded
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped)
         self._read = (gauges, _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
@@ -145,6 +146,8 @@ class _Gauges(Collector):
         masks = self._router.knowledge.masks
         yield _gauge("held_keys", "Distinct blocks that events say are held.", (), [((), len(masks))])
         yield _gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
+        text = "Unix time when settings that were read again came into force."
+        yield _gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         dropped = "Log lines that nobody took from standard error in time."
         yield CounterMetricFamily("warmroute_log_lines_dropped", dropped, value=self._lines_dropped())
         yield from self._replicas()

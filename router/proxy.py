@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from math import ceil
 
@@ -33,6 +34,7 @@ from router.upstream import ConnectFailed, EngineFailed, TimedOut, Upstream
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2
+DRAINED = "drained"  # cut when the router ended
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
 ID_CHARS_MAX = 128
 DETAIL_CHARS_MAX = 300
@@ -63,12 +65,17 @@ class Proxy:
         self._report = report
         self._clock = clock
         self._budget = budget
+        self.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout, receipts=receipts)
+        self.in_flight = 0
+        self.cut_why = ""  # why requests are cancelled, if it is not that their clients left
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def configure(self, *, retries_max: int, retry_on_timeout: bool, receipts: bool) -> None:
+        """What holds from now on, for requests under way too."""
         self._retries_max = retries_max
         self._retry_on_timeout = retry_on_timeout
         self._receipts = receipts
-        self.in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     async def handle(self, request: Request) -> None:
         """Answer one request, whatever happens; everything about it is reported once."""
@@ -80,9 +87,12 @@ class Proxy:
             await self._serve(request, record, started_s)
         except Refusal as refusal:
             refuse(request, record, refusal, spoken_on(request.path))
-        except (asyncio.CancelledError, ClientLeft):
-            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
-            raise
+        except (asyncio.CancelledError, ClientLeft) as error:
+            if self.cut_why and isinstance(error, asyncio.CancelledError):
+                self._end_short(request, record)
+            else:
+                record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+                raise
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
             if record.status:
@@ -100,6 +110,16 @@ class Proxy:
     async def idle(self) -> None:
         """Return when nothing is being answered."""
         await self._idle.wait()
+
+    def _end_short(self, request: Request, record: RequestRecord) -> None:
+        """It is we who leave: the client gets an answer if none has begun, else an end it can tell from a good one."""
+        if not record.status:
+            with suppress(ClientLeft):
+                refuse(request, record, Refusal(503, DRAINED, self.cut_why), spoken_on(request.path))
+        else:
+            request.cut()
+            record.error, record.detail = DRAINED, self.cut_why
+        record.ending = DRAINED
 
     async def _serve(self, request: Request, record: RequestRecord, read_s: float) -> None:
         question = await self._reader.understand(request, record.id)

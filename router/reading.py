@@ -70,7 +70,7 @@ class Reader:
         self._placer = placer
         self._tokens = tokens
         self._offload_bytes_min = offload_bytes_min
-        self._ask_usage = ask_usage
+        self.ask_usage = ask_usage
         self._thread = ThreadPoolExecutor(1, "parse")
         self._seen, self._seen_long = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
 
@@ -94,7 +94,7 @@ class Reader:
             view = self._placer.token_view(model)
             tokens = await self._tokens.of(dialect, path, body, ask, model, view) if view is not None else None
         ask.decoded = None  # not kept while the answer comes
-        strip_usage = self._ask_usage and dialect is not None and ask.stream and not ask.wants_usage
+        strip_usage = self.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
         return Question(
             request=request,
             lines=_forward_lines(request, request_id),

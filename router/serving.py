@@ -11,6 +11,7 @@ client sends ahead wait their turn; beyond a few the connection is not read unti
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import struct
@@ -50,8 +51,8 @@ class Client(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_holding", "_moved", "_receiver", "_refusal", "_request", "_server", "_task",
-        "_transport", "_unread_bytes", "_waiting", "chunked", "idle_since_s", "sender", "write",
+        "_clogged", "_discarding", "_holding", "_moved", "_receiver", "_refusal", "_request", "_server",
+        "_transport", "_unread_bytes", "_waiting", "chunked", "idle_since_s", "sender", "task", "write",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -61,7 +62,7 @@ class Client(asyncio.Protocol):
         self._request: Request | None = None  # what is being answered
         self._waiting: deque[Request] = deque()
         self._refusal: BadRequest | None = None  # answered behind what waits; nothing more is read
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._holding = False  # the client is not read: it sent too far ahead
         self._discarding = False
         self._clogged = False  # the client does not read
@@ -91,7 +92,7 @@ class Client(asyncio.Protocol):
         # What refers to itself, bodies and all, waits for the collector of cycles, and that hardly ever comes.
         self._receiver.close()
         self._refusal = None  # its traceback holds us
-        task, self._request, self._task = self._task, None, None
+        task, self._request, self.task = self.task, None, None
         if task is not None:
             task.cancel()
 
@@ -141,7 +142,7 @@ class Client(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._request = request
-        self._task = self._server.loop.create_task(self._serve(request))
+        self.task = self._server.loop.create_task(self._serve(request))
 
     async def _serve(self, request: Request) -> None:
         try:
@@ -156,7 +157,7 @@ class Client(asyncio.Protocol):
                 self._next()
 
     def _next(self) -> None:
-        self._request = self._task = self.sender = None
+        self._request = self.task = self.sender = None
         self.idle_since_s = self._server.loop.time()
         if not self._clogged:  # else answers that nobody reads would pile up
             self._go_on()
@@ -306,9 +307,11 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
         self.clients: set[Client] = set()
-        self.closing = False
-        self._keepalive_s = keepalive_s
+        self.closing = False  # answers end their connections
+        self._draining = False  # so do those that wait for no answer
+        self.keepalive_s = keepalive_s
         self._listener: asyncio.Server | None = None
+        self._shared = False  # other processes accept on the same socket
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
@@ -317,6 +320,7 @@ class Server:
 
     async def take(self, listening: socket.socket, *, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Accept on a socket that listens already; others may accept on it too."""
+        self._shared = True
         return self._begin(
             await self.loop.create_server(lambda: Client(self), sock=listening, backlog=BACKLOG, ssl=tls)
         )
@@ -331,17 +335,25 @@ class Server:
         """Coarse on purpose: one timer for all connections, none for each."""
         now_s = self.loop.time()
         for client in list(self.clients):
-            if client.stale(now_s, self._keepalive_s):
+            if client.stale(now_s, self.keepalive_s):
                 client.abort()
-            elif self.closing and client.idle and not client.busy:
+            elif self._draining and client.idle and not client.busy:
                 client.close()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def lame_duck(self) -> None:
+        """Go on, but every answer ends its connection from now on: clients that keep theirs move elsewhere, each after
+        one more request."""
+        self.closing = True
 
     async def drain(self) -> None:
         """Accept no more; return when every request that came was answered, and its answer taken. Answers end with
         `Connection: close`. Whoever was accepted, or is in the kernel's queue, may have sent a request by now: both are
         looked at before anything is closed."""
-        self.closing = True
+        self.closing = self._draining = True
+        if self._listener is not None and not self._shared:
+            for listening in self._listener.sockets:
+                close_queue(listening)
         for _ in range(2):  # turns of the loop: the queue is accepted
             await asyncio.sleep(0)
         self._stop()
@@ -353,8 +365,15 @@ class Server:
         while any(client.busy for client in self.clients):  # noqa: ASYNC110 - at the end of a process, and short
             await asyncio.sleep(LOOK_S)
 
+    async def cancel_all(self) -> None:
+        """Cancel whatever is being answered, and return when that has had its last word with its client."""
+        running = [client.task for client in self.clients if client.task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     def _stop(self) -> None:
-        self.closing = True
+        self.closing = self._draining = True
         if self._listener is not None:
             self._listener.close()
 
@@ -367,6 +386,14 @@ class Server:
         for client in list(self.clients):
             client.abort()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
+
+
+def close_queue(listening: socket.socket) -> None:
+    """Let nobody else into the kernel's queue of a socket that listens, which stays open for those who are in it. A
+    client that comes now is refused when the socket closes; in the queue, it would take itself for connected, send a
+    request, and be reset with it."""
+    with socket.socket(fileno=os.dup(listening.fileno())) as same:
+        same.listen(0)
 
 
 def date_line() -> bytes:

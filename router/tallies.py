@@ -129,6 +129,9 @@ class Tallies:
         text = "Placements that workers made by the ring, as the hub was lost to them."
         self._hub_lost = Counter("worker_hub_lost_placements", text)
         self._hub_lost.values[()] = 0.0
+        self._reloads = Counter("reloads", "Times that the settings were read again.", "result")
+        self._reloads.values |= {("ok",): 0.0, ("refused",): 0.0}
+        self.reloaded_at_s: float | None = None  # Unix time of the last that is in force
 
     def all(self) -> list[Counter | Histogram]:
         """In the order of the page."""
@@ -183,6 +186,12 @@ class Tallies:
     def hub_lost(self, placements: int) -> None:
         """Count placements that workers made without the hub."""
         self._hub_lost.values[()] += placements
+
+    def reloaded(self, result: str, now_s: float) -> None:
+        """The settings were read again: `ok` if they are in force now, `refused` if the old ones stay."""
+        self._reloads.values[result,] += 1
+        if result == "ok":
+            self.reloaded_at_s = now_s
 
     def left(self, replica: str) -> None:
         """Drop the series of a replica that is gone."""

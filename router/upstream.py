@@ -137,15 +137,33 @@ class Upstream:
         outbox: Outbox | None = None,
     ) -> None:
         """Without an `outbox` it has one of its own."""
+        self.configure(
+            connect_timeout_s=connect_timeout_s,
+            first_byte_timeout_s=first_byte_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            keepalive_s=keepalive_s,
+            held_bytes_max=held_bytes_max,
+        )
+        self._answers: set[Answer] = set()
+        self._servers: dict[str, Server] = {}  # by replica
+        self._loop = asyncio.get_running_loop()
+        self._outbox = outbox or Outbox(self._loop)
+
+    def configure(
+        self,
+        *,
+        connect_timeout_s: float,
+        first_byte_timeout_s: float,
+        idle_timeout_s: float,
+        keepalive_s: float,
+        held_bytes_max: int,
+    ) -> None:
+        """What holds from now on, for calls under way too; how much of an answer is held, for those that begin."""
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._keepalive_s = keepalive_s
         self._held_bytes_max = held_bytes_max
-        self._answers: set[Answer] = set()
-        self._servers: dict[str, Server] = {}  # by replica
-        self._loop = asyncio.get_running_loop()
-        self._outbox = outbox or Outbox(self._loop)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -80,6 +80,8 @@ class Library:
             bounds = {"buckets": tally.bounds} if isinstance(tally, tallies.Histogram) else {}
             made = kinds[type(tally)](tally.name, tally.text, tally.labels, registry=self.registry, **bounds)
             self.of[tally.name.removeprefix("warmroute_")] = made
+        for result in ("ok", "refused"):
+            self.of["reloads"].labels(result)
 
     def observe(self, record: RequestRecord) -> None:
         """Count one request, a call for each of its figures."""

@@ -1,19 +1,28 @@
-"""A fixed list of replicas, from flags or the settings file."""
+"""A list of replicas, from flags or the settings file; another one when the settings are read again."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 
 from router.core.facts import Replica
 
 
-@dataclass(frozen=True, slots=True)
 class StaticDiscovery:
-    """Yields its one set and ends."""
+    """Yields its set, and again whenever it is replaced."""
 
-    urls: tuple[str, ...]
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._urls = tuple(urls)
+        self._changed = asyncio.Event()
+
+    def replace(self, urls: Iterable[str]) -> None:
+        """These from now on."""
+        self._urls = tuple(urls)
+        self._changed.set()
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """One complete set."""
-        yield frozenset(Replica(url.rstrip("/")) for url in self.urls)
+        """Complete sets, without end."""
+        while True:
+            self._changed.clear()
+            yield frozenset(Replica(url.rstrip("/")) for url in self._urls)
+            await self._changed.wait()

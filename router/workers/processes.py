@@ -1,18 +1,22 @@
 """What the children of the supervisor do: `python -m router.workers`, told on standard input.
 
-Standard input brings one Spec and then stays open: when it ends, the supervisor wants us to drain, or is gone, which
-comes to the same. So does SIGTERM. SIGINT is left to the supervisor, since a terminal sends it to all.
+Standard input brings one Spec and then stays open for Orders: when it ends, the supervisor wants us to drain, or is
+gone, which comes to the same. So does SIGTERM. SIGINT and SIGHUP are left to the supervisor, since a terminal sends
+them to all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,10 +24,15 @@ import msgspec
 from router import logs
 from router.edge import Edge
 from router.hub import Hub
+from router.reloading import REFUSED
 from router.running import run
+from router.settings import Settings, SettingsError
+from router.workers import wire
 from router.workers.client import RemotePlacer
 from router.workers.server import HubServer
-from router.workers.spec import READY, SPEC_BYTES_MAX, Spec
+from router.workers.spec import READY, SPEC_BYTES_MAX, LameDuck, Order, Reload, Spec, order_of
+
+log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0  # for the first probes, before workers are told what is ready
 VIEW_S = 5.0  # that a worker waits for its first view: until then others serve, or clients wait to be accepted
@@ -32,6 +41,8 @@ GRACE_S = 2.0  # of the hub, beyond `listen.drain_s`
 
 def main() -> int:
     """Read the Spec and be what it says. Returns the exit status."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see the supervisor
     size = int.from_bytes(_exactly(4), "little")
     if not 0 < size <= SPEC_BYTES_MAX:
         return 2
@@ -63,18 +74,43 @@ def _exactly(size: int) -> bytes:
     return data
 
 
-def _asked_to_stop() -> asyncio.Event:
-    """Set at SIGTERM and at the end of standard input."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+class _Orders:
+    """What the supervisor says; kept until somebody follows."""
 
-    def ended() -> None:
-        if not os.read(0, 4_096):
-            loop.remove_reader(0)
-            stop.set()
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()  # set at SIGTERM and at the end of standard input
+        self._frames = wire.Frames(SPEC_BYTES_MAX)
+        self._kept: list[Order] = []
+        self._do: Callable[[Order], None] = self._kept.append
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGTERM, self.stop.set)
+        self._loop.add_reader(0, self._read)
 
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_reader(0, ended)
-    return stop
+    def follow(self, do: Callable[[Order], None]) -> None:
+        """Do what was said, and what will be."""
+        self._do = do
+        for order in self._kept:
+            do(order)
+
+    def _read(self) -> None:
+        data = os.read(0, 65_536)
+        if not data:
+            self._loop.remove_reader(0)
+            self.stop.set()
+        for body in self._frames.feed(data):
+            self._do(order_of(body))
+
+
+def _reload(reload: Callable[[Settings], None], settings: Settings) -> bool:
+    """Whether they are taken; a file that they name may have gone since the supervisor looked."""
+    try:
+        reload(settings)
+    except SettingsError as error:
+        for problem in error.problems:
+            log.error(REFUSED, extra={"fields": {"problem": problem}})  # noqa: TRY400 - no trace
+        return False
+    logs.configure(settings.log.level, requests=settings.log.requests)
+    return True
 
 
 def _ready() -> None:
@@ -83,7 +119,7 @@ def _ready() -> None:
 
 
 async def _hub(spec: Spec) -> None:
-    stop, settings = _asked_to_stop(), spec.settings
+    orders, settings = _Orders(), spec.settings
     server: HubServer | None = None
 
     def lost(replica: str) -> None:
@@ -97,9 +133,18 @@ async def _hub(spec: Spec) -> None:
         admin_socket=socket.socket(fileno=spec.admin_fd),
     )
     hub.left = lambda replica: server.left(replica) if server is not None else None
+
+    def do(order: Order) -> None:
+        if isinstance(order, LameDuck):
+            hub.drain()
+        else:
+            taken = isinstance(order, Reload) and _reload(hub.reload, order.settings)
+            hub.reloaded("ok" if taken else "refused")
+
     async with hub:
+        orders.follow(do)
         _ready()
-        probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(stop.wait())
+        probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(orders.stop.wait())
         await asyncio.wait((probing, stopping), timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
@@ -108,12 +153,12 @@ async def _hub(spec: Spec) -> None:
             await stopping
             hub.drain()
             with suppress(TimeoutError):
-                async with asyncio.timeout(settings.listen.drain_s + GRACE_S):
+                async with asyncio.timeout(hub.settings.listen.drain_s + GRACE_S):
                     await server.empty.wait()
 
 
 async def _worker(spec: Spec, number: int) -> None:
-    stop, settings, edge = _asked_to_stop(), spec.settings, None
+    orders, settings, edge = _Orders(), spec.settings, None
     placer = RemotePlacer(
         spec.path,
         worker=number,
@@ -130,5 +175,13 @@ async def _worker(spec: Spec, number: int) -> None:
             async with asyncio.timeout(VIEW_S):
                 await placer.viewed.wait()
         async with Edge(settings, placer, listening=socket.socket(fileno=spec.main_fd)) as edge:
+            orders.follow(partial(_do, edge))
             _ready()
-            await stop.wait()
+            await orders.stop.wait()
+
+
+def _do(edge: Edge, order: Order) -> None:
+    if isinstance(order, LameDuck):
+        edge.lame_duck()
+    elif isinstance(order, Reload):
+        _reload(edge.reload, order.settings)

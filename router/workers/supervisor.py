@@ -17,16 +17,18 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from router import logs
+from router.reloading import Reloader
 from router.running import cannot_listen, url_of
+from router.serving import close_queue
 from router.settings import Settings
-from router.workers.spec import READY, Spec
+from router.workers.spec import READY, LameDuck, Order, Refused, Reload, Spec, framed
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +43,22 @@ WINDOW_S = 60.0
 GRACE_S = 5.0  # beyond `listen.drain_s`, before children are killed
 
 
-def run(settings: Settings) -> int:
-    """Serve until told to stop. Returns the exit status."""
+def run(settings: Settings, read: Callable[[], Settings]) -> int:
+    """Serve until told to stop; `read` gives the settings again, and raises SettingsError. Returns the exit status."""
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
     try:
-        return asyncio.run(_Supervisor(settings).run())
+        return asyncio.run(_Supervisor(settings, read).run())
     except OSError as error:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
         self._settings = settings
+        self._reloader = Reloader(settings, read, self._apply, self._told)
         self._stop = asyncio.Event()
+        self._lame_duck = False  # before draining
         self._now = asyncio.Event()  # do not wait for answers to end
         self._children: list[_Child] = []
 
@@ -62,8 +66,8 @@ class _Supervisor:
         """Returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as do the children, who inherit that
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-", ignore_cleanup_errors=True))
             url, admin_url = self._prepare(stack, Path(folder, "hub"))
@@ -71,7 +75,11 @@ class _Supervisor:
             try:
                 if await self._all_ready():
                     print(f"listening {url} admin {admin_url}", flush=True)
+                    reloading = asyncio.create_task(self._reloader.watch())
                     await self._stop.wait()
+                    reloading.cancel()
+                    await self._limp()
+                    close_queue(self._main)
                     stack.close()  # from here on nobody waits in a queue that nobody will read
                     return await self._drain(keeping)
                 if self._stop.is_set():
@@ -88,7 +96,7 @@ class _Supervisor:
     def _prepare(self, stack: ExitStack, path: Path) -> tuple[str, str]:
         """Bind all sockets and say who the children are. The temporary folder is only ours (0700)."""
         s = self._settings.listen
-        main = stack.enter_context(_bound(s.host, s.port))
+        main = self._main = stack.enter_context(_bound(s.host, s.port))
         admin = stack.enter_context(_bound(s.admin_host, s.admin_port))
         hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
@@ -105,10 +113,33 @@ class _Supervisor:
             self._children.append(_Child(f"worker {number}", spec, (main.fileno(),)))
         return url_of(*main.getsockname()[:2]), url_of(*admin.getsockname()[:2])
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
         if self._stop.is_set():
             self._now.set()
+        else:
+            self._lame_duck = number == signal.SIGTERM
         self._stop.set()
+
+    def _apply(self, settings: Settings) -> None:
+        """Tell all children, and those to come."""
+        logs.configure(settings.log.level, requests=settings.log.requests)
+        self._settings = settings
+        for child in self._children:
+            child.reload(settings if child.spec.worker is None else _share(settings))
+
+    def _told(self, result: str) -> None:
+        if result != "ok":
+            self._children[0].say(Refused())
+
+    async def _limp(self) -> None:
+        """The time between SIGTERM and the drain."""
+        if not self._lame_duck:
+            return
+        for child in self._children:
+            child.lame_duck()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.listen.lame_duck_s):
+                await self._now.wait()
 
     async def _all_ready(self) -> bool:
         """Whether all children came up, before one failed or we were told to stop."""
@@ -140,8 +171,9 @@ class _Child:
     def __init__(self, name: str, spec: Spec, fds: tuple[int, ...]) -> None:
         self.name = name
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # of the first
-        self._spec = msgspec.msgpack.encode(spec)
+        self.spec = spec
         self._fds = fds
+        self._lame = False
         self._process: asyncio.subprocess.Process | None = None
         self._draining = False
         self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
@@ -177,19 +209,38 @@ class _Child:
     async def _start(self) -> asyncio.subprocess.Process:
         arguments = ("-m", "router.workers")
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdin=pipe, stdout=pipe, pass_fds=self._fds
-        )
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # inherited, until it can ignore it
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, stdin=pipe, stdout=pipe, pass_fds=self._fds
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         self._process = process
         if self._draining and process.stdin is not None:
             process.stdin.close()
             return process
         log.info("a process was started", extra={"fields": {"process": self.name, "pid": process.pid}})
         if process.stdin is not None:
-            process.stdin.write(len(self._spec).to_bytes(4, "little") + self._spec)
+            process.stdin.write(framed(self.spec) + (framed(LameDuck()) if self._lame else b""))
             with suppress(ConnectionError):
                 await process.stdin.drain()
         return process
+
+    def say(self, order: Order) -> None:
+        """To the process that is there now."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(framed(order))
+
+    def reload(self, settings: Settings) -> None:
+        """These settings hold from now on, for processes to come too."""
+        self.spec = replace(self.spec, settings=settings)
+        self.say(Reload(settings))
+
+    def lame_duck(self) -> None:
+        """No more should come; likewise."""
+        self._lame = True
+        self.say(LameDuck())
 
     def drain(self) -> None:
         """The end of its standard input tells it to."""

@@ -26,7 +26,7 @@ class Router:
     def __init__(self, replicas: list[str], folder: Path, name: str = "router", more: Sequence[str] = ()) -> None:
         """`more` are further words of the command line."""
         urls = [word for url in replicas for word in ("--replica", url)]
-        ports = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
+        ports = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--set", "listen.lame_duck_s=0"]
         command = [sys.executable, "-m", "router", "serve", *urls, *ports, "--policy", "warm", *more]
         self.server = Server(name, command, folder / f"{name}.log", os.environ, REPO)
         self.url = self.admin_url = ""

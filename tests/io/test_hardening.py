@@ -146,6 +146,7 @@ async def test_signals(client: ClientSession, engine: FakeEngine, signals: int, 
     """SIGTERM closes the listener, lets the answer finish and exits 0; a second one ends the drain."""
     engine.script.append(half_then_waits)
     command = ["-m", "router", "serve", "--replica", engine.url, "--port", "0", "--admin-port", "0"]
+    command += ["--set", "listen.lame_duck_s=0"]
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
     router = await asyncio.create_subprocess_exec(sys.executable, *command, **pipes)  # type: ignore[arg-type]
     try:
