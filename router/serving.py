@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import ssl
 import struct
@@ -28,6 +29,7 @@ WAITING_MAX = 8  # requests sent ahead
 WRITE_BUFFER_BYTES_MAX = 256 << 10  # unread by the client; above it the engine is not read either
 LINGER_S = 2.0  # what a refused client still sends is read for so long, so that it gets to see why
 SWEEP_S = 1.0
+ACCEPT_S = 1.0  # that the last of the kernel's queue may take
 LATE_S = 0.1  # after which connections without a request are closed by `drain`: one may be on its way
 LOOK_S = 0.02  # between two looks of `drain`
 BACKLOG = 1_024
@@ -351,11 +353,8 @@ class Server:
         `Connection: close`. Whoever was accepted, or is in the kernel's queue, may have sent a request by now: both are
         looked at before anything is closed."""
         self.closing = self._draining = True
-        if self._listener is not None and not self._shared:
-            for listening in self._listener.sockets:
-                close_queue(listening)
-        for _ in range(2):  # turns of the loop: the queue is accepted
-            await asyncio.sleep(0)
+        if self._listener is not None:
+            await self._accept_last(self._listener)
         self._stop()
         if self.clients:
             await asyncio.sleep(LATE_S)
@@ -364,6 +363,16 @@ class Server:
                 client.close()
         while any(client.busy for client in self.clients):  # noqa: ASYNC110 - at the end of a process, and short
             await asyncio.sleep(LOOK_S)
+
+    async def _accept_last(self, listener: asyncio.Server) -> None:
+        """Return when the kernel's queue is empty; libuv takes one connection out of it in a turn of the loop."""
+        waiting, until_s = select.poll(), self.loop.time() + ACCEPT_S
+        for listening in listener.sockets:
+            waiting.register(listening.fileno(), select.POLLIN)
+            if not self._shared:
+                close_queue(listening)
+        while waiting.poll(0) and self.loop.time() < until_s:  # noqa: ASYNC110 - nothing tells when it is empty
+            await asyncio.sleep(0)
 
     async def cancel_all(self) -> None:
         """Cancel whatever is being answered, and return when that has had its last word with its client."""

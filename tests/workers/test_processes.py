@@ -55,9 +55,12 @@ class Command:
 
 
 @asynccontextmanager
-async def command(*engines: FakeEngine, workers: int = 2, **more: str) -> AsyncIterator[Command]:
+async def command(
+    *engines: FakeEngine, workers: int = 2, config: Path | None = None, **more: str
+) -> AsyncIterator[Command]:
     """The command in front of these engines, ready; killed with all its children if it is still there at the end."""
     arguments = ["-m", "router", "serve", "--port", "0", "--admin-port", "0", "--workers", str(workers)]
+    arguments += ["--config", str(config)] if config else []
     base = {"probe.interval_s": "0.2", "log.requests": "false", "listen.lame_duck_s": "0"}
     settings = base | {k.replace("__", "."): v for k, v in more.items()}
     for engine in engines:
