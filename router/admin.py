@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from router.core.breaker import State
 from router.core.facts import Candidate
 from router.core.fleet import Member
 from router.core.routing import Router
@@ -113,6 +114,7 @@ class Pages:
             "ready": member.health.fit,
             "why": member.health.why,
             "failures_in_a_row": member.breaker.failures,
+            "breaker": _breaker(member, now_s),
             "grade": member.grade,
             "grade_why": self._router.knowledge.standing(member.id)[1],
             "events": self._events(member.id),
@@ -145,6 +147,14 @@ class Pages:
             "answers_compared": compared,
             "answers_equal": equal,
         }
+
+
+def _breaker(member: Member, now_s: float) -> dict[str, Any]:
+    """What requests say of it, and for how long it gets none."""
+    state = member.state(now_s)
+    until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
+    why = "it asked for that" if state is State.RESTING else member.breaker.why
+    return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}
 
 
 def _decision(record: RequestRecord) -> dict[str, Any]:

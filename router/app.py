@@ -17,7 +17,12 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.hub = Hub(settings, in_flight=lambda: self.edge.in_flight, lost=lambda replica: self.edge.lost(replica))
+        self.hub = Hub(
+            settings,
+            in_flight=lambda: self.edge.in_flight,
+            lost=lambda replica: self.edge.lost(replica),
+            stuck=lambda replica: self.edge.stuck(replica),
+        )
 
     async def __aenter__(self) -> Self:
         """Start listening; replicas are looked for meanwhile, and `/readyz` says when one is there."""

@@ -121,6 +121,10 @@ class Edge:
         """Nobody listens there any more."""
         self.upstream.lost(replica)
 
+    def stuck(self, replica: str) -> None:
+        """It accepts and does not answer."""
+        self.upstream.stuck(replica)
+
     def left(self, replica: str) -> None:
         """The replica is no longer one."""
         self.upstream.forget(replica)
@@ -140,6 +144,7 @@ class Edge:
             keepalive_s=s.upstream.keepalive_s,
             held_bytes_max=s.limits.held_answer_bytes_max,
             outbox=self._outbox,
+            alive=self._placer.alive,
         )
         self._stack.push_async_callback(self.upstream.close)
         self.reader = Reader(

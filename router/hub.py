@@ -19,6 +19,7 @@ from router import logs
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
 from router.announce import Announcer
+from router.core.breaker import State
 from router.core.facts import Grade, Replica
 from router.core.kv_stream import Limits
 from router.core.policies import POLICIES
@@ -38,7 +39,8 @@ from router.trust import Trust
 
 log = logging.getLogger(__name__)
 
-CHECK_S = 1.0
+LOOK_S = 0.25  # between two looks for stuck replicas
+LOOKS_A_CHECK = 4  # events are held against counters every so many
 TOKENIZERS_S = 20.0  # of loading, before serving begins without them
 CLOSE_S = 0.1  # for connections of the admin listener to close
 
@@ -52,13 +54,16 @@ class Hub:
         *,
         in_flight: Callable[[], int],
         lost: Callable[[str], None],
+        stuck: Callable[[str], None] = lambda _: None,
         admin_socket: socket.socket | None = None,
     ) -> None:
         """`in_flight` counts requests being answered by all edges; `lost(replica)` hears that nobody listens there any
-        more. Without an `admin_socket` one is bound where the settings say."""
+        more, `stuck(replica)` that it accepts and does not answer. Without an `admin_socket` one is bound where the
+        settings say."""
         self.settings = settings  # that hold now
         self._in_flight = in_flight
         self._tell_lost = lost
+        self._tell_stuck = stuck
         self._admin_socket = admin_socket
         self._discovery = StaticDiscovery(settings.replicas)
         self._stack = AsyncExitStack()
@@ -82,6 +87,9 @@ class Hub:
             held_blocks_max=s.events.blocks_max,
             graded=self._graded,
             resync=lambda id_: self._events.resync(id_) if self._events else None,
+            slow_start_s=s.upstream.slow_start_s,
+            stuck_after_s=s.upstream.stuck_after_s,
+            stood=self._stood,
             suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
         )
         try:
@@ -240,6 +248,11 @@ class Hub:
         fields = {"replica": replica, "grade": grade.value, "why": why}
         log.log(logging.WARNING if fell else logging.INFO, "replica's grade", extra={"fields": fields})
 
+    def _stood(self, replica: str, state: State, why: str) -> None:
+        """Requests say of a replica what its health checks do not: each change is logged once."""
+        level = logging.INFO if state is State.CLOSED else logging.WARNING
+        log.log(level, "replica's breaker", extra={"fields": {"replica": replica, "state": state.value, "why": why}})
+
     def _refused(self, replica: str) -> None:
         """An edge found that nobody listens there: all ranks of that server are gone at once."""
         for id_ in self.router.fleet.same_server(replica):
@@ -255,10 +268,15 @@ class Hub:
         self._ranks.doubt(replica)
 
     async def _check(self) -> None:
-        """Hold what events say against what engines count."""
+        """Look for stuck replicas, and now and then hold what events say against what engines count."""
+        look = 0
         while True:
-            await asyncio.sleep(CHECK_S)
-            self.router.check(time.monotonic())
+            await asyncio.sleep(LOOK_S)
+            for replica in self.router.stuck(time.monotonic()):
+                self._tell_stuck(replica)
+            look += 1
+            if not look % LOOKS_A_CHECK:
+                self.router.check(time.monotonic())
 
     # -- what it shows -------------------------------------------------------------------------------------------
 

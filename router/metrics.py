@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router import __version__
+from router.core.breaker import State
 from router.core.facts import Grade
 from router.core.fleet import Member
 from router.core.routing import Router
@@ -150,6 +151,8 @@ class _Gauges(Collector):
         yield _gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         dropped = "Log lines that nobody took from standard error in time."
         yield CounterMetricFamily("warmroute_log_lines_dropped", dropped, value=self._lines_dropped())
+        panics = "Placements on replicas that may not be fit, since no other was left."
+        yield CounterMetricFamily("warmroute_panic_placements", panics, value=self._router.standing.panics)
         yield from self._replicas()
 
     def _replicas(self) -> Iterable[Metric]:
@@ -172,6 +175,12 @@ class _Gauges(Collector):
         yield each("share", "Our part of the replica's computed tokens.", lambda m: m.share)
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
         yield each("hit_rate", "The engine's own hits over queries, since it started.", _engine_rate)
+        yield _gauge(
+            "replica_breaker",
+            "1 at what the replica is sent, as far as requests have a say in it.",
+            ("replica", "state"),
+            [((m.id, s.value), float(m.state(now_s) is s)) for m in members.values() for s in State],
+        )
         yield _gauge(
             "replica_grade",
             "1 at the grade of what is known of the replica's cache.",

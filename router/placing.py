@@ -98,6 +98,12 @@ class Placer(Protocol):
     def refused(self, replica: str) -> None:
         """Nobody listens there any more: proof that the engine is gone."""
 
+    def alive(self, replica: str) -> None:
+        """Something came of its work: a further piece of an answer."""
+
+    def rest(self, replica: str, for_s: float) -> None:
+        """It asked to be sent nothing for so long (429 or 503 with Retry-After); more than REST_MAX_S is that."""
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""
 
@@ -139,6 +145,7 @@ class ResponseOwners:
 
 
 LISTEN_S = 0.001
+REST_MAX_S = 300.0  # an engine may ask for anything
 
 
 class LocalPlacer:
@@ -194,7 +201,7 @@ class LocalPlacer:
         return wanted.tokens is not None and self._router.knowledge.behind(wanted.tokens, self._clock())
 
     def place_now(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
-        """Place, whatever is on its way. Raises NoReplica."""
+        """Place, whatever is on its way. Raises NoReplica and Shed."""
         return self._router.route(
             wanted.ask,
             wanted.model,
@@ -207,6 +214,15 @@ class LocalPlacer:
             only=self.owners.owner(wanted.response_id),
         )
 
+    def alive(self, replica: str) -> None:
+        """See Placer."""
+        self._router.alive(replica, self._clock())
+
+    def rest(self, replica: str, for_s: float) -> None:
+        """See Placer."""
+        if for_s > 0:
+            self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S))
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """See Placer."""
-        return any(member.id not in tried for member in self._router.fleet.ready())
+        return any(member.id not in tried for member in self._router.fleet.usable())

@@ -13,6 +13,7 @@ import asyncio
 import errno
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, takewhile
@@ -109,13 +110,14 @@ class Prober:
             served = await self._models(server) if models else None
         except ProbeFailed as failure:
             for rank in self._ranks(replica):
-                self._heard(rank, ok=False, proof=failure.refused, why=str(failure))
+                silent = not failure.refused and not failure.status
+                self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
             return
         page = await self._metrics(server)
         for rank in self._ranks(replica):
             if served is not None:
                 self._router.observe_models(rank, served)
-            self._router.observe_load(rank, await self._load(rank, page))
+            self._router.observe_load(rank, await self._load(rank, page), time.monotonic())
             member = self._router.fleet.members.get(rank)
             has_models = bool(member and member.models)
             self._heard(rank, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
@@ -132,10 +134,10 @@ class Prober:
         members = self._router.fleet.members
         return not all(members[rank].models for rank in self._ranks(replica))
 
-    def _heard(self, replica: str, *, ok: bool, proof: bool, why: str) -> None:
+    def _heard(self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False) -> None:
         member = self._router.fleet.members.get(replica)
         news = member is not None and member.health.why != why  # each change is logged once, with its reason
-        flipped = self._router.observe_health(replica, ok, why, proof=proof)
+        flipped = self._router.observe_health(replica, ok, why, proof=proof, silent=silent)
         if flipped or (news and not ok):
             fields = {"replica": replica, "why": why}
             level = logging.INFO if ok else logging.WARNING

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -45,6 +45,12 @@ class ReplicaLost(Failure):
     """The request was silent, and its replica now refuses connections."""
 
     kind = "lost"
+
+
+class ReplicaStuck(Failure):
+    """The request was silent, as is everything else on a replica that accepts and does not answer."""
+
+    kind = "stuck"
 
 
 class TimedOut(Failure):
@@ -135,8 +141,10 @@ class Upstream:
         keepalive_s: float,
         held_bytes_max: int,
         outbox: Outbox | None = None,
+        alive: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Without an `outbox` it has one of its own."""
+        """Without an `outbox` it has one of its own. `alive(replica)` hears, twice a second at most, that streams of a
+        replica go on."""
         self.configure(
             connect_timeout_s=connect_timeout_s,
             first_byte_timeout_s=first_byte_timeout_s,
@@ -144,7 +152,9 @@ class Upstream:
             keepalive_s=keepalive_s,
             held_bytes_max=held_bytes_max,
         )
+        self._alive = alive
         self._answers: set[Answer] = set()
+        self._streaming: set[Answer] = set()  # begun, and moved when the watchdog looked
         self._servers: dict[str, Server] = {}  # by replica
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
@@ -186,10 +196,25 @@ class Upstream:
             now_s = self._loop.time()
             for server in self._servers.values():
                 server.close_idle(now_s - self._keepalive_s)
+            alive: set[str] = set()
             for answer in list(self._answers):
                 limit_s = self._idle_timeout_s if answer.begun else self._first_byte_timeout_s
-                if now_s - answer.silent_since(now_s) > limit_s:
+                since_s = answer.silent_since(now_s)
+                if since_s == now_s and answer.begun and answer.streams:
+                    # Not the first time: a stream of the Responses API begins before there is any work.
+                    if answer in self._streaming:
+                        alive.add(answer.replica)
+                    self._streaming.add(answer)
+                if now_s - since_s > limit_s:
                     answer.fail(BrokeMidway("no byte in time") if answer.begun else TimedOut("no answer in time"))
+            for replica in alive:
+                self._alive(replica)
+
+    def stuck(self, replica: str) -> None:
+        """The replica accepts and does not answer: what is silent there is to be tried elsewhere."""
+        for answer in list(self._answers):
+            if answer.replica == replica and not answer.begun:
+                answer.fail(ReplicaStuck("its replica is stuck"))
 
     def lost(self, replica: str) -> None:
         """The replica refuses connections: its silent requests will never be answered, nor those of any other rank
@@ -238,6 +263,7 @@ class Upstream:
     def done(self, answer: Answer) -> None:
         """The answer was read, or nobody wants it any more."""
         self._answers.discard(answer)
+        self._streaming.discard(answer)
         answer.close()
 
 

@@ -9,23 +9,31 @@ seen (an answer that does not stream) leaves the queue when its modelled time is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from router.core.breaker import Breaker, State
 from router.core.facts import Grade, Load, Outcome, Receipt, Replica, ServedModel
-from router.core.health import Breaker, Health
+from router.core.health import Health
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Held
-from router.core.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
+from router.core.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
 FOREIGN_PROBES = 3
 SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
 SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by one side and not yet by the other
 SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
-_NOBODY: frozenset[str] = frozenset()
+ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token within its modelled time, so many times, and this is on time
+LATE_S = 3.0  # after a first token that was not, others that came with it prove nothing
+BUSY_FACTOR = 3.0  # of the modelled time of work that is not seen to end
+TIMED_MAX = 8  # first tokens of a replica that are compared with others'
+ANSWER_FADE = 0.995  # of the longest answer, per answer
+
+
+ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
 
 
 class Lease(Struct, gc=False, eq=False):  # see facts.py
@@ -54,11 +62,20 @@ class Lease(Struct, gc=False, eq=False):  # see facts.py
     role: str = "both"
     first_token_s: float | None = None
     service_ms: float | None = None
+    alone_ms: float | None = None  # of that, what its own prefill took; None where others' may be part of it
 
     @property
     def uncached_tokens(self) -> int:
         """Prompt tokens that the replica must compute."""
         return self.prompt_tokens - self.cached_tokens
+
+
+class Timed(Struct, gc=False):
+    """A first token, against what the fleet's model said."""
+
+    at_s: float
+    took_ms: float
+    expected_ms: float  # by the fleet's model
 
 
 @dataclass(slots=True)
@@ -86,6 +103,18 @@ class Member:
     _head: Lease | None = None  # of the queue
     _queue_ms: float = 0.0
     _head_since_s: float = 0.0
+    # What requests say of it: see breaker.py, silence.py, pace.py, standing.py.
+    alive_s: float = 0.0  # last sign of life
+    on_time_s: float = float("-inf")  # last first token that was no surprise, or answer without one
+    late_s: float = float("-inf")  # last one that was
+    unseen_end_s: float = 0.0  # last answer that did not stream
+    counts: bool = False  # its counters move when it works
+    left_late: int = 0  # clients that left without a token that was late, since the last sign of life
+    timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
+    longest_tokens: int = 0  # uncached, of prompts from which its speed was learned
+    rest_until_s: float = 0.0
+    came_back: bool = False  # and nothing was placed since
+    back_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.id = self.replica.id
@@ -123,9 +152,41 @@ class Member:
         """The first token was seen; what it took is the replica's service time."""
         self._decay(now_s)
         lease.first_token_s = now_s
-        lease.service_ms = (now_s - max(lease.placed_s, self.first_token_s)) * 1e3
-        self.first_token_s = now_s
+        since_s = max(lease.placed_s, self.first_token_s)
+        lease.service_ms = (now_s - since_s) * 1e3
+        if lease is self._head:
+            self._time(lease, max(since_s, self.unseen_end_s), now_s)
+        self.first_token_s = self.alive_s = now_s
+        self.left_late = 0
         self._leave_queue(lease.id, now_s)
+
+    def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
+        """The first in the queue has its token: how long that took, and whether it was on time."""
+        took_ms = (now_s - since_s) * 1e3
+        if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # or it stood behind work whose end is not seen
+            took_ms -= BUSY_FACTOR * sum(each.prefill_ms for each in self.leases.values() if not each.streams)
+        lease.alone_ms = max(0.0, took_ms)
+        if took_ms > ON_TIME_FACTOR * lease.prefill_ms + ON_TIME_MS:
+            self.late_s = now_s
+        elif now_s - self.late_s > LATE_S:
+            self.on_time_s = now_s
+
+    def answered(self, lease: Lease, now_s: float) -> None:
+        """An answer ended well."""
+        self.alive_s, self.left_late = now_s, 0
+        if not lease.streams:
+            self.unseen_end_s = now_s
+            if now_s - self.late_s > LATE_S:
+                self.on_time_s = now_s
+
+    def forget_pace(self) -> None:
+        """What was learned of its speed made nobody send anything there: a trial must look worth it."""
+        self.timed.clear()
+        self.fit = PrefillFit()
+
+    def alive(self, now_s: float) -> None:
+        """Something else came of its work."""
+        self.alive_s, self.left_late = now_s, 0
 
     def close(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back; False when it was already back."""
@@ -137,9 +198,13 @@ class Member:
         self._leave_queue(lease.id, now_s)
         return True
 
-    def observe_load(self, load: Load) -> None:
-        """Take a probe's view: who else uses the replica, and how much of it is ours."""
+    def observe_load(self, load: Load, now_s: float | None = None) -> None:
+        """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
+        life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
+        if now_s is not None and _moved(before, load):
+            self.counts = True
+            self.alive(now_s)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting, seen in
         # several probes, is somebody else's.
         self._foreign.append(max(0, (load.waiting or 0) - max(self._queue_peak, len(self._queue))))
@@ -149,6 +214,10 @@ class Member:
         if old is not None and new is not None and new > old:
             self.sent_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
+
+    def state(self, now_s: float) -> State:
+        """What it is sent, as far as requests have a say in it."""
+        return State.RESTING if now_s < self.rest_until_s else self.breaker.state(now_s)
 
     @property
     def share(self) -> float:
@@ -177,11 +246,24 @@ class Member:
             head = self._head
 
 
+def _moved(before: Load, after: Load) -> bool:
+    return (
+        before.prompt_tokens_total is not None
+        and after.prompt_tokens_total is not None
+        and after.prompt_tokens_total > before.prompt_tokens_total
+    ) or (
+        before.generation_tokens_total is not None
+        and after.generation_tokens_total is not None
+        and after.generation_tokens_total > before.generation_tokens_total
+    )
+
+
 @dataclass(slots=True)
 class Fleet:
     """All replicas, in a stable order, and what they have in common.
 
-    Who is ready is asked by every request and changes with observations, all of which come through here.
+    Who is ready is asked by every request and changes with observations, all of which come through here. A model that
+    no ready member serves is served by those whose health checks had no answer: it may be the checks that are slow.
     """
 
     members: dict[str, Member] = field(default_factory=dict)
@@ -189,8 +271,17 @@ class Fleet:
     mean_work_ms: float = 0.0  # of a request's uncached part
     mean_prompt_tokens: float = 0.0
     mean_open_ms: float = 0.0  # of a lease, from placement to end
+    answers: int = 0  # that ended well
+    answer_ms_max: float = 0.0  # of late
+    token_ms_max: float = 0.0  # likewise, of an answer per token of it
+    longest_prompt_tokens: float = 0.0  # likewise
+    short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
+    shorts: int = 0
+    guarded: dict[str, Member] = field(default_factory=dict)  # who may not be sent everything: see standing.py
+    panics: bool = False  # a model is served only by members that are not ready
     _ready: list[Member] = field(default_factory=list)
-    _serving: dict[str, list[Member]] = field(default_factory=dict)  # of models that a ready member serves
+    _usable: list[Member] = field(default_factory=list)
+    _serving: dict[str, list[Member]] = field(default_factory=dict)  # of models that a usable member serves
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Take a complete set; returns ids that joined and ids that left. State of those that stay is kept."""
@@ -199,16 +290,23 @@ class Fleet:
         joined = [id_ for id_ in wanted if id_ not in self.members]
         for id_ in left:
             del self.members[id_]
+            self.guarded.pop(id_, None)
         for id_ in joined:
             self.members[id_] = Member(wanted[id_])
         self._changed()
         return joined, left
 
-    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False) -> bool:
+    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
         """One health observation; returns whether the member's fitness flipped. Unknown ids are ignored."""
         member = self.members.get(id_)
-        flipped = member is not None and member.health.observe(ok, why, proof=proof)
-        if flipped:
+        if member is None:
+            return False
+        back, was_silent = ok and member.health.served, member.health.silent
+        flipped = member.health.observe(ok, why, proof=proof, silent=silent)
+        if flipped and back:
+            member.came_back = True
+            self.guarded[id_] = member
+        if flipped or (was_silent != member.health.silent and not member.health.fit):
             self._changed()
         return flipped
 
@@ -222,8 +320,12 @@ class Fleet:
         return self._ready
 
     def serving(self, model: str) -> list[Member]:
-        """Ready members that serve a model. Not to be changed."""
+        """Usable members that serve a model. Not to be changed."""
         return self._serving.get(model, [])
+
+    def usable(self) -> list[Member]:
+        """Ready members, and those that are used for want of one. Not to be changed."""
+        return self._usable
 
     def _changed(self) -> None:
         self._ready = [member for member in self.members.values() if member.health.fit]
@@ -231,25 +333,23 @@ class Fleet:
         for member in self._ready:
             for name in member.models:
                 self._serving.setdefault(name, []).append(member)
+        self._usable, served = self._ready, set(self._serving)
+        silent = [m for m in self.members.values() if m.health.served and m.health.silent and not m.health.fit]
+        doubted = [m for m in silent if not served.issuperset(m.models)]
+        self.panics = bool(doubted)
+        if doubted:
+            for member in doubted:
+                for name in member.models.keys() - served:
+                    self._serving.setdefault(name, []).append(member)
+            self._usable = self._ready + doubted
 
     def same_server(self, id_: str) -> list[str]:
         """Replicas behind the same URL: the ranks of one server."""
         url = Replica(id_).url
         return [member.id for member in self.members.values() if member.replica.url == url]
 
-    def resting(self, ready: list[Member], now_s: float) -> Collection[str]:
-        """Of all ready members those that fail what they are sent. Never more than half of them: then it is not theirs
-        alone."""
-        for member in ready:
-            if member.breaker.backoff_s:
-                break
-        else:
-            return _NOBODY
-        resting = {m.id for m in ready if not m.breaker.allows(len(m.leases), now_s)}
-        return resting if len(resting) * 2 <= len(ready) and len(resting) < len(ready) else set()
-
     def model_names(self) -> set[str]:
-        """Every model that any ready replica serves."""
+        """Every model that any usable replica serves."""
         return set(self._serving)
 
     def model_of(self, member: Member) -> PrefillModel:
@@ -275,15 +375,28 @@ class Fleet:
         usual_ms = max(sum_ms / busy, self.mean_open_ms)
         return {id_: age_ms / usual_ms for id_, age_ms in ages_ms.items() if age_ms > usual_ms > 0}
 
-    def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Learn from a lease that ended well: speed of prefill, size of requests, length of leases."""
+    def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> tuple[int, int]:
+        """Learn from a lease that ended well: speed of prefill, size of requests, length of leases. Returns how many
+        tokens of its prompt were computed, and how many were cached."""
         usage = outcome.usage
         uncached, cached = lease.uncached_tokens, lease.cached_tokens
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
         if lease.service_ms is not None:
+            if uncached < LEARN_TOKENS_MIN:
+                self.shorts += 1
+                self.short_ms += max(1 - WORK_FADE, 1 / self.shorts) * (lease.service_ms - self.short_ms)
+            elif uncached > member.longest_tokens:
+                member.longest_tokens = uncached
             self.prefill.observe(uncached, cached, lease.service_ms, PrefillModel(), GUESS_WEIGHT)
             member.fit.observe(uncached, cached, lease.service_ms, self.prefill.model, PRIOR_WEIGHT)
-        self.mean_open_ms += (1 - WORK_FADE) * ((now_s - lease.placed_s) * 1e3 - self.mean_open_ms)
+        open_ms = (now_s - lease.placed_s) * 1e3
+        tokens = usage.completion_tokens if usage is not None else outcome.events
+        self.answers += 1
+        self.answer_ms_max = max(self.answer_ms_max * ANSWER_FADE, open_ms)
+        self.token_ms_max = max(self.token_ms_max * ANSWER_FADE, open_ms / max(1, tokens))
+        self.longest_prompt_tokens = max(self.longest_prompt_tokens * ANSWER_FADE, lease.prompt_tokens)
+        self.mean_open_ms += (1 - WORK_FADE) * (open_ms - self.mean_open_ms)
         self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)
+        return uncached, cached

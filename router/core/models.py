@@ -41,10 +41,10 @@ class Models:
         if model is not None and self._fleet.serving(model):
             return model
         names = self._fleet.model_names()
-        if not self._fleet.ready():
+        if not self._fleet.usable():
             raise NoReplica
         if model is None:
-            served = (m for member in self._fleet.ready() for m in member.models.values() if m.parent is None)
+            served = (m for member in self._fleet.usable() for m in member.models.values() if m.parent is None)
             bases = {m.name: m.root or m.name for m in served}
             if len(set(bases.values())) != 1:  # several names of one model are no choice
                 raise UnknownModel(sorted(names))

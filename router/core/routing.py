@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from router.core import blocks
+from router.core import blocks, pace, silence
 from router.core.answers import Answer, AnswerMemory, Span
 from router.core.blocks import Chain
+from router.core.breaker import Cause, State
 from router.core.facts import (
     Ask,
     Candidate,
@@ -34,7 +35,7 @@ from router.core.facts import (
     ServedModel,
     Usage,
 )
-from router.core.fleet import Fleet, Lease, Member
+from router.core.fleet import ANSWER_TOKENS_MAX, Fleet, Lease, Member
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Knowledge
 from router.core.models import Models, NoReplica
@@ -43,12 +44,12 @@ from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
 from router.core.pricing import Pricer, Size, capped
 from router.core.reuse import ReuseMemory
+from router.core.standing import Standing
 from router.core.tokens import ModelTokens, plausible
 
 TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
 OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
-ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
 UNANNOUNCED_MAX = 16
 HELD_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 
@@ -77,10 +78,17 @@ class Router:
         graded: Callable[[str, Grade, str], None] = lambda *_: None,
         resync: Callable[[str], None] = lambda _: None,
         suspect: Callable[[str], None] = lambda _: None,
+        slow_start_s: float = 0.0,
+        stuck_after_s: float = 3.0,
+        stood: Callable[[str, State, str], None] = lambda *_: None,
     ) -> None:
         """`graded(replica, grade, why)` hears each change of grade once; `resync(replica)` is asked to have a replica's
-        events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process."""
+        events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process.
+        `stood(replica, state, why)` hears when a replica's breaker opens or closes. `slow_start_s` of 0: nobody starts
+        slowly."""
         self.fleet = Fleet()
+        self.standing = Standing(self.fleet, slow_start_s=slow_start_s, stood=stood)
+        self._stuck_after_s = stuck_after_s
         self._tell_graded = graded
         self._suspect = suspect
         self.knowledge = Knowledge(
@@ -115,9 +123,9 @@ class Router:
             self.models.judge(self.fleet.members[id_])
         return joined, left
 
-    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False) -> bool:
+    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
         """One health observation; returns whether the replica's fitness flipped."""
-        return self.fleet.observe_health(id_, ok, why, proof=proof)
+        return self.fleet.observe_health(id_, ok, why, proof=proof, silent=silent)
 
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
         """What a replica serves now."""
@@ -126,14 +134,15 @@ class Router:
             self.fleet.observe_models(member, models)
             self.models.judge(member)
 
-    def observe_load(self, id_: str, load: Load) -> None:
-        """A probe's view; sizes the replica's LRU by the engine's capacity, scaled by our share of its work."""
+    def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:
+        """A probe's view; sizes the replica's LRU by the engine's capacity, scaled by our share of its work. With
+        `now_s`, counters that moved are a sign of life."""
         member = self.fleet.members.get(id_)
         if member is None:
             return
         if _restarted(member.load, load):
             self.forget(id_)
-        member.observe_load(load)
+        member.observe_load(load, now_s)
         if load.kv_tokens_max:
             ratio = max((self.models.tokens(name).bytes_per_token for name in member.models), default=4.0)
             held = load.kv_tokens_max * member.share * ratio / blocks.BLOCK_BYTES
@@ -149,6 +158,32 @@ class Router:
         """Hold what events say against what engines count; to be called every second or so."""
         for member in self.fleet.members.values():
             self.knowledge.checked(member.id, member.load, now_s)
+
+    def alive(self, id_: str, now_s: float) -> None:
+        """Something came of a replica's work: a piece of an answer."""
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            member.alive(now_s)
+
+    def rest(self, id_: str, until_s: float) -> None:
+        """A replica asked to be left alone until then. That is no failure; nothing is placed there before."""
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            self.standing.rest(member, until_s)
+
+    def stuck(self, now_s: float) -> list[str]:
+        """Look for replicas from which nothing comes; to be called a few times a second. Returns those whose silent
+        requests are to be tried elsewhere."""
+        stuck = []
+        for member in self.fleet.usable():
+            verdict = silence.judge(self.fleet, member, now_s, self._stuck_after_s)
+            if verdict is not None:
+                if verdict.placed_s >= member.breaker.until_s:  # else it is left from before its rest: no trial
+                    self.standing.trip(member, Cause.STUCK, verdict.why, now_s)
+                member.left_late = 0
+                if verdict.elsewhere:
+                    stuck.append(member.id)
+        return stuck
 
     # -- placing -------------------------------------------------------------------------------------------------
 
@@ -169,9 +204,9 @@ class Router:
 
         `tokens` are the prompt's own, where they are known; `body_tokens` sizes a prompt that is unknown; with
         `exclude` the placement is a retry; `only` names the one replica that can answer. Raises NoReplica when no
-        candidate is left.
+        candidate is left, Shed when all that are asked to be left alone.
         """
-        ready = self.fleet.ready()
+        ready = self.fleet.usable()
         members = self._members(ready, model, exclude, only, now_s)
         pending_ms = {m.id: m.pending_ms(now_s) for m in ready}
         self.knowledge.tick(now_s)
@@ -220,14 +255,26 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
             member.prefilled(lease, now_s)
+            if member.breaker.backoff_s:
+                self.standing.token(member, lease, now_s)
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
         member = self.fleet.members.get(lease.replica)
-        if member is None or not member.close(lease, now_s):
+        if member is None:
             return
+        left = outcome.ending is Ending.CLIENT_LEFT
+        late = (
+            left
+            and lease.placed_s >= member.breaker.until_s
+            and silence.is_late(self.fleet, member, lease, now_s, self._stuck_after_s)
+        )
+        if not member.close(lease, now_s):
+            return
+        if late:
+            member.left_late += 1
         # An enum's member costs as much as a call to look up, so once each.
-        ok, left = outcome.ending is Ending.OK, outcome.ending is Ending.CLIENT_LEFT
+        ok = outcome.ending is Ending.OK
         computed = ok or lease.first_token_s is not None
         if lease.held is not None and lease.tokens is not None:
             grown = _grown_blocks(lease.held.block_tokens, outcome.usage)
@@ -237,9 +284,10 @@ class Router:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
             self.index.retract(lease.replica, lease.id)
-        if not left and (not ok or member.breaker.failures):
-            member.breaker.observe(ok or outcome.ending is not Ending.FAILED, now_s)
+        if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
+            self.standing.ended(member, lease, outcome.ending, now_s)
         if ok:
+            member.answered(lease, now_s)
             self._learn(member, lease, outcome, now_s)
 
     def _answer_keys(self, lease: Lease, outcome: Outcome) -> list[int]:
@@ -262,20 +310,24 @@ class Router:
 
     def _open(self, lease: Lease, now_s: float) -> None:
         self._next_lease += 1
-        self.fleet.members[lease.replica].open(lease, now_s)
+        member = self.fleet.members[lease.replica]
+        member.open(lease, now_s)
+        if self.fleet.guarded:
+            self.standing.opened(member, lease)
+        if not member.health.fit:
+            self.standing.panics += 1
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)
 
     def _members(
         self, ready: list[Member], model: str | None, exclude: frozenset[str], only: str | None, now_s: float
     ) -> list[Member]:
-        """Who may take the request. Raises NoReplica."""
+        """Who may take the request. Raises NoReplica and Shed."""
         members = ready if model is None else self.fleet.serving(model)
         if exclude or only is not None:
             members = [m for m in members if m.id not in exclude and only in (None, m.id)]
-        resting = self.fleet.resting(ready, now_s)
-        if resting:
-            members = [m for m in members if m.id not in resting] or members
+        if self.fleet.guarded:
+            members = self.standing.allowed(members, now_s)
         if not members:
             raise NoReplica
         return members
@@ -363,7 +415,11 @@ class Router:
 
     def _learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
         usage = outcome.usage
-        self.fleet.learn(member, lease, outcome, now_s)
+        uncached, cached = self.fleet.learn(member, lease, outcome, now_s)
+        if lease.alone_ms is not None:
+            slow = pace.observe(self.fleet, member, lease, uncached, cached, now_s)
+            if slow or member.breaker.backoff_s:
+                self.standing.timed(member, lease, slow=slow, now_s=now_s)
         self._compare(lease, usage)
         tokens = self.models.tokens(lease.model)
         if usage is not None and lease.text_bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from router.core.facts import Ending, Outcome, Receipt
+from router.core.facts import Ending, Outcome, Receipt, Shed
 from router.core.models import NoReplica
 from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, Wanted
 from router.tallies import RequestRecord
@@ -72,6 +72,7 @@ class RemotePlacer:
         in_flight: Callable[[], int],
         lost: Callable[[str], None],
         left: Callable[[str], None],
+        stuck: Callable[[str], None] = lambda _: None,
         figures: Callable[[], Mapping[str, int]],
         clock: Callable[[], float],
         timeout_s: float,
@@ -79,8 +80,9 @@ class RemotePlacer:
         queue_bytes_max: int = wire.QUEUE_BYTES_MAX,
     ) -> None:
         """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
-        `left(replica)` that it is no longer one; `figures` are further totals of this process for the hub's metrics;
-        `timeout_s` bounds a placement by the hub, before it is made by the ring."""
+        `left(replica)` that it is no longer one, `stuck(replica)` that it accepts and does not answer; `figures` are
+        further totals of this process for the hub's metrics; `timeout_s` bounds a placement by the hub, before it is
+        made by the ring."""
         self._line = Line(
             path,
             opened=self._opened,
@@ -92,6 +94,7 @@ class RemotePlacer:
         self._worker = worker
         self._lost = lost
         self._left = left
+        self._stuck = stuck
         self._figures = figures
         self._told: Mapping[str, int] = {}
         self._clock = clock
@@ -142,7 +145,7 @@ class RemotePlacer:
         return None if self._why_lost else self._known.token_view(model)
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica."""
+        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica and Shed."""
         if not self._why_lost and carrying.carried_bytes(wanted) <= carrying.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
             if lease is not None:
@@ -150,7 +153,7 @@ class RemotePlacer:
         return self._place_alone(wanted, exclude)
 
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
-        """None when the hub does not answer. Raises NoReplica."""
+        """None when the hub does not answer. Raises NoReplica and Shed."""
         id_ = self._new_id()
         future: asyncio.Future[Receipt | None] = self._loop.create_future()
         self._placing[id_] = (future, self._clock())
@@ -206,6 +209,14 @@ class RemotePlacer:
             self._lost(replica)
         self._line.say(wire.Refused(replica))
 
+    def alive(self, replica: str) -> None:
+        """Something came of its work."""
+        self._line.say(wire.Alive(replica))
+
+    def rest(self, replica: str, for_s: float) -> None:
+        """It asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
+        self._line.say(wire.Rest(replica, for_s))
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these, by the hub's last view."""
         return self._known.others_ready(tried)
@@ -254,7 +265,7 @@ class RemotePlacer:
             if isinstance(answer, wire.Placed):
                 self._answered(answer.id, self._receipt(answer))
             elif isinstance(answer, wire.Unplaced):
-                self._answered(answer.id, None if answer.failed else NoReplica())
+                self._answered(answer.id, _why_not(answer))
             elif isinstance(answer, wire.View):
                 self._known.take(answer)
                 self._viewed = True
@@ -264,6 +275,8 @@ class RemotePlacer:
                 self._lost(answer.replica)
             elif isinstance(answer, wire.Left):
                 self._left(answer.replica)
+            elif isinstance(answer, wire.Stuck):
+                self._stuck(answer.replica)
             else:
                 paging = self._paging.pop(answer.id, None)
                 if paging is not None and not paging.done():
@@ -276,11 +289,11 @@ class RemotePlacer:
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
         return HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
 
-    def _answered(self, id_: int, answer: Receipt | NoReplica | None) -> None:
+    def _answered(self, id_: int, answer: Receipt | NoReplica | Shed | None) -> None:
         future, _ = self._placing.pop(id_, (None, 0.0))
         if future is None or future.done():
             return  # taken back meanwhile, which the hub is told
-        if isinstance(answer, NoReplica):
+        if isinstance(answer, NoReplica | Shed):
             future.set_exception(answer)
         else:
             future.set_result(answer)
@@ -340,6 +353,12 @@ class RemotePlacer:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
             self._line.say(wire.Counts(more))
+
+
+def _why_not(unplaced: wire.Unplaced) -> NoReplica | Shed | None:
+    if unplaced.shed is not None:
+        return Shed(*unplaced.shed)
+    return None if unplaced.failed else NoReplica()
 
 
 def _adopt(lease: RemoteLease) -> wire.Adopt:

@@ -130,6 +130,7 @@ async def _hub(spec: Spec) -> None:
         settings,
         in_flight=lambda: server.in_flight if server is not None else 0,
         lost=lost,
+        stuck=lambda replica: server.stuck(replica) if server is not None else None,
         admin_socket=socket.socket(fileno=spec.admin_fd),
     )
     hub.left = lambda replica: server.left(replica) if server is not None else None
@@ -165,6 +166,7 @@ async def _worker(spec: Spec, number: int) -> None:
         in_flight=lambda: edge.in_flight if edge else 0,
         lost=lambda replica: edge.lost(replica) if edge else None,
         left=lambda replica: edge.left(replica) if edge else None,
+        stuck=lambda replica: edge.stuck(replica) if edge else None,
         figures=lambda: edge.figures() if edge else {},
         clock=time.monotonic,
         timeout_s=settings.listen.hub_timeout_s,

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self, cast
 
-from router.core.facts import Ask, Ending, Outcome, Receipt
+from router.core.facts import Ask, Ending, Outcome, Receipt, Shed
 from router.core.fleet import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
@@ -91,6 +91,12 @@ class HubServer:
             link.flush()
         self._spread()
 
+    def stuck(self, replica: str) -> None:
+        """It accepts and does not answer: workers try what is silent there elsewhere."""
+        for link in self.links:
+            link.say(wire.Stuck(replica))
+            link.flush()
+
     def left(self, replica: str) -> None:
         """The replica is no longer one."""
         for link in self.links:
@@ -117,7 +123,7 @@ class HubServer:
             default = placer.resolve(None)
         except (NoReplica, UnknownModel):
             default = None
-        ready = {member.id: tuple(sorted(member.models)) for member in router.fleet.ready()}
+        ready = {member.id: tuple(sorted(member.models)) for member in router.fleet.usable()}
         served = sorted({model for models in ready.values() for model in models})
         all_models = {model for member in router.fleet.members.values() for model in member.models}
         tokens = {model: view for model in served if (view := placer.token_view(model)) is not None}
@@ -153,6 +159,8 @@ class Link(asyncio.Protocol):
             wire.Refused: lambda said: self._placer.refused(said.replica),
             wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica),
             wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
+            wire.Alive: lambda said: self._placer.alive(said.replica),
+            wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
             wire.Counts: lambda said: self._hub.count(said.counts),
             wire.PageWanted: self._page,
         }
@@ -231,6 +239,8 @@ class Link(asyncio.Protocol):
             self._placed(place.id, self._placer.place_now(wanted, exclude))
         except NoReplica:
             self.say(wire.Unplaced(place.id, failed=False))
+        except Shed as shed:
+            self.say(_shed(place.id, shed))
         except Exception:
             log.exception("bug: placing failed inside the hub")
             self.say(wire.Unplaced(place.id, failed=True))
@@ -240,6 +250,8 @@ class Link(asyncio.Protocol):
             self._placed(id_, await self._placer.place(wanted, exclude))
         except NoReplica:
             self.say(wire.Unplaced(id_, failed=False))
+        except Shed as shed:
+            self.say(_shed(id_, shed))
         except Exception:
             log.exception("bug: placing failed inside the hub")
             self.say(wire.Unplaced(id_, failed=True))
@@ -261,7 +273,7 @@ class Link(asyncio.Protocol):
             lease = self._router.route(
                 ask, said.model, None, now_s, ring_key="", body_tokens=said.prompt_tokens, only=said.replica
             )
-        except NoReplica:
+        except (NoReplica, Shed):
             return
         self._leases[said.id] = lease
         if said.first_token_s is not None:
@@ -297,3 +309,7 @@ class Link(asyncio.Protocol):
         task = asyncio.create_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _shed(id_: int, shed: Shed) -> wire.Unplaced:
+    return wire.Unplaced(id_, failed=False, shed=(shed.code, str(shed), shed.retry_after_s))

@@ -148,7 +148,22 @@ class PageWanted(Struct, tag=10, array_like=True, gc=False):
     path: Name
 
 
-FromWorker = Hello | Place | Adopt | FirstToken | Finish | Report | Refused | Made | Failed | Counts | PageWanted
+class Alive(Struct, tag=11, array_like=True, gc=False):
+    """Streams of the replica go on."""
+
+    replica: Name
+
+
+class Rest(Struct, tag=12, array_like=True, gc=False):
+    """The replica asked to be sent nothing for so many seconds."""
+
+    replica: Name
+    for_s: float
+
+
+FromWorker = (
+    Hello | Place | Adopt | FirstToken | Finish | Report | Refused | Made | Failed | Counts | PageWanted | Alive | Rest
+)
 
 
 class Batch(Struct, array_like=True):
@@ -174,10 +189,12 @@ class Placed(Struct, tag=0, array_like=True, gc=False):
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):
-    """No replica is ready to take it; or, if `failed`, the hub cannot place it, or was told to forget it."""
+    """No replica is ready to take it; or, if `failed`, the hub cannot place it, or was told to forget it; or it is
+    turned away (`shed`)."""
 
     id: Id
     failed: bool
+    shed: tuple[str, str, float] | None = None  # code, message, seconds until it may be worth asking again
 
 
 class View(Struct, tag=2, array_like=True):
@@ -209,7 +226,13 @@ class PageAnswer(Struct, tag=5, array_like=True, gc=False):
     page: tuple[int, str, bytes] | None
 
 
-FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer
+class Stuck(Struct, tag=6, array_like=True, gc=False):
+    """The replica accepts and does not answer: what is silent there is to be tried elsewhere."""
+
+    replica: str
+
+
+FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Stuck
 
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)

@@ -1,9 +1,9 @@
 """What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
 
 from router.core.blocks import chain_of
+from router.core.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
 from router.core.facts import Ask, Ending, Outcome, Prompt, Replica, ServedModel, Usage
 from router.core.fleet import Lease
-from router.core.health import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
 from router.core.policies import POLICIES
 from router.core.routing import Router
 
@@ -14,37 +14,39 @@ def test_rest_after_failures_in_a_row() -> None:
     """Three failures in a row open the breaker, one success between them does not."""
     breaker = Breaker()
     for _ in range(BREAKER_FAILURES - 1):
-        breaker.observe(False, 0.0)
-    breaker.observe(True, 0.0)
+        assert not breaker.failed(0.0)
+    breaker.close()
     for _ in range(BREAKER_FAILURES - 1):
-        breaker.observe(False, 0.0)
-    assert breaker.allows(5, 0.0)
-    breaker.observe(False, 0.0)
-    assert not breaker.allows(0, BACKOFF_MIN_S / 2)
+        assert not breaker.failed(0.0)
+    assert breaker.allows(0.0)
+    assert breaker.failed(0.0)
+    assert not breaker.allows(BACKOFF_MIN_S / 2)
 
 
 def test_one_trial_at_a_time() -> None:
     """After its rest a replica gets one request at a time until one succeeds; failures double the rest, to a limit."""
     breaker, now_s, rests = Breaker(), 0.0, []
     for _ in range(BREAKER_FAILURES):
-        breaker.observe(False, now_s)
-    for _ in range(10):
+        breaker.failed(now_s)
+    for lease in range(10):
         rests.append(breaker.backoff_s)
         now_s += breaker.backoff_s
-        assert breaker.allows(0, now_s)
-        assert not breaker.allows(1, now_s)
-        breaker.observe(False, now_s)
+        assert breaker.allows(now_s)
+        breaker.trial = lease
+        assert not breaker.allows(now_s)
+        breaker.trial = None
+        breaker.failed(now_s)
     assert rests[:4] == [BACKOFF_MIN_S, 2 * BACKOFF_MIN_S, 4 * BACKOFF_MIN_S, 8 * BACKOFF_MIN_S]
     assert max(rests) == BACKOFF_MAX_S
-    breaker.observe(True, now_s)
-    assert breaker.allows(100, now_s)
+    assert breaker.close()
+    assert breaker.allows(now_s)
 
 
 def test_many_failures_at_once_are_one_rest() -> None:
     """Requests that were under way when a replica broke do not double its rest."""
     breaker = Breaker()
     for _ in range(50):
-        breaker.observe(False, 1.0)
+        breaker.failed(1.0)
     assert breaker.backoff_s == BACKOFF_MIN_S
 
 
@@ -63,19 +65,30 @@ def place(router: Router, now_s: float, key: str = "k") -> Lease:
     return router.route(Ask("m"), "m", None, now_s, ring_key=key, body_tokens=1_000)
 
 
-def test_never_more_than_half_rest() -> None:
-    """When most replicas fail it is not their fault alone: all are tried, and nobody is told that none is there."""
+def fail(router: Router, id_: str, times: int, now_s: float) -> None:
+    """So many requests fail there."""
+    for _ in range(times):
+        lease = router.route(Ask("m"), "m", None, now_s, ring_key="k", only=id_)
+        router.finish(lease, Outcome(Ending.FAILED), now_s)
+
+
+def test_who_does_not_rest_gets_everything() -> None:
+    """With three of four failing the fourth gets all but trials; when all fail, all are tried, and nobody is told that
+    none is there."""
     router = router_of(IDS)
-    for id_ in IDS[:2]:
-        for _ in range(BREAKER_FAILURES):
-            router.fleet.members[id_].breaker.observe(False, 0.0)
-    assert {place(router, 0.1, str(n)).replica for n in range(40)} == set(IDS[2:])
-    for _ in range(BREAKER_FAILURES):
-        router.fleet.members[IDS[2]].breaker.observe(False, 0.0)
-    assert router.fleet.resting(router.fleet.ready(), 0.1) == set()
+    for id_ in IDS[:3]:
+        fail(router, id_, BREAKER_FAILURES, 0.0)
+    assert {place(router, 0.1, str(n)).replica for n in range(40)} == {IDS[3]}
+    assert router.standing.panics == 0
+    assert {place(router, 1.1, str(n)).replica for n in range(40)} == set(IDS)
+    assert [len(router.fleet.members[id_].leases) for id_ in IDS[:3]] == [1, 1, 1]
+    fail(router, IDS[3], BREAKER_FAILURES, 1.2)
+    for id_ in IDS[:3]:
+        fail(router, id_, 1, 1.2)
+    assert {place(router, 1.3, str(n)).replica for n in range(40)} == set(IDS[:3])  # the last has a queue
+    assert router.standing.panics >= 40
     lonely = router_of(IDS[:1])
-    for _ in range(BREAKER_FAILURES):
-        lonely.fleet.members[IDS[0]].breaker.observe(False, 0.0)
+    fail(lonely, IDS[0], BREAKER_FAILURES, 0.0)
     assert place(lonely, 0.1).replica == IDS[0]
 
 

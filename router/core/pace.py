@@ -1,0 +1,57 @@
+"""Is a replica slow? Its answers come, but its first tokens take far longer than its peers'.
+
+A first token that nobody stood before in the replica's queue is compared with what the fleet's model says of a prefill
+of that size; the model is only a yardstick here, by which prompts of different sizes become comparable. A replica is
+slow when each of its last eight first tokens took SLOW times as long as its peers' did in the same span of time, by
+that yardstick, and each by more than SLOW_MS. Peers without first tokens in that span say nothing; without any, nobody
+is slow. So engines that are all slow alike stay, and so does one that is two or three times slower than others: the
+policy sends less to it.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from router.core.fleet import TIMED_MAX, Fleet, Lease, Member, Timed
+from router.core.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
+
+SLOW, SLOW_MS = 5.0, 50.0
+STILL_SLOW = 3.0  # of one trial, later
+PEER_TOKENS_MIN = 2  # first tokens of a peer in the same span
+
+
+def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: int, now_s: float) -> bool:
+    """Take what the engine says was computed for an answer that streamed. Returns whether the member is slow now."""
+    if lease.alone_ms is None or lease.first_token_s is None:
+        return False
+    expected_ms = max(fleet.prefill.model.ms(uncached, cached), FLEET_FLOOR_MS)
+    if uncached < LEARN_TOKENS_MIN:
+        expected_ms = max(expected_ms, fleet.short_ms)
+    member.timed.append(Timed(lease.first_token_s, lease.alone_ms, expected_ms))
+    if lease.alone_ms <= expected_ms or len(member.timed) < TIMED_MAX:
+        return False
+    level = _level(fleet, member, min(each.at_s for each in member.timed))
+    return level is not None and all(_slower(each, SLOW, level) for each in member.timed)
+
+
+def trial_was_slow(fleet: Fleet, member: Member) -> bool:
+    """Whether the last first token of a member that was slow shows that it still is."""
+    level = _level(fleet, member, float("-inf"))
+    return level is not None and bool(member.timed) and _slower(member.timed[-1], STILL_SLOW, level)
+
+
+def _slower(timed: Timed, times: float, level: float) -> bool:
+    usual_ms = level * timed.expected_ms
+    return timed.took_ms >= times * usual_ms and timed.took_ms - usual_ms > SLOW_MS
+
+
+def _level(fleet: Fleet, member: Member, since_s: float) -> float | None:
+    """What the member's peers took since then, by the yardstick: their median."""
+    levels = []
+    for peer in fleet.usable():
+        if peer is member or peer.models.keys().isdisjoint(member.models):
+            continue
+        ratios = [each.took_ms / each.expected_ms for each in peer.timed if each.at_s >= since_s]
+        if len(ratios) >= PEER_TOKENS_MIN:
+            levels.append(median(ratios))
+    return median(levels) if levels else None

@@ -1,0 +1,134 @@
+"""Who of those that serve a model may be sent a request now.
+
+Usually everybody, which costs one look. A member is guarded, and looked at more closely, while
+
+- it rests because it asked to (429 or 503 with Retry-After): it gets nothing before that time, not even a trial;
+- its breaker is open: it gets nothing, or one trial at a time;
+- it starts slowly: it came back with an empty cache and an empty queue, and would draw everything at once. At age a
+  it may hold 1 + a / slow_start_s x (mean open leases of its peers + SLOW_START_LEASES).
+
+Whoever is guarded gives way to any that is not. Where nobody is left but members with open breakers, all of them are
+candidates again (panic): to be refused for certain is worse than to be refused perhaps. So an outage of the whole
+fleet is over with the first answer. Only rests are kept in any case, and the client is told when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.core import pace
+from router.core.breaker import Cause, State
+from router.core.facts import Ending, Shed
+from router.core.fleet import Fleet, Lease, Member
+
+SLOW_START_LEASES = 4
+
+
+class Standing:
+    """Breakers, rests and slow starts of a fleet's members; keeps `Fleet.guarded`."""
+
+    def __init__(self, fleet: Fleet, *, slow_start_s: float, stood: Callable[[str, State, str], None]) -> None:
+        """`stood(replica, state, why)` hears when a breaker opens, and when it closes."""
+        self._fleet = fleet
+        self._slow_start_s = slow_start_s
+        self._tell = stood
+        self.panics = 0  # placements on members that may not be fit, for want of others
+
+    # -- who may -------------------------------------------------------------------------------------------------
+
+    def allowed(self, members: list[Member], now_s: float) -> list[Member]:
+        """Of these, who may be sent a request: somebody, if there is anybody. Raises Shed when all rest."""
+        self._forget(now_s)
+        guarded = self._fleet.guarded
+        if not members or not any(m.id in guarded for m in members):
+            return members
+        awake = [m for m in members if m.rest_until_s <= now_s]
+        if not awake:
+            after_s = min(m.rest_until_s for m in members) - now_s
+            raise Shed("overloaded", "Every replica that could answer asked to be left alone for now.", after_s)
+        trusted = [m for m in awake if m.breaker.allows(now_s)]
+        free = [m for m in trusted if m.id not in guarded or len(m.leases) < self._leases_max(m, now_s)]
+        if not trusted:
+            self.panics += 1
+        return free or trusted or awake
+
+    def _leases_max(self, member: Member, now_s: float) -> float:
+        age_s = now_s - member.back_s
+        if age_s >= self._slow_start_s:
+            return float("inf")
+        peers = [len(m.leases) for m in self._fleet.usable() if m is not member]
+        mean = sum(peers) / len(peers) if peers else 0.0
+        return 1 + age_s / self._slow_start_s * (mean + SLOW_START_LEASES)
+
+    def _forget(self, now_s: float) -> None:
+        """Who came back begins now; who has no reason to be guarded any more is not."""
+        for member in list(self._fleet.guarded.values()):
+            if member.came_back:
+                self._close(member, now_s, "its health checks are fine again")  # it may be another process
+                self._begin(member, now_s)
+            starts = now_s - member.back_s < self._slow_start_s
+            if not (starts or member.breaker.backoff_s or member.rest_until_s > now_s):
+                del self._fleet.guarded[member.id]
+
+    def _begin(self, member: Member, now_s: float) -> None:
+        member.came_back, member.back_s = False, now_s
+        self._guard(member)
+
+    def _guard(self, member: Member) -> None:
+        self._fleet.guarded[member.id] = member
+
+    # -- what requests say ---------------------------------------------------------------------------------------
+
+    def rest(self, member: Member, until_s: float) -> None:
+        """It asked to be sent nothing before then."""
+        member.rest_until_s = max(member.rest_until_s, until_s)
+        self._guard(member)
+
+    def opened(self, member: Member, lease: Lease) -> None:
+        """A lease was placed on a guarded member."""
+        if member.breaker.backoff_s and member.breaker.trial is None:
+            member.breaker.trial = lease.id
+
+    def trip(self, member: Member, cause: Cause, why: str, now_s: float) -> None:
+        """Open its breaker, whatever its failures."""
+        self._guard(member)
+        if member.breaker.trip(cause, why, now_s):
+            self._tell(member.id, State.OPEN, why)
+
+    def token(self, member: Member, lease: Lease, now_s: float) -> None:
+        """A first token of a member with an open breaker: who was stuck is not, unless that was late too."""
+        if member.breaker.cause is Cause.STUCK and member.late_s < lease.placed_s:
+            self._close(member, now_s)
+
+    def ended(self, member: Member, lease: Lease, ending: Ending, now_s: float) -> None:
+        """A lease ended of a member that failed before, or it failed now. A request refused for its own sake, or whose
+        client left, says nothing; but a trial is over in any case."""
+        breaker = member.breaker
+        if breaker.trial == lease.id:
+            breaker.trial = None
+        if ending is Ending.FAILED:
+            if breaker.failed(now_s):
+                self._tell(member.id, State.OPEN, breaker.why)
+            if breaker.backoff_s:
+                self._guard(member)
+        elif ending is Ending.OK and (not breaker.backoff_s or breaker.cause is not Cause.SLOW):
+            self._close(member, now_s)
+
+    def timed(self, member: Member, lease: Lease, *, slow: bool, now_s: float) -> None:
+        """A first token of a member was compared with others'. What was placed before its rest ended is no trial."""
+        if member.breaker.backoff_s and lease.placed_s < member.breaker.until_s:
+            return
+        if slow:
+            self.trip(member, Cause.SLOW, "first tokens take five times as long as its peers'", now_s)
+            member.forget_pace()
+        elif member.breaker.backoff_s and member.breaker.cause is Cause.SLOW:
+            if pace.trial_was_slow(self._fleet, member):
+                member.breaker.trip(Cause.SLOW, member.breaker.why, now_s)
+                member.forget_pace()
+            else:
+                self._close(member, now_s)
+
+    def _close(self, member: Member, now_s: float, why: str = "a trial succeeded") -> None:
+        if member.breaker.close():
+            self._begin(member, now_s)
+            self._tell(member.id, State.CLOSED, why)
