@@ -128,11 +128,12 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
+    app = App(settings)
+    reloader = Reloader(settings, read, app.reload, app.hub.reloaded)
+    loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     try:
-        async with App(settings) as app:
+        async with app:
             serving = True
-            reloader = Reloader(settings, read, app.reload, app.hub.reloaded)
-            loop.add_signal_handler(signal.SIGHUP, reloader.ask)
             reloading = asyncio.create_task(reloader.watch())
             print(f"listening {app.url} admin {app.admin_url}", flush=True)
             first = await stop

@@ -65,7 +65,6 @@ class Hub:
         self._tell_lost = lost
         self._tell_stuck = stuck
         self._admin_socket = admin_socket
-        self._discovery = StaticDiscovery(settings.replicas)
         self._stack = AsyncExitStack()
         self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
         self._events: Subscriber | None = None
@@ -131,6 +130,7 @@ class Hub:
             self._prompt_figures,
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
         )
+        self._replicas = StaticDiscovery(s.replicas)
         self.pages = Pages(
             self.router,
             self.metrics,
@@ -209,7 +209,7 @@ class Hub:
                 self._stack.push_async_callback(announcer.close)
                 self._task(announcer.watch())
         self._stack.push_async_callback(self._stop_watching)
-        self._task(self._discover(self._discovery))
+        self._task(self._discover(self._replicas))
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class Hub:
         May raise SettingsError, but only before anything has changed."""
         # What is read from files comes first, since it may fail: keys and their tenants, the admin token.
         self.settings = settings
-        self._discovery.replace(settings.replicas)
+        self._replicas.replace(settings.replicas)
 
     def reloaded(self, result: str) -> None:
         """The settings were read again: `ok` if they hold now, `refused` if the old ones do."""

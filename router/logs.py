@@ -38,10 +38,10 @@ def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> 
 
 
 def configure(level: str, *, requests: bool) -> None:
-    """What is written from now on."""
-    logging.getLogger().setLevel(level.upper())
-    requests_log.setLevel(logging.INFO if requests else logging.CRITICAL)
+    """What is written from now on; nothing changes where logging is somebody else's."""
     if _out is not None:
+        logging.getLogger().setLevel(level.upper())
+        requests_log.setLevel(logging.INFO if requests else logging.CRITICAL)
         _out.requests = requests
 
 

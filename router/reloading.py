@@ -2,7 +2,8 @@
 
 A bad one changes nothing. Of a good one, what is LIVE is applied at once, and files that settings name are read again
 even if no setting changed; nothing under way is touched. What is FIXED stays as it was, and one warning names it: a
-restart behind a lame duck costs nobody a request. Every setting is in exactly one of the two.
+restart behind a lame duck costs nobody a request. Every setting is in exactly one of the two; a SWITCH is live as long
+as it is neither turned on nor off.
 """
 
 from __future__ import annotations
@@ -58,6 +59,13 @@ FIXED = frozenset(
         "log.format",
     )
 )  # fmt: skip
+# Empty or not, they decide how things are built: whether there is TLS, whether there are keys.
+SWITCHES = frozenset(
+    (
+        "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "upstream.tls_ca",
+        "upstream.tls_certificate",
+    )
+)  # fmt: skip
 # Read again with the settings.
 FILES = (
     "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
@@ -78,10 +86,17 @@ class Change:
 
 def change(old: Settings, new: Settings) -> Change:
     """The old settings with all that is live as in the new ones."""
-    changed = [key for key in field_keys() if _get(old, key) != _get(new, key)]
-    applied = tuple(key for key in changed if key in LIVE)
-    settings = reduce(lambda so_far, key: _with(so_far, key, _get(new, key)), applied, old)
-    return Change(settings, applied, tuple(key for key in changed if key not in LIVE))
+    settings, applied, kept = old, list[str](), list[str]()
+    for key in field_keys():
+        was, wanted = _get(old, key), _get(new, key)
+        if was == wanted:
+            continue
+        if key in LIVE and not (key in SWITCHES and bool(was) != bool(wanted)):
+            applied.append(key)
+            settings = _with(settings, key, wanted)
+        else:
+            kept.append(key)
+    return Change(settings, tuple(applied), tuple(kept))
 
 
 def unreadable(settings: Settings) -> list[str]:

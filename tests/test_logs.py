@@ -213,6 +213,23 @@ def test_a_host_program_may_log_requests_itself(caplog: pytest.LogCaptureFixture
     assert [each.fields["request_id"] for each in caplog.records] == ["heard"]  # type: ignore[attr-defined]
 
 
+def test_levels_change_while_it_runs(pipe: Pipe) -> None:
+    """What is written, and whether requests are, can be changed without a line lost; not where logging is somebody
+    else's."""
+    level = logging.getLogger().level
+    logs.configure("debug", requests=True)
+    assert logging.getLogger().level == level
+    pipe.setup()
+    log = logging.getLogger("router.anything")
+    for name, requests in (("error", False), ("debug", True)):
+        logs.configure(name, requests=requests)
+        log.debug("d %s", name)
+        log.error("e %s", name)
+        logs.log_request(record(id=name))
+    said = [line["message"] for line in pipe.lines()]
+    assert said == ["e error", "d debug", "e debug", "request"]
+
+
 def test_a_line_that_cannot_be_written_harms_no_request(pipe: Pipe) -> None:
     """A record that is no JSON is said to be a bug, and the caller goes on."""
     pipe.setup()

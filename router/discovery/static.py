@@ -12,17 +12,17 @@ class StaticDiscovery:
     """Yields its set, and again whenever it is replaced."""
 
     def __init__(self, urls: Iterable[str]) -> None:
-        self._urls = tuple(urls)
+        self._urls = frozenset(url.rstrip("/") for url in urls)
         self._changed = asyncio.Event()
 
     def replace(self, urls: Iterable[str]) -> None:
         """These from now on."""
-        self._urls = tuple(urls)
+        self._urls = frozenset(url.rstrip("/") for url in urls)
         self._changed.set()
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """Complete sets, without end."""
+        """The complete set, and again whenever it changes."""
         while True:
             self._changed.clear()
-            yield frozenset(Replica(url.rstrip("/")) for url in self._urls)
+            yield frozenset(map(Replica, self._urls))
             await self._changed.wait()

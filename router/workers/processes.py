@@ -1,8 +1,8 @@
 """What the children of the supervisor do: `python -m router.workers`, told on standard input.
 
 Standard input brings one Spec and then stays open for Orders: when it ends, the supervisor wants us to drain, or is
-gone, which comes to the same. So does SIGTERM. SIGINT and SIGHUP are left to the supervisor, since a terminal sends
-them to all.
+gone, which comes to the same. So does SIGTERM, unless the supervisor got it too, as from systemd, which sends it to
+all: then it says when. SIGINT and SIGHUP are left to the supervisor, since a terminal sends them to all.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0  # for the first probes, before workers are told what is ready
 VIEW_S = 5.0  # that a worker waits for its first view: until then others serve, or clients wait to be accepted
+ALONE_S = 0.5  # after SIGTERM; by then the supervisor has said so if it got one too
 GRACE_S = 2.0  # of the hub, beyond `listen.drain_s`
 
 
@@ -80,10 +81,11 @@ class _Orders:
     def __init__(self) -> None:
         self.stop = asyncio.Event()  # set at SIGTERM and at the end of standard input
         self._frames = wire.Frames(SPEC_BYTES_MAX)
+        self._lame_duck = False  # the supervisor was told to end, and will say when
         self._kept: list[Order] = []
         self._do: Callable[[Order], None] = self._kept.append
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGTERM, self.stop.set)
+        self._loop.add_signal_handler(signal.SIGTERM, self._loop.call_later, ALONE_S, self._terminated)
         self._loop.add_reader(0, self._read)
 
     def follow(self, do: Callable[[Order], None]) -> None:
@@ -92,13 +94,19 @@ class _Orders:
         for order in self._kept:
             do(order)
 
+    def _terminated(self) -> None:
+        if not self._lame_duck:
+            self.stop.set()
+
     def _read(self) -> None:
         data = os.read(0, 65_536)
         if not data:
             self._loop.remove_reader(0)
             self.stop.set()
         for body in self._frames.feed(data):
-            self._do(order_of(body))
+            order = order_of(body)
+            self._lame_duck = self._lame_duck or isinstance(order, LameDuck)
+            self._do(order)
 
 
 def _reload(reload: Callable[[Settings], None], settings: Settings) -> bool:

@@ -75,7 +75,7 @@ async def command(
         stdout=pipe,
         stderr=pipe,
         start_new_session=True,
-        env=os.environ | {"TMPDIR": folder},
+        env={k: v for k, v in os.environ.items() if not k.startswith("WARMROUTE_")} | {"TMPDIR": folder},
     )
     running = Command(process, Path(folder))
     reading = asyncio.create_task(running.read())
