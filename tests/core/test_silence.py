@@ -186,8 +186,8 @@ PHASES = st.lists(
 def test_whoever_works_is_never_stuck(
     speed: float, engines: list[tuple[float, bool]], phases: list[tuple[int, float, bool, bool]]
 ) -> None:
-    """Engines up to 2.5 times apart, from 300 tokens/s on, that prefill whatever comes in order: none is taken out, whatever
-    the sizes, rates, streams or not, clients with patience or without."""
+    """Engines up to 2.5 times apart, from 300 tokens/s on, that prefill whatever comes in order: none is taken out,
+    whatever the sizes, rates, streams or not, clients with patience or without."""
     world = World({f"http://{n}": Engine(speed * part, counters=c) for n, (part, c) in enumerate(engines)})
     for tokens, load, stream, patient in phases:
         every_s = tokens / speed / load
