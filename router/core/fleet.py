@@ -28,7 +28,7 @@ SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by on
 SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
 ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token within its modelled time, so many times, and this is on time
 LATE_S = 3.0  # after a first token that was not, others that came with it prove nothing
-BUSY_FACTOR = 3.0  # of the modelled time of work that is not seen to end
+HIDDEN_FACTOR = 3.0  # of the modelled time of work that is not seen to end
 TIMED_MAX = 8  # first tokens of a replica that are compared with others'
 ANSWER_FADE = 0.995  # of the longest answer, per answer
 
@@ -164,7 +164,10 @@ class Member:
         """The first in the queue has its token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # or it stood behind work whose end is not seen
-            took_ms -= BUSY_FACTOR * sum(each.prefill_ms for each in self.leases.values() if not each.streams)
+            hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
+            if hidden_ms and not self.fit.observations:
+                return  # and nobody knows how long that takes
+            took_ms -= HIDDEN_FACTOR * hidden_ms
         lease.alone_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms + ON_TIME_MS:
             self.late_s = now_s
@@ -274,7 +277,7 @@ class Fleet:
     answers: int = 0  # that ended well
     answer_ms_max: float = 0.0  # of late
     token_ms_max: float = 0.0  # likewise, of an answer per token of it
-    longest_prompt_tokens: float = 0.0  # likewise
+    longest_tokens: float = 0.0  # likewise, computed of a prompt
     short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
     shorts: int = 0
     guarded: dict[str, Member] = field(default_factory=dict)  # who may not be sent everything: see standing.py
@@ -395,7 +398,7 @@ class Fleet:
         self.answers += 1
         self.answer_ms_max = max(self.answer_ms_max * ANSWER_FADE, open_ms)
         self.token_ms_max = max(self.token_ms_max * ANSWER_FADE, open_ms / max(1, tokens))
-        self.longest_prompt_tokens = max(self.longest_prompt_tokens * ANSWER_FADE, lease.prompt_tokens)
+        self.longest_tokens = max(self.longest_tokens * ANSWER_FADE, uncached)
         self.mean_open_ms += (1 - WORK_FADE) * (open_ms - self.mean_open_ms)
         self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)

@@ -10,8 +10,9 @@ dead that prefills 200,000 tokens would waste exactly the dearest work:
 
 Signs of life are first tokens, pieces of streams, answers that ended well and engine counters that move; /health is
 none. So a queue that is worked off is never late, however long. The factor is FACTOR where the replica's own speed is
-known for prompts of that length, FACTOR_LENT where it is guessed from others or from shorter prompts, and before the
-fleet has learned any speed each token may take SLOWEST_MS: the model's first guess may be wrong by thirty times.
+known for prompts of that length, FACTOR_LENT where it is guessed from others or from shorter prompts. Before the
+fleet has learned any speed each token may take SLOWEST_MS (the model's first guess may be wrong by thirty times), or
+what whole answers to prompts of that length took.
 
 Of an answer that does not stream nothing is seen before its end. Where the engine's counters move when it works, its
 prefill moves them; else it is late after twice the longest that tokens of late answers took, and four times the
@@ -37,7 +38,7 @@ LEARNED = 3  # observations that make a speed known
 SLOWEST_MS = 5.0  # per token: 200 tokens/s
 STUCK_LEASES = 5
 UNSEEN_LEASES = 3  # of answers that do not stream, judged by what others took
-UNSEEN_ANSWERS = 8  # from which that is known
+UNSEEN_ANSWERS = 8  # from which it is known what answers take
 COUNTERS_S = 5.0  # a probe may be late
 HOPELESS = 10.0  # times `stuck_after_s`
 
@@ -99,7 +100,7 @@ def _late(fleet: Fleet, member: Member, now_s: float, margin_s: float) -> Iterat
     """Leases that are late by more than the margin, oldest first."""
     due_s, slowest_s = member.alive_s, 0.0
     if member.share < 1:  # others use it: one of theirs may be prefilled now
-        due_s += _allowance_ms(fleet, member, int(fleet.longest_prompt_tokens), 0) / 1e3
+        due_s += _allowance_ms(fleet, member, int(fleet.longest_tokens), 0) / 1e3
     hidden_s = 0.0  # that answers take which do not stream, on an engine that may be full of them
     for lease in member.leases.values():
         if lease.first_token_s is not None:
@@ -130,6 +131,8 @@ def _allowance_ms(fleet: Fleet, member: Member, prompt_tokens: int, cached_token
     if fleet.prefill.observations < LEARNED:
         if fleet.shorts >= LEARNED and prompt_tokens < LEARN_TOKENS_MIN:
             return FACTOR_LENT * fleet.short_ms
+        if fleet.answers >= UNSEEN_ANSWERS and prompt_tokens <= FAR * fleet.longest_tokens:
+            return min(SLOWEST_MS * prompt_tokens, FAR * fleet.answer_ms_max)
         return SLOWEST_MS * prompt_tokens
     model, own = fleet.prefill.model, member.fit.model
     known = member.fit.observations >= LEARNED and uncached <= FAR * member.longest_tokens

@@ -1,0 +1,86 @@
+"""Slow replicas are taken out and come back; busy ones and merely slower ones stay: scenarios in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.core.breaker import Cause
+from tests.core.simulated import Engine, World
+
+
+def fleet(count: int = 4) -> dict[str, Engine]:
+    """Engines alike."""
+    return {f"http://{n}": Engine() for n in range(count)}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("tokens", [400, 3_000])
+def test_ten_times_slower_than_its_peers(count: int, tokens: int) -> None:
+    """A replica that becomes ten times slower is out after some dozen requests, draws at most 2 % of the next 1,000,
+    and is back after a trial that is fast."""
+    world = World(fleet(count), policy="least_loaded")
+    world.run(30, every_s=0.25, tokens=tokens)
+    slow = world.engines["http://0"]
+    slow.speed /= 10
+    if tokens < 1_000:
+        slow.floor_s = 0.3
+    before, at_s = world.sent["http://0"], world.now_s
+    while not world.opened and world.now_s < at_s + 60:
+        world.run(0.25, every_s=0.25, tokens=tokens)
+    assert world.opened == ["http://0"]
+    assert world.sent["http://0"] - before <= 40
+    before, number = world.sent["http://0"], world.number
+    while world.number < number + 1_000:
+        world.run(0.25, every_s=0.25, tokens=tokens)
+    assert world.sent["http://0"] - before <= 20
+    assert world.opened == ["http://0"]
+    slow.speed, slow.floor_s = 10_000.0, 0.0
+    world.run(65, every_s=0.25, tokens=tokens)
+    assert not world.router.fleet.members["http://0"].breaker.backoff_s
+    assert world.ended["failed twice"] == world.ended["nowhere"] == 0
+
+
+@pytest.mark.parametrize("times", [2.0, 3.0])
+def test_other_hardware_stays(times: float) -> None:
+    """Replicas two or three times apart are all used."""
+    world = World(fleet(), policy="least_loaded")
+    world.engines["http://0"].speed /= times
+    world.run(120, every_s=0.25, tokens=3_000)
+    assert world.opened == []
+    assert world.sent["http://0"] > 20
+
+
+def test_all_become_slow() -> None:
+    """When all become ten times slower at once nobody is out, whatever their share of the traffic."""
+    world = World(fleet())
+    for n in range(400):
+        world.send(3_000, only="http://0" if n % 2 else None)
+        world.run(1.0 if n < 100 else 2.0)
+        if n == 100:
+            for engine in world.engines.values():
+                engine.speed /= 5
+    assert world.opened == []
+
+
+def test_busy_with_a_long_prefill() -> None:
+    """Short prompts behind long ones are slow for that; their replica stays."""
+    world = World(fleet())
+    world.run(30, every_s=0.1, tokens=2_000)
+    for _ in range(12):
+        world.send(100_000, only="http://0")
+        world.send(100_000, only="http://0", stream=False)
+        for _ in range(3):
+            world.send(1_500, only="http://0")
+        world.run(25, every_s=0.1, tokens=2_000)
+    assert world.opened == []
+
+
+def test_one_slow_trial_prolongs_the_rest() -> None:
+    """A trial that is slow doubles the rest, without another eight requests."""
+    world = World(fleet(), policy="least_loaded")
+    world.run(30, every_s=0.25, tokens=3_000)
+    world.engines["http://0"].speed /= 10
+    world.run(60, every_s=0.25, tokens=3_000)
+    breaker = world.router.fleet.members["http://0"].breaker
+    assert (world.opened, breaker.cause) == (["http://0"], Cause.SLOW)
+    assert breaker.backoff_s > 4.0

@@ -1,0 +1,198 @@
+"""Stuck replicas are found, and busy ones are left alone: scenarios in virtual time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.simulated import Engine, World
+
+RUNS = int(os.environ.get("WARMROUTE_SILENCE_RUNS", "40"))  # 1,000 for a thorough look: two minutes
+
+
+def fleet(count: int = 4, **how: float | bool) -> dict[str, Engine]:
+    """Engines alike."""
+    return {f"http://{n}": Engine(**how) for n in range(count)}  # type: ignore[arg-type]
+
+
+def test_hung_in_mid_work() -> None:
+    """A replica that hangs with streams under way is out within the allowance and three seconds; no request is lost,
+    and of the next 1,000 at most 2 % are sent there. One trial readmits it once it works."""
+    world = World(fleet())
+    world.run(30, every_s=0.05, tokens=2_000)
+    assert world.opened == []
+    hung = world.engines["http://0"]
+    hung.hung, at_s = True, world.now_s
+    while not world.opened and world.now_s < at_s + 20:
+        world.run(0.05, every_s=0.05, tokens=2_000)
+    assert world.opened == ["http://0"]
+    assert world.now_s - at_s < 3 * 0.25 + 3.0 + 0.5
+    before, number = world.sent["http://0"], world.number
+    while world.number < number + 1_000:
+        world.run(0.05, every_s=0.05, tokens=2_000)
+    assert world.sent["http://0"] - before <= 20
+    hung.hung = False
+    hung.waiting.clear()
+    world.run(65, every_s=0.1, tokens=2_000)
+    assert world.router.fleet.members["http://0"].breaker.backoff_s == 0
+    assert world.ended["failed twice"] == world.ended["nowhere"] == 0
+
+
+@pytest.mark.parametrize("tokens", [100, 2_000])
+def test_hung_from_the_start(tokens: int) -> None:
+    """One that never answered anything is found as well, though nothing is known of its speed."""
+    engines = fleet()
+    engines["http://0"].hung = True
+    world = World(engines)
+    world.run(30, every_s=0.05, tokens=tokens)
+    assert "http://0" in world.opened
+    assert set(world.opened) == {"http://0"}
+    assert world.sent["http://0"] < 40
+    assert world.ended["nowhere"] == world.ended["failed twice"] == 0
+
+
+def test_clients_that_leave_after_four_seconds() -> None:
+    """A hung replica is found by the clients that give up on it, whatever its health checks say; clients that leave
+    early or for a legitimately long prompt blame nobody."""
+    world = World(fleet())
+    world.run(20, every_s=0.1, tokens=2_000, patience_s=4.0)
+    world.run(20, every_s=0.5, tokens=100_000, patience_s=4.0)
+    world.run(20, every_s=0.1, tokens=2_000, patience_s=0.05)
+    assert world.opened == []
+    world = World(fleet(2), policy="least_loaded")
+    world.run(20, every_s=0.1, tokens=2_000, patience_s=4.0)
+    for engine in world.engines.values():
+        engine.hung = True  # so that nobody shows how it should be
+    number = world.number
+    while not world.opened and world.number < number + 40:
+        world.send(2_000, patience_s=4.0, only="http://0")
+        world.run(4.5)
+    assert world.number - number <= 6
+    assert world.opened == ["http://0"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("counters", [True, False])
+def test_dead_engine_behind_green_health(stream: bool, counters: bool) -> None:
+    """Only requests show that an engine is dead; of answers that do not stream too, with counters or without."""
+    world = World(fleet(counters=counters))
+    world.run(30, every_s=0.1, tokens=2_000, stream=stream)
+    world.engines["http://1"].hung = True
+    world.run(40, every_s=0.1, tokens=2_000, stream=stream)
+    assert set(world.opened) == {"http://1"}
+    assert world.ended["failed twice"] == world.ended["nowhere"] == 0
+
+
+@pytest.mark.parametrize("speed", [300.0, 1_000.0, 10_000.0, 100_000.0])
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_long_prefill_is_left_alone(speed: float, learned: bool) -> None:
+    """200,000 tokens alone, with short requests behind them and beside them, at 300 tokens/s too, and before anything
+    was learned: nobody is stuck, and nothing is tried elsewhere."""
+    world = World(fleet(speed=speed))
+    if learned:
+        world.run(60, every_s=4_000 / speed, tokens=2_000)
+    world.send(200_000, only="http://0")
+    for _ in range(10):
+        world.send(500, only="http://0")
+    world.run(220_000 / speed + 5, every_s=max(0.5, 4_000 / speed), tokens=2_000)
+    assert (world.opened, world.moved) == ([], 0)
+    assert world.ended["ok"] > 10
+
+
+def test_attention_makes_long_prompts_dear() -> None:
+    """Speeds learned of short prompts say little of long ones: five times slower per token is not stuck."""
+    world = World(fleet())
+    world.run(30, every_s=0.1, tokens=1_500)
+    world.engines["http://0"].speed /= 5
+    world.send(200_000, only="http://0")
+    world.run(110, every_s=0.2, tokens=1_500)
+    assert (world.opened, world.moved) == ([], 0)
+
+
+@pytest.mark.parametrize("slower", [20.0, 100.0])
+def test_all_slow_alike(slower: float) -> None:
+    """When all replicas become slow alike, none is taken out and no request is tried elsewhere for that."""
+    world = World(fleet())
+    world.run(30, every_s=0.1, tokens=2_000)
+    for engine in world.engines.values():
+        engine.speed /= slower
+    world.run(120, every_s=slower * 0.15, tokens=2_000)
+    assert (world.opened, world.moved) == ([], 0)
+
+
+def test_a_queue_that_is_worked_off() -> None:
+    """Five times the load that the fleet can bear: everybody waits, and nobody is stuck."""
+    world = World(fleet())
+    world.run(20, every_s=0.05, tokens=2_000)
+    world.run(40, every_s=0.01, tokens=2_000)
+    world.run(200)
+    assert (world.opened, world.moved) == ([], 0)
+    assert world.ended["ok"] == world.number
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("counters", [True, False])
+def test_a_full_engine(stream: bool, counters: bool) -> None:
+    """Requests may wait for a seat as long as other answers take: 8 seats, 20 s an answer."""
+    world = World(fleet(2, seats=8, decode_s=20.0, counters=counters))
+    world.run(40, every_s=1.5, tokens=2_000, stream=stream)
+    world.run(60, every_s=0.8, tokens=2_000, stream=stream)
+    assert (world.opened, world.moved) == ([], 0)
+
+
+def test_mixed_traffic() -> None:
+    """Streams wait behind answers that do not stream; a hung replica among them is found."""
+    world = World(fleet(decode_s=5.0))
+    for n in range(400):
+        world.send(3_000, stream=n % 2 == 0)
+        world.run(0.1)
+    assert (world.opened, world.moved) == ([], 0)
+    world.engines["http://2"].hung = True
+    for n in range(600):
+        world.send(3_000, stream=n % 2 == 0)
+        world.run(0.1)
+    assert set(world.opened) == {"http://2"}
+
+
+def test_a_fleet_of_one_and_a_lonely_request() -> None:
+    """Where there is no elsewhere nobody is stuck; a request without any other traffic moves in the end."""
+    world = World(fleet(1))
+    world.run(20, every_s=0.5)
+    world.engines["http://0"].hung = True
+    world.run(120, every_s=1.0)
+    assert (world.opened, world.moved) == ([], 0)
+    world = World(fleet(2))
+    world.run(20, every_s=0.5)
+    world.engines["http://0"].hung = True
+    world.send(1_000, only="http://0")
+    world.run(60)
+    assert world.moved == 1
+    assert world.ended["failed"] == 0
+
+
+ENGINES = st.lists(st.tuples(st.floats(0.4, 1.0), st.booleans()), min_size=2, max_size=4)
+PHASES = st.lists(
+    st.tuples(st.sampled_from([200, 2_000, 20_000, 200_000]), st.floats(0.1, 3.0), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.sampled_from([750.0, 3_000.0, 30_000.0]), ENGINES, PHASES)
+@settings(deadline=None, max_examples=RUNS)
+def test_whoever_works_is_never_stuck(
+    speed: float, engines: list[tuple[float, bool]], phases: list[tuple[int, float, bool, bool]]
+) -> None:
+    """Engines up to 2.5 times apart, from 300 tokens/s on, that prefill whatever comes in order: none is taken out,
+    whatever the sizes, rates, streams or not, clients with patience or without."""
+    world = World({f"http://{n}": Engine(speed * part, counters=c) for n, (part, c) in enumerate(engines)})
+    for tokens, load, stream, patient in phases:
+        every_s = tokens / speed / load
+        world.run(
+            min(40.0, 30 * every_s), every_s=every_s, tokens=tokens, stream=stream, patience_s=1e9 if patient else 4
+        )
+    world.run(20)
+    assert (world.opened, world.moved) == ([], 0), world.told
