@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from router.core.facts import Ending
 from router.outbox import Outbox
 
 SIZE_LINE_BYTES_MAX = 10
@@ -35,15 +36,15 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
 _sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events have come again and again
 
-
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
 class Failure(Exception):
-    """An attempt that failed before its answer began. `kind` is a metric label; `retry` whether another may try."""
+    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another may try."""
 
     kind = "failed"
     retry = True
+    ending = Ending.FAILED  # whose fault it is
 
 
 class BrokeEarly(Failure):
@@ -224,8 +225,8 @@ class Connection(asyncio.Protocol):
     """A connection to an engine, used for one request after the other."""
 
     __slots__ = (
-        "_answer", "_before_last", "_between", "_head_bytes", "_headed", "_keep", "_last", "_outbox", "_parser",
-        "_transport", "_write", "events", "give_back", "idle_since_s",
+        "_answer", "_before_last", "_between", "_headed", "_keep", "_last", "_outbox", "_parser", "_transport",
+        "_write", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, give_back: Callable[[Connection], None], outbox: Outbox) -> None:
@@ -235,7 +236,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._headed = False
-        self._head_bytes = 0
+        self.head_bytes = 0  # of the head, once it is whole at least those; 0: nothing was heard
         self._keep = False
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
@@ -251,7 +252,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, answer: Answer, head: bytes, body: bytes) -> None:
         """Send a request, whose answer goes to `answer`."""
-        self._answer, self._headed, self._head_bytes = answer, False, 0
+        self._answer, self._headed, self.head_bytes = answer, False, 0
         if self._transport is None:
             answer.broke("connection closed")
         else:
@@ -319,18 +320,17 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         answer.moved = True
+        self.head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError) as error:
             self.abort()
             answer.broke(f"not HTTP: {error.__context__ or error}")
             return
-        if not self._headed:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.abort()
-                answer.broke(f"a head of more than {HEAD_BYTES_MAX} bytes")
-                return
+        if not self._headed and self.head_bytes > HEAD_BYTES_MAX:
+            self.abort()
+            answer.broke(f"a head of more than {HEAD_BYTES_MAX} bytes")
+            return
         if self._between and data.endswith(b"\r\n") and self._answer is not None and answer.sink is not None:
             self._write = answer.sink.shortcut()
             if self._write is not None:

@@ -17,18 +17,18 @@ from collections.abc import Callable
 from itertools import count
 from math import ceil
 
+from router.attempts import Attempts
 from router.core.dialects import Dialect, spoken_on
-from router.core.facts import Ending, Outcome, Shed
+from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
-from router.core.models import NoReplica
-from router.exchange import Answer, BrokeMidway, Failure
+from router.exchange import Answer, BrokeMidway
 from router.placing import Placed, Placer
-from router.reading import RESPONSES, Question, Reader, Refusal, made_response, none_ready
+from router.reading import RESPONSES, Question, Reader, Refusal
 from router.receiving import BadRequest, Request
 from router.relay import Relay
 from router.serving import ClientLeft, date_line
 from router.tallies import RequestRecord
-from router.upstream import ConnectFailed, EngineFailed, TimedOut, Upstream
+from router.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,14 @@ class Proxy:
         self._upstream = upstream
         self._report = report
         self._clock = clock
-        self._budget = budget
-        self._retries_max = retries_max
-        self._retry_on_timeout = retry_on_timeout
+        self._attempts = Attempts(
+            placer,
+            upstream,
+            clock=clock,
+            budget=budget,
+            retries_max=retries_max,
+            retry_on_timeout=retry_on_timeout,
+        )
         self._receipts = receipts
         self.in_flight = 0
         self._idle = asyncio.Event()
@@ -104,8 +109,7 @@ class Proxy:
     async def _serve(self, request: Request, record: RequestRecord, read_s: float) -> None:
         question = await self._reader.understand(request, record.id)
         record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
-        self._budget.deposit()
-        lease, answer, called_s = await self._call(question, record, read_s)
+        lease, answer, called_s = await self._attempts.begin(question, record, read_s)
         outcome = Outcome(Ending.CLIENT_LEFT)
         relay: Relay | None = None
         try:
@@ -131,97 +135,6 @@ class Proxy:
         finally:
             self._upstream.done(answer)
             self._finish(lease, outcome, relay, record)
-
-    # -- place and call ------------------------------------------------------------------------------------------
-
-    async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
-        """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
-        when the first replica was called. Raises Refusal."""
-        lease = await self._place(question, frozenset())
-        called_s = self._clock()
-        record.overhead_s = called_s - read_s
-        tried: frozenset[str] = frozenset()
-        while True:
-            record.receipt = lease.receipt
-            try:
-                return lease, await self._attempt(question, lease), called_s
-            except Failure as failure:
-                self._note(lease, failure)
-                tried |= {lease.replica}
-                said = failure.answer if isinstance(failure, EngineFailed) else None
-                try:
-                    following = await self._following(question, failure, tried)
-                except BaseException:
-                    self._drop(lease, said, Ending.CLIENT_LEFT)
-                    raise
-                if following is None and said is not None:
-                    return lease, said, called_s  # what the engine said is the best answer there is
-                self._drop(lease, said, Ending.FAILED)
-                if following is None:
-                    raise self._refusal(failure, tried) from failure
-                record.retries += ((failure.kind, lease.replica),)
-                lease = following
-            except BaseException:
-                self._drop(lease, None, Ending.CLIENT_LEFT)
-                raise
-
-    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
-        if answer is not None:
-            self._upstream.done(answer)
-        self._placer.finish(lease, Outcome(ending), self._clock())
-
-    async def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Placed | None:
-        """A lease on another replica, if one may be tried and there is one."""
-        now_s = self._clock()
-        if len(tried) > self._retries_max or not self._may_retry(question, failure) or not self._budget.covers(now_s):
-            return None
-        try:
-            lease = await self._place(question, tried)
-        except Refusal:
-            return None
-        self._budget.withdraw(now_s)  # only now: where nobody is left to try, nothing is spent
-        return lease
-
-    async def _place(self, question: Question, tried: frozenset[str]) -> Placed:
-        """Raises Refusal when no replica is left to try."""
-        try:
-            return await self._placer.place(question.wanted, tried)
-        except NoReplica as error:
-            raise none_ready() from error
-        except Shed as shed:
-            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
-
-    async def _attempt(self, question: Question, lease: Placed) -> Answer:
-        request, streams = question.request, question.wanted.ask.stream
-        answer = await self._upstream.call(
-            lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
-        )
-        if streams and not answer.whole:
-            status = question.dialect.event_error(answer.head)
-            if status is not None and status >= 500:
-                raise EngineFailed(answer)
-        if answer.status == 200 and question.dialect.aborted(answer.head):
-            raise EngineFailed(answer)
-        if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
-            self._placer.made_response(made, lease.replica)
-        return answer
-
-    def _note(self, lease: Placed, failure: Failure) -> None:
-        """A failed attempt is counted, and proof of death acted upon."""
-        self._placer.failed(lease.replica, failure.kind)
-        if isinstance(failure, ConnectFailed) and failure.refused:
-            self._upstream.lost(lease.replica)
-            self._placer.refused(lease.replica)
-
-    def _may_retry(self, question: Question, failure: Failure) -> bool:
-        if question.stored:
-            return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
-        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
-
-    def _refusal(self, failure: Failure, tried: frozenset[str]) -> Refusal:
-        if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried):
-            return none_ready()
-        return _failed(failure)
 
     # -- answer --------------------------------------------------------------------------------------------------
 
@@ -303,9 +216,3 @@ def request_id(request: Request) -> str:
 def _route(path: str) -> str:
     """The label of a path: response ids are left out."""
     return RESPONSES + "/{id}" if path.startswith(RESPONSES + "/") else path
-
-
-def _failed(failure: Failure) -> Refusal:
-    if isinstance(failure, TimedOut):
-        return Refusal(504, "timed_out", "The replica did not answer in time.")
-    return Refusal(502, "engine_failed", "The replica failed before it answered.")

@@ -19,26 +19,36 @@ from functools import cache
 from urllib.parse import urlsplit
 
 from router.core.dialects.sglang import with_rank
-from router.core.facts import Replica
-from router.exchange import Answer, BrokeMidway, Connection, Failure, say
+from router.core.facts import Ending, Replica
+from router.exchange import Answer, BrokeEarly, BrokeMidway, Connection, Failure, say
 from router.outbox import Outbox
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
 STATUS_RETRIED = (502, 503)
+STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 # vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
 RANK_HEADER = "X-data-parallel-rank"
 
 
 class ConnectFailed(Failure):
-    """Nothing was sent. `refused`: nobody listens there, which is proof that the engine is gone."""
+    """Nothing was sent. `refused`: nobody listens there, which is proof that the engine is gone; `timed_out`: nothing
+    was heard, which may be the network's fault or this machine's."""
 
     kind = "connect"
 
-    def __init__(self, message: str, *, refused: bool) -> None:
+    def __init__(self, message: str, *, refused: bool = False, timed_out: bool = False) -> None:
         super().__init__(message)
-        self.refused = refused
+        self.refused, self.timed_out = refused, timed_out
+
+
+class Stale(Failure):
+    """A connection that had been used before was closed at once, without a byte: the engine closed it for its idleness
+    while the request was on its way (RFC 9112 section 9.3.1), which is nobody's fault."""
+
+    kind = "stale"
+    ending = Ending.CLIENT_LEFT
 
 
 class ReplicaLost(Failure):
@@ -98,7 +108,7 @@ class Server:
             connection.connection_lost(None)  # uvloop closes it, and does not always say so
             raise
         except TimeoutError as error:
-            raise ConnectFailed("timed out", refused=False) from error
+            raise ConnectFailed("timed out", timed_out=True) from error
         except OSError as error:
             raise ConnectFailed(say(error), refused=_refused(error)) from error
         return connection
@@ -206,8 +216,7 @@ class Upstream:
         answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self._held_bytes_max)
         self._answers.add(answer)
         try:
-            connection = server.free() or await server.connect(self._connect_timeout_s)
-            await answer.begin(connection, head, body)
+            await self._send(server, answer, head, body)
         except BaseException:
             self.done(answer)
             raise
@@ -216,6 +225,19 @@ class Upstream:
         ):
             raise EngineFailed(answer)
         return answer
+
+    async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
+        """Returns when the answer has begun. Raises a Failure."""
+        used = server.free()
+        connection = used or await server.connect(self._connect_timeout_s)
+        sent_s = self._loop.time()
+        try:
+            await answer.begin(connection, head, body)
+        except BrokeEarly as error:
+            if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
+                raise
+            server.close_idle(float("inf"))  # the others are no younger
+            raise Stale(str(error)) from error
 
     def done(self, answer: Answer) -> None:
         """The answer was read, or nobody wants it any more."""

@@ -1,0 +1,169 @@
+"""Place a request, call the replica, and once more elsewhere where that may help: all that happens before an answer
+has begun.
+
+What bounds the attempts of one request, and why:
+
+- `retries_max` more after the first that was sent: each may have cost GPU time.
+- One of which nothing was sent costs none, so it does not count; UNSENT_MAX of those, for a client waits.
+- One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
+- The budget, over all requests: a dead fleet is not hammered.
+
+The replica that failed is never the next one. Only where no other is left, one whose network failed and not itself (no
+connection in time, or a connection that it had closed meanwhile) is asked once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.core.facts import Ending, Outcome, Shed
+from router.core.health import RetryBudget
+from router.core.models import NoReplica
+from router.exchange import Answer, Failure
+from router.placing import Placed, Placer
+from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
+from router.tallies import RequestRecord
+from router.upstream import ConnectFailed, EngineFailed, Stale, TimedOut, Upstream
+
+UNSENT_MAX = 3
+
+
+class Tried:
+    """What the attempts of one request came to."""
+
+    __slots__ = ("_again", "replicas", "sent", "unsent")
+
+    def __init__(self) -> None:
+        self.replicas: frozenset[str] = frozenset()
+        self._again: frozenset[str] = frozenset()  # may be asked once more
+        self.sent = self.unsent = 0
+
+    def note(self, replica: str, failure: Failure) -> None:
+        """One attempt failed."""
+        unsent = isinstance(failure, ConnectFailed | Stale)
+        self.unsent += unsent
+        self.sent += not unsent
+        once_more = isinstance(failure, Stale) or (isinstance(failure, ConnectFailed) and failure.timed_out)
+        self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
+        self.replicas |= {replica}
+
+    @property
+    def excluded(self) -> list[frozenset[str]]:
+        """Whom the next placement leaves out: all that were tried; if nobody is left then, not those whose network
+        failed."""
+        return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
+
+
+class Attempts:
+    """Makes answers begin."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        upstream: Upstream,
+        *,
+        clock: Callable[[], float],
+        budget: RetryBudget,
+        retries_max: int,
+        retry_on_timeout: bool,
+    ) -> None:
+        self._placer = placer
+        self._upstream = upstream
+        self._clock = clock
+        self._budget = budget
+        self._retries_max = retries_max
+        self._retry_on_timeout = retry_on_timeout
+
+    async def begin(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
+        """Returns the lease, the answer that has begun, and when the first replica was called. Raises Refusal."""
+        self._budget.deposit()
+        lease = await self._place(question, frozenset())
+        called_s = self._clock()
+        record.overhead_s = called_s - read_s
+        tried = Tried()
+        while True:
+            record.receipt = lease.receipt
+            try:
+                return lease, await self._attempt(question, lease), called_s
+            except Failure as failure:
+                self._note(lease, failure)
+                tried.note(lease.replica, failure)
+                said = failure.answer if isinstance(failure, EngineFailed) else None
+                try:
+                    following = await self._following(question, failure, tried)
+                except BaseException:
+                    self._drop(lease, said, Ending.CLIENT_LEFT)
+                    raise
+                if following is None and said is not None:
+                    return lease, said, called_s  # what the engine said is the best answer there is
+                self._drop(lease, said, failure.ending)
+                if following is None:
+                    raise self._refusal(failure, tried) from failure
+                record.retries += ((failure.kind, lease.replica),)
+                lease = following
+            except BaseException:
+                self._drop(lease, None, Ending.CLIENT_LEFT)
+                raise
+
+    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
+        if answer is not None:
+            self._upstream.done(answer)
+        self._placer.finish(lease, Outcome(ending), self._clock())
+
+    async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
+        """A lease for one more attempt, if it may be made and there is somebody to ask."""
+        if not self._may_retry(question, failure, tried) or not self._budget.covers(self._clock()):
+            return None
+        for excluded in tried.excluded:
+            try:
+                lease = await self._place(question, excluded)
+            except Refusal:
+                continue
+            self._budget.withdraw(self._clock())  # only now: where nobody is left to try, nothing is spent
+            return lease
+        return None
+
+    async def _place(self, question: Question, excluded: frozenset[str]) -> Placed:
+        """Raises Refusal when no replica is left to try."""
+        try:
+            return await self._placer.place(question.wanted, excluded)
+        except NoReplica as error:
+            raise none_ready() from error
+        except Shed as shed:
+            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
+
+    async def _attempt(self, question: Question, lease: Placed) -> Answer:
+        request, streams = question.request, question.wanted.ask.stream
+        answer = await self._upstream.call(
+            lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
+        )
+        if streams and not answer.whole:
+            status = question.dialect.event_error(answer.head)
+            if status is not None and status >= 500:
+                raise EngineFailed(answer)
+        if answer.status == 200 and question.dialect.aborted(answer.head):
+            raise EngineFailed(answer)
+        if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
+            self._placer.made_response(made, lease.replica)
+        return answer
+
+    def _note(self, lease: Placed, failure: Failure) -> None:
+        """A failed attempt is counted, and proof of death acted upon."""
+        self._placer.failed(lease.replica, failure.kind)
+        if isinstance(failure, ConnectFailed) and failure.refused:
+            self._upstream.lost(lease.replica)
+            self._placer.refused(lease.replica)
+
+    def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
+        if not self._retries_max or tried.sent > self._retries_max or tried.unsent >= UNSENT_MAX:
+            return False
+        if question.stored:
+            return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
+        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+
+    def _refusal(self, failure: Failure, tried: Tried) -> Refusal:
+        if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried.replicas):
+            return none_ready()
+        if isinstance(failure, TimedOut):
+            return Refusal(504, "timed_out", "The replica did not answer in time.")
+        return Refusal(502, "engine_failed", "The replica failed before it answered.")
