@@ -16,14 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.core import sse
+from router.core.dialects import PATHS
 from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, Failure
 from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
+from router.relay import judged
 from router.tallies import RequestRecord
-from router.upstream import ConnectFailed, EngineFailed, Stale, TimedOut, Upstream
+from router.upstream import ConnectFailed, EngineFailed, EngineShed, NotStream, Stale, TimedOut, Upstream
 
 UNSENT_MAX = 3
 
@@ -31,21 +34,27 @@ UNSENT_MAX = 3
 class Tried:
     """What the attempts of one request came to."""
 
-    __slots__ = ("_again", "replicas", "sent", "unsent")
+    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "unsent")
 
     def __init__(self) -> None:
         self.replicas: frozenset[str] = frozenset()
         self._again: frozenset[str] = frozenset()  # may be asked once more
-        self.sent = self.unsent = 0
+        self.sent = self.unsent = self.sheds = 0
+        self.shed_until_s: float | None = None  # when the first of those that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
         """One attempt failed."""
         unsent = isinstance(failure, ConnectFailed | Stale)
         self.unsent += unsent
         self.sent += not unsent
+        self.sheds += isinstance(failure, EngineShed)
         once_more = isinstance(failure, Stale) or (isinstance(failure, ConnectFailed) and failure.timed_out)
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
         self.replicas |= {replica}
+
+    def shed(self, until_s: float) -> None:
+        """Somebody takes no more before then."""
+        self.shed_until_s = until_s if self.shed_until_s is None else min(self.shed_until_s, until_s)
 
     @property
     def excluded(self) -> list[frozenset[str]]:
@@ -82,19 +91,19 @@ class Attempts:
         record.overhead_s = called_s - read_s
         tried = Tried()
         while True:
-            record.receipt = lease.receipt
+            record.receipt, record.error = lease.receipt, None
             try:
                 return lease, await self._attempt(question, lease), called_s
             except Failure as failure:
-                self._note(lease, failure)
-                tried.note(lease.replica, failure)
+                record.error = f"{failure.kind}: {failure}"
+                self._note(lease, failure, tried)
                 said = failure.answer if isinstance(failure, EngineFailed) else None
                 try:
                     following = await self._following(question, failure, tried)
                 except BaseException:
                     self._drop(lease, said, Ending.CLIENT_LEFT)
                     raise
-                if following is None and said is not None:
+                if following is None and said is not None and tried.shed_until_s is None:
                     return lease, said, called_s  # what the engine said is the best answer there is
                 self._drop(lease, said, failure.ending)
                 if following is None:
@@ -117,7 +126,9 @@ class Attempts:
         for excluded in tried.excluded:
             try:
                 lease = await self._place(question, excluded)
-            except Refusal:
+            except Refusal as refusal:
+                if refusal.status == 429 and refusal.retry_after_s is not None:
+                    tried.shed(self._clock() + refusal.retry_after_s)
                 continue
             self._budget.withdraw(self._clock())  # only now: where nobody is left to try, nothing is spent
             return lease
@@ -137,19 +148,25 @@ class Attempts:
         answer = await self._upstream.call(
             lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
         )
-        if streams and not answer.whole:
-            status = question.dialect.event_error(answer.head)
-            if status is not None and status >= 500:
+        try:
+            if streams and not answer.whole:
+                _look_at_first(question, answer)
+            if answer.status == 200 and question.dialect.aborted(answer.head):
                 raise EngineFailed(answer)
-        if answer.status == 200 and question.dialect.aborted(answer.head):
-            raise EngineFailed(answer)
+        except NotStream:
+            self._upstream.done(answer)
+            raise
         if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
             self._placer.made_response(made, lease.replica)
         return answer
 
-    def _note(self, lease: Placed, failure: Failure) -> None:
-        """A failed attempt is counted, and proof of death acted upon."""
+    def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
+        """A failed attempt is counted, proof of death acted upon, and a wish to be left alone granted."""
+        tried.note(lease.replica, failure)
         self._placer.failed(lease.replica, failure.kind)
+        if isinstance(failure, EngineShed):
+            self._placer.rest(lease.replica, failure.retry_after_s)
+            tried.shed(self._clock() + failure.retry_after_s)
         if isinstance(failure, ConnectFailed) and failure.refused:
             self._upstream.lost(lease.replica)
             self._placer.refused(lease.replica)
@@ -157,13 +174,27 @@ class Attempts:
     def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
         if not self._retries_max or tried.sent > self._retries_max or tried.unsent >= UNSENT_MAX:
             return False
-        if question.stored:
-            return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
+        if tried.sheds > isinstance(failure, EngineShed):
+            return False  # that was the one alternative
+        if question.stored:  # otherwise it may have been stored there
+            return isinstance(failure, ConnectFailed | EngineShed)
         return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
 
     def _refusal(self, failure: Failure, tried: Tried) -> Refusal:
+        if tried.shed_until_s is not None:
+            message = "The replicas take no more requests for now."
+            return Refusal(429, "overloaded", message, retry_after_s=tried.shed_until_s - self._clock())
         if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried.replicas):
             return none_ready()
         if isinstance(failure, TimedOut):
             return Refusal(504, "timed_out", "The replica did not answer in time.")
         return Refusal(502, "engine_failed", "The replica failed before it answered.")
+
+
+def _look_at_first(question: Question, answer: Answer) -> None:
+    """A stream may begin with the news that there will be none. Raises EngineFailed and NotStream."""
+    status = question.dialect.event_error(answer.head)
+    if status is not None and status >= 500:
+        raise EngineFailed(answer)
+    if question.request.path in PATHS and judged(answer) and not sse.begins_well(answer.head):
+        raise NotStream("its first event is none")

@@ -98,6 +98,9 @@ class Placer(Protocol):
     def refused(self, replica: str) -> None:
         """Nobody listens there any more: proof that the engine is gone."""
 
+    def rest(self, replica: str, for_s: float) -> None:
+        """The replica takes no more for so long: that is no failure, and nothing is sent there before."""
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""
 
@@ -206,6 +209,10 @@ class LocalPlacer:
             exclude=exclude,
             only=self.owners.owner(wanted.response_id),
         )
+
+    def rest(self, replica: str, for_s: float) -> None:
+        """See Placer."""
+        self._router.rest(replica, self._clock() + for_s)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """See Placer."""

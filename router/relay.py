@@ -143,5 +143,11 @@ class Relay:
             self._tail.append(piece)
 
 
+def judged(answer: Answer) -> bool:
+    """Whether its events can be read, and must come to an end that says so."""
+    plain = not any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
+    return answer.status == 200 and answer.streams and plain
+
+
 def _unframed(piece: bytes) -> bytes:
     return piece[piece.index(b"\r\n") + 2 : -2]

@@ -1,5 +1,19 @@
 """Call one engine, and say of each failure what a retry may do.
 
+    failure                                   kind         was sent      tried elsewhere         replica's fault
+    refused, TLS, no connection in time       connect      nothing       yes, and not counted    yes
+    used connection closed, no byte came      stale        maybe         yes, and not counted    no
+    reset or end before the first event       broke_early  all of it     yes                     yes
+    no stream of events, though promised      garbage      all of it     yes                     yes
+    silent, and now refuses connections       lost         all of it     yes                     yes
+    502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
+      of 500 and above as first event
+    429, or 503 with Retry-After              shed         all of it     one other replica       no
+    no first byte in time                     timeout      all of it     only by setting         yes
+
+What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
+other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
+
 Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
 body: `call` returns then, and everything before is a failure that another replica may make good. Generation has no
 side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
@@ -14,7 +28,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -26,6 +43,9 @@ from router.outbox import Outbox
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
 STATUS_RETRIED = (502, 503)
+STATUS_SHED = (429, 503)
+RETRY_AFTER_S = 1.0  # of a 429 that does not say
+RETRY_AFTER_MAX_S = 300.0  # a clock that is wrong by years must not cost a replica
 STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 # vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
@@ -62,6 +82,23 @@ class TimedOut(Failure):
 
     kind = "timeout"
     retry = False
+
+
+class NotStream(Failure):
+    """What should be a stream of events does not begin as one."""
+
+    kind = "garbage"
+
+
+class EngineShed(Failure):
+    """The engine takes no more for now: it is fine, and asks not to be asked again for `retry_after_s`."""
+
+    kind = "shed"
+    ending = Ending.REFUSED_BY_ENGINE
+
+    def __init__(self, status: int, retry_after_s: float) -> None:
+        super().__init__(f"status {status}, for {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
 
 
 class EngineFailed(Failure):
@@ -220,6 +257,10 @@ class Upstream:
         except BaseException:
             self.done(answer)
             raise
+        after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
+        if after_s is not None:
+            self.done(answer)
+            raise EngineShed(answer.status, after_s)
         if answer.status in STATUS_RETRIED or (
             answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
         ):
@@ -243,6 +284,19 @@ class Upstream:
         """The answer was read, or nobody wants it any more."""
         self._answers.discard(answer)
         answer.close()
+
+
+def _retry_after_s(answer: Answer) -> float | None:
+    """What a refusal for load asks for: seconds or a date (RFC 9110 section 10.2.3). A 503 that asks for nothing that
+    can be understood is an engine that fails: None."""
+    said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
+    after_s = RETRY_AFTER_S if answer.status == 429 else None
+    if said.isdigit():
+        after_s = float(said[:9])
+    elif said:
+        with suppress(ValueError):
+            after_s = parsedate_to_datetime(said.decode("latin-1")).timestamp() - time.time()
+    return after_s if after_s is None else min(max(0.0, after_s), RETRY_AFTER_MAX_S)
 
 
 @cache

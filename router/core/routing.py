@@ -32,6 +32,7 @@ from router.core.facts import (
     Receipt,
     Replica,
     ServedModel,
+    Shed,
     Usage,
 )
 from router.core.fleet import Fleet, Lease, Member
@@ -99,6 +100,7 @@ class Router:
         self._blocks_max_default = blocks_max_default
         self.models = Models(self.fleet, self.knowledge)
         self._next_lease = 0
+        self._rests: dict[str, float] = {}  # replica -> until when it takes no more
         self._units = _units(self.fleet.prefill.model)
         self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
 
@@ -138,6 +140,10 @@ class Router:
             ratio = max((self.models.tokens(name).bytes_per_token for name in member.models), default=4.0)
             held = load.kv_tokens_max * member.share * ratio / blocks.BLOCK_BYTES
             self.index.resize(id_, max(1, int(held)))
+
+    def rest(self, id_: str, until_s: float) -> None:
+        """The replica asked to be left alone until then; that is no failure."""
+        self._rests[id_] = until_s
 
     def forget(self, id_: str) -> None:
         """The replica's cache is gone (it restarted)."""
@@ -273,6 +279,13 @@ class Router:
         members = ready if model is None else self.fleet.serving(model)
         if exclude or only is not None:
             members = [m for m in members if m.id not in exclude and only in (None, m.id)]
+        if self._rests and members:
+            self._rests = {id_: until_s for id_, until_s in self._rests.items() if until_s > now_s}
+            rested = [m for m in members if m.id not in self._rests]
+            if not rested:
+                after_s = min(self._rests[m.id] for m in members) - now_s
+                raise Shed("overloaded", "The replicas take no more requests for now.", after_s)
+            members = rested
         resting = self.fleet.resting(ready, now_s)
         if resting:
             members = [m for m in members if m.id not in resting] or members

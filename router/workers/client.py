@@ -206,6 +206,10 @@ class RemotePlacer:
             self._lost(replica)
         self._line.say(wire.Refused(replica))
 
+    def rest(self, replica: str, for_s: float) -> None:
+        """The replica takes no more for so long: the hub sends nothing there."""
+        self._line.say(wire.Rest(replica, for_s))
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these, by the hub's last view."""
         return self._known.others_ready(tried)

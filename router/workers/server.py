@@ -153,6 +153,7 @@ class Link(asyncio.Protocol):
             wire.Refused: lambda said: self._placer.refused(said.replica),
             wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica),
             wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
+            wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
             wire.Counts: lambda said: self._hub.count(said.counts),
             wire.PageWanted: self._page,
         }

@@ -148,7 +148,14 @@ class PageWanted(Struct, tag=10, array_like=True, gc=False):
     path: Name
 
 
-FromWorker = Hello | Place | Adopt | FirstToken | Finish | Report | Refused | Made | Failed | Counts | PageWanted
+class Rest(Struct, tag=11, array_like=True, gc=False):
+    """The replica takes no more for so long."""
+
+    replica: Name
+    for_s: float
+
+
+FromWorker = Hello | Place | Adopt | FirstToken | Finish | Report | Refused | Made | Failed | Counts | PageWanted | Rest
 
 
 class Batch(Struct, array_like=True):
