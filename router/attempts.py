@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.core import sse
-from router.core.dialects import PATHS
+from router.core.dialects import PATHS, Dialect
 from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, Failure
 from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
-from router.relay import judged
 from router.tallies import RequestRecord
 from router.upstream import ConnectFailed, EngineFailed, EngineShed, NotStream, Stale, TimedOut, Upstream
 
@@ -191,10 +190,18 @@ class Attempts:
         return Refusal(502, "engine_failed", "The replica failed before it answered.")
 
 
+def judge_of(question: Question, answer: Answer) -> Dialect | None:
+    """Who can say whether a stream is well: nobody of what is compressed, or of a path that has no dialect."""
+    if not answer.streams or answer.status != 200 or not question.wanted.ask.stream:
+        return None
+    encoded = any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
+    return PATHS.get(question.request.path) if not encoded else None
+
+
 def _look_at_first(question: Question, answer: Answer) -> None:
     """A stream may begin with the news that there will be none. Raises EngineFailed and NotStream."""
     status = question.dialect.event_error(answer.head)
     if status is not None and status >= 500:
         raise EngineFailed(answer)
-    if question.request.path in PATHS and judged(answer) and not sse.begins_well(answer.head):
+    if judge_of(question, answer) is not None and not sse.begins_well(answer.head):
         raise NotStream("its first event is none")

@@ -4,7 +4,7 @@
     -> close the lease at the end of the answer -> one metrics call, one log line
 
 Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
-another replica. Bodies pass byte for byte in both directions.
+another replica; after it, what breaks off ends in an error event. Bodies pass byte for byte in both directions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import count
 from math import ceil
 
-from router.attempts import Attempts
+from router.attempts import Attempts, judge_of
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
@@ -28,7 +28,7 @@ from router.receiving import BadRequest, Request
 from router.relay import Relay
 from router.serving import ClientLeft, date_line
 from router.tallies import RequestRecord
-from router.upstream import Upstream
+from router.upstream import Stalled, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -123,18 +123,27 @@ class Proxy:
                     request.begin(answer.status, lines),
                     begun=begun if question.wanted.ask.stream else None,
                     strip_usage=question.dialect if question.strip_usage else None,
+                    judge=judge_of(question, answer),
                 )
-                await answer.relay(relay)
-                relay.end()
+                if not await self._relay(answer, relay, lease, record):
+                    outcome = Outcome(Ending.FAILED)
+                    return
             outcome = _outcome(question, answer, relay)
-        except BrokeMidway as error:
-            outcome = Outcome(Ending.FAILED)
-            record.error = f"broke_midway: {error}"
-            self._placer.failed(lease.replica, "broke_midway")
-            request.cut()  # no clean end: the client must not take this for a whole answer
         finally:
             self._upstream.done(answer)
             self._finish(lease, outcome, relay, record)
+
+    async def _relay(self, answer: Answer, relay: Relay, lease: Placed, record: RequestRecord) -> bool:
+        """Whether all of the answer came; if not, the client was told."""
+        try:
+            await answer.relay(relay)
+            relay.end()
+        except BrokeMidway as error:
+            if not relay.broke(_stalled if isinstance(error, Stalled) else _broken):
+                record.error = f"{error.kind}: {error}"
+                self._placer.failed(lease.replica, error.kind)
+                return False
+        return True
 
     # -- answer --------------------------------------------------------------------------------------------------
 
@@ -188,10 +197,18 @@ def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome
     if answer.status >= 400:
         return Outcome(Ending.REFUSED_BY_ENGINE)
     if question.wanted.ask.stream and relay is not None:
-        if question.dialect.event_error(answer.head) is not None:
+        if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
         return Outcome(Ending.OK, question.dialect.stream_usage(relay.tail), relay.events)
     return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+
+
+def _broken(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(502, "stream_broken", "The replica's answer broke off: this is not all of it.", tail)
+
+
+def _stalled(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(504, "stream_stalled", "The replica fell silent: this is not all of its answer.", tail)
 
 
 def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:

@@ -11,6 +11,9 @@
     429, or 503 with Retry-After              shed         all of it     one other replica       no
     no first byte in time                     timeout      all of it     only by setting         yes
 
+An answer that breaks off after its beginning (broke_midway), falls silent (stalled) or ends without saying that it is
+whole (unfinished) cannot be tried again, and is the replica's fault.
+
 What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
 other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
 
@@ -99,6 +102,12 @@ class EngineShed(Failure):
     def __init__(self, status: int, retry_after_s: float) -> None:
         super().__init__(f"status {status}, for {retry_after_s:.0f} s")
         self.retry_after_s = retry_after_s
+
+
+class Stalled(BrokeMidway):
+    """The answer had begun, and no more of it came in time."""
+
+    kind = "stalled"
 
 
 class EngineFailed(Failure):
@@ -218,7 +227,7 @@ class Upstream:
             for answer in list(self._answers):
                 limit_s = self._idle_timeout_s if answer.begun else self._first_byte_timeout_s
                 if now_s - answer.silent_since(now_s) > limit_s:
-                    answer.fail(BrokeMidway("no byte in time") if answer.begun else TimedOut("no answer in time"))
+                    answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
 
     def lost(self, replica: str) -> None:
         """The replica refuses connections: its silent requests will never be answered, nor those of any other rank
