@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format setup test-events test-engines clean
+.PHONY: run test check format setup test-events test-engines test-node clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -32,8 +32,12 @@ test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4
 	$(BIN)/python -m tests.engines.install_sglang
 	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)
 
+test-node: $(VENV)/.dev  ## the official clients for Node.js against streams that break; needs node and npm
+	cd tests/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error
+	$(BIN)/python -m pytest tests/node $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf tests/node/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'

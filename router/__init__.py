@@ -10,6 +10,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     reloading   settings read again while it runs
     settings    every setting, with unit, default and reason
     proxy       the life of one request
+    attempts    its placing and calling, until an answer has begun
     admin       the router's own pages
     trust       whether our token ids are the engines'
     reading     what a client asks: parsed, hashed

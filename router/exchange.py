@@ -1,10 +1,10 @@
 """One request to an engine and its answer, on a connection of our own: what a streamed token costs is decided here.
 
 A token comes as one chunk of a chunked body that holds one event (vLLM 0.32 and SGLang 0.5 write an event at a time).
-A piece that is one whole chunk and ends with a blank line is handed on as it came, framing and all: no parser, no
-copy, no task is woken. Everything else goes through httptools, which is llhttp, and is handed on as bytes of the body.
-Skipping the parser is sound because it stands between two chunks then, and would stand between two chunks again; the
-size line must be one that the parser has once let through.
+A piece that is one whole chunk and ends with an object and a blank line is handed on as it came, framing and all: no
+parser, no copy, no task is woken. Everything else, the short pieces at the end of a stream ([DONE], `message_stop`)
+included, goes through httptools, which is llhttp, and is handed on as bytes of the body. Skipping the parser is sound
+as it stands between two chunks before and behind; the size line must be one that the parser has once let through.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Protocol, cast
 
 import httptools
 
+from router.core.facts import Ending
 from router.outbox import Outbox
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
+SHORTCUT_BYTES_MIN = 54  # `event: message_stop` and its data have up to 53
 HEAD_BYTES_MAX = 64 << 10
 FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun with its first event, or with so many bytes without one
 UNCLAIMED_BYTES_MAX = 1 << 20  # read before anyone takes it; then the engine must wait
@@ -34,16 +36,15 @@ HOP_HEADERS = frozenset(
 _EVENT_END = re.compile(rb"\n\r?\n")
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
 _sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events have come again and again
-
-
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
 class Failure(Exception):
-    """An attempt that failed before its answer began. `kind` is a metric label; `retry` whether another may try."""
+    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another may try."""
 
     kind = "failed"
     retry = True
+    ending = Ending.FAILED  # whose fault it is
 
 
 class BrokeEarly(Failure):
@@ -53,7 +54,9 @@ class BrokeEarly(Failure):
 
 
 class BrokeMidway(Exception):
-    """The answer broke off after its beginning; nothing can be retried."""
+    """The answer broke off after its beginning; nothing can be retried. `kind` is a metric label."""
+
+    kind = "broke_midway"
 
 
 class Sink(Protocol):
@@ -63,8 +66,7 @@ class Sink(Protocol):
         """Any bytes of the body."""
 
     def shortcut(self) -> Callable[[bytes], None] | None:
-        """Where whole chunks that end with an event may be written as they come, if they may: nothing is held back, and
-        nobody looks."""
+        """Where whole chunks that end with an event may be written as they come, if nobody looks or holds back."""
 
     def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
         """So many events went that way since it was taken, the last two chunks being these."""
@@ -81,8 +83,7 @@ class Answer:
     def __init__(self, replica: str, loop: asyncio.AbstractEventLoop, *, hold: bool, hold_bytes_max: int) -> None:
         """With `hold` it begins when it is whole, or longer than `hold_bytes_max`; so does whatever is no stream."""
         self.replica = replica
-        self.hold = hold
-        self.status = 0
+        self.hold, self.status = hold, 0
         self.lines: list[bytes] = []  # of the head, hop-by-hop ones left out
         self.streams = False
         self.until_eof = False  # the body ends with the connection
@@ -224,8 +225,8 @@ class Connection(asyncio.Protocol):
     """A connection to an engine, used for one request after the other."""
 
     __slots__ = (
-        "_answer", "_before_last", "_between", "_head_bytes", "_headed", "_keep", "_last", "_outbox", "_parser",
-        "_transport", "_write", "events", "give_back", "idle_since_s",
+        "_answer", "_before_last", "_between", "_headed", "_keep", "_last", "_outbox", "_parser", "_transport",
+        "_write", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, give_back: Callable[[Connection], None], outbox: Outbox) -> None:
@@ -235,7 +236,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._headed = False
-        self._head_bytes = 0
+        self.head_bytes = 0  # of the head, once it is whole at least those; 0: nothing was heard
         self._keep = False
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
@@ -251,7 +252,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, answer: Answer, head: bytes, body: bytes) -> None:
         """Send a request, whose answer goes to `answer`."""
-        self._answer, self._headed, self._head_bytes = answer, False, 0
+        self._answer, self._headed, self.head_bytes = answer, False, 0
         if self._transport is None:
             answer.broke("connection closed")
         else:
@@ -305,7 +306,7 @@ class Connection(asyncio.Protocol):
         write = self._write
         if write is not None:
             end = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)
-            if _sizes.get(data[:end]) == len(data) - end - 4 and data.endswith(b"\n\n\r\n"):
+            if _sizes.get(data[:end]) == len(data) - end - 4 and data.endswith(b"}\n\n\r\n"):
                 write(data)
                 self.events += data.count(b"\n\n")
                 self._before_last, self._last = self._last, data
@@ -319,18 +320,17 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         answer.moved = True
+        self.head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError) as error:
             self.abort()
             answer.broke(f"not HTTP: {error.__context__ or error}")
             return
-        if not self._headed:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.abort()
-                answer.broke(f"a head of more than {HEAD_BYTES_MAX} bytes")
-                return
+        if not self._headed and self.head_bytes > HEAD_BYTES_MAX:
+            self.abort()
+            answer.broke(f"a head of more than {HEAD_BYTES_MAX} bytes")
+            return
         if self._between and data.endswith(b"\r\n") and self._answer is not None and answer.sink is not None:
             self._write = answer.sink.shortcut()
             if self._write is not None:
@@ -405,7 +405,7 @@ class Connection(asyncio.Protocol):
 def _learn(data: bytes) -> None:
     """Remember the size line of the chunk that the parser has just taken, if it stands at the beginning of `data`."""
     line = data[: data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)]
-    if line not in _sizes and _SIZE_LINE.match(line):
+    if line not in _sizes and _SIZE_LINE.match(line) and int(line, 16) >= SHORTCUT_BYTES_MIN:
         if len(_sizes) >= SIZES_MAX:
             _sizes.clear()
         _sizes[line] = int(line, 16)

@@ -4,7 +4,7 @@
     -> close the lease at the end of the answer -> one metrics call, one log line
 
 Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
-another replica. Bodies pass byte for byte in both directions.
+another replica; after it, what breaks off ends in an error event. Bodies pass byte for byte in both directions.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from contextlib import suppress
 from itertools import count
 from math import ceil
 
+from router.attempts import Attempts, judge_of
 from router.core.dialects import Dialect, spoken_on
-from router.core.facts import Ending, Outcome, Shed
+from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
-from router.core.models import NoReplica
-from router.exchange import Answer, BrokeMidway, Failure
+from router.exchange import Answer, BrokeMidway
 from router.placing import Placed, Placer
-from router.reading import RESPONSES, Question, Reader, Refusal, made_response, none_ready
+from router.reading import RESPONSES, Question, Reader, Refusal
 from router.receiving import BadRequest, Request
 from router.relay import Relay
 from router.serving import ClientLeft, date_line
 from router.tallies import RequestRecord
-from router.upstream import ConnectFailed, EngineFailed, TimedOut, Upstream
+from router.upstream import Stalled, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,15 @@ class Proxy:
         self._upstream = upstream
         self._report = report
         self._clock = clock
-        self._budget = budget
-        self.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout, receipts=receipts)
+        self._attempts = Attempts(
+            placer,
+            upstream,
+            clock=clock,
+            budget=budget,
+            retries_max=retries_max,
+            retry_on_timeout=retry_on_timeout,
+        )
+        self._receipts = receipts
         self.in_flight = 0
         self.cut_why = ""  # why requests are cancelled, if it is not that their clients left
         self._idle = asyncio.Event()
@@ -73,8 +80,7 @@ class Proxy:
 
     def configure(self, *, retries_max: int, retry_on_timeout: bool, receipts: bool) -> None:
         """What holds from now on, for requests under way too."""
-        self._retries_max = retries_max
-        self._retry_on_timeout = retry_on_timeout
+        self._attempts.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
         self._receipts = receipts
 
     async def handle(self, request: Request) -> None:
@@ -124,8 +130,7 @@ class Proxy:
     async def _serve(self, request: Request, record: RequestRecord, read_s: float) -> None:
         question = await self._reader.understand(request, record.id)
         record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
-        self._budget.deposit()
-        lease, answer, called_s = await self._call(question, record, read_s)
+        lease, answer, called_s = await self._attempts.begin(question, record, read_s)
         outcome = Outcome(Ending.CLIENT_LEFT)
         relay: Relay | None = None
         try:
@@ -139,109 +144,27 @@ class Proxy:
                     request.begin(answer.status, lines),
                     begun=begun if question.wanted.ask.stream else None,
                     strip_usage=question.dialect if question.strip_usage else None,
+                    judge=judge_of(question, answer),
                 )
-                await answer.relay(relay)
-                relay.end()
+                if not await self._relay(answer, relay, lease, record):
+                    outcome = Outcome(Ending.FAILED)
+                    return
             outcome = _outcome(question, answer, relay)
-        except BrokeMidway as error:
-            outcome = Outcome(Ending.FAILED)
-            record.error = f"broke_midway: {error}"
-            self._placer.failed(lease.replica, "broke_midway")
-            request.cut()  # no clean end: the client must not take this for a whole answer
         finally:
             self._upstream.done(answer)
             self._finish(lease, outcome, relay, record)
 
-    # -- place and call ------------------------------------------------------------------------------------------
-
-    async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
-        """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
-        when the first replica was called. Raises Refusal."""
-        lease = await self._place(question, frozenset())
-        called_s = self._clock()
-        record.overhead_s = called_s - read_s
-        tried: frozenset[str] = frozenset()
-        while True:
-            record.receipt = lease.receipt
-            try:
-                return lease, await self._attempt(question, lease), called_s
-            except Failure as failure:
-                self._note(lease, failure)
-                tried |= {lease.replica}
-                said = failure.answer if isinstance(failure, EngineFailed) else None
-                try:
-                    following = await self._following(question, failure, tried)
-                except BaseException:
-                    self._drop(lease, said, Ending.CLIENT_LEFT)
-                    raise
-                if following is None and said is not None:
-                    return lease, said, called_s  # what the engine said is the best answer there is
-                self._drop(lease, said, Ending.FAILED)
-                if following is None:
-                    raise self._refusal(failure, tried) from failure
-                record.retries += ((failure.kind, lease.replica),)
-                lease = following
-            except BaseException:
-                self._drop(lease, None, Ending.CLIENT_LEFT)
-                raise
-
-    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
-        if answer is not None:
-            self._upstream.done(answer)
-        self._placer.finish(lease, Outcome(ending), self._clock())
-
-    async def _following(self, question: Question, failure: Failure, tried: frozenset[str]) -> Placed | None:
-        """A lease on another replica, if one may be tried and there is one."""
-        now_s = self._clock()
-        if len(tried) > self._retries_max or not self._may_retry(question, failure) or not self._budget.covers(now_s):
-            return None
+    async def _relay(self, answer: Answer, relay: Relay, lease: Placed, record: RequestRecord) -> bool:
+        """Whether all of the answer came; if not, the client was told."""
         try:
-            lease = await self._place(question, tried)
-        except Refusal:
-            return None
-        self._budget.withdraw(now_s)  # only now: where nobody is left to try, nothing is spent
-        return lease
-
-    async def _place(self, question: Question, tried: frozenset[str]) -> Placed:
-        """Raises Refusal when no replica is left to try."""
-        try:
-            return await self._placer.place(question.wanted, tried)
-        except NoReplica as error:
-            raise none_ready() from error
-        except Shed as shed:
-            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
-
-    async def _attempt(self, question: Question, lease: Placed) -> Answer:
-        request, streams = question.request, question.wanted.ask.stream
-        answer = await self._upstream.call(
-            lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
-        )
-        if streams and not answer.whole:
-            status = question.dialect.event_error(answer.head)
-            if status is not None and status >= 500:
-                raise EngineFailed(answer)
-        if answer.status == 200 and question.dialect.aborted(answer.head):
-            raise EngineFailed(answer)
-        if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
-            self._placer.made_response(made, lease.replica)
-        return answer
-
-    def _note(self, lease: Placed, failure: Failure) -> None:
-        """A failed attempt is counted, and proof of death acted upon."""
-        self._placer.failed(lease.replica, failure.kind)
-        if isinstance(failure, ConnectFailed) and failure.refused:
-            self._upstream.lost(lease.replica)
-            self._placer.refused(lease.replica)
-
-    def _may_retry(self, question: Question, failure: Failure) -> bool:
-        if question.stored:
-            return isinstance(failure, ConnectFailed)  # otherwise it may have been stored there
-        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
-
-    def _refusal(self, failure: Failure, tried: frozenset[str]) -> Refusal:
-        if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried):
-            return none_ready()
-        return _failed(failure)
+            await answer.relay(relay)
+            relay.end()
+        except BrokeMidway as error:
+            if not relay.broke(_stalled if isinstance(error, Stalled) else _broken):
+                record.error = f"{error.kind}: {error}"
+                self._placer.failed(lease.replica, error.kind)
+                return False
+        return True
 
     # -- answer --------------------------------------------------------------------------------------------------
 
@@ -295,10 +218,18 @@ def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome
     if answer.status >= 400:
         return Outcome(Ending.REFUSED_BY_ENGINE)
     if question.wanted.ask.stream and relay is not None:
-        if question.dialect.event_error(answer.head) is not None:
+        if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
         return Outcome(Ending.OK, question.dialect.stream_usage(relay.tail), relay.events)
     return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+
+
+def _broken(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(502, "stream_broken", "The replica's answer broke off: this is not all of it.", tail)
+
+
+def _stalled(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(504, "stream_stalled", "The replica fell silent: this is not all of its answer.", tail)
 
 
 def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
@@ -323,9 +254,3 @@ def request_id(request: Request) -> str:
 def _route(path: str) -> str:
     """The label of a path: response ids are left out."""
     return RESPONSES + "/{id}" if path.startswith(RESPONSES + "/") else path
-
-
-def _failed(failure: Failure) -> Refusal:
-    if isinstance(failure, TimedOut):
-        return Refusal(504, "timed_out", "The replica did not answer in time.")
-    return Refusal(502, "engine_failed", "The replica failed before it answered.")

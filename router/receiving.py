@@ -53,6 +53,9 @@ class Stream(Protocol):
     def end(self) -> None:
         """All was written."""
 
+    def cut(self) -> None:
+        """All was written that there is, and it is not the whole: see Request.cut."""
+
 
 class Connection(Protocol):
     """What a request came on, and its answer goes to."""

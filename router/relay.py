@@ -4,18 +4,25 @@ Streams pass event by event: what follows the last whole event is held back (up 
 come, so that a stream that breaks has ended on an event's boundary. What must be known of a stream is known from cheap
 signs: events are counted by their blank lines, and usage is read once, at the end, from the last few pieces.
 
+A stream must say that it is whole (a reason to finish, a last event), or the client is told that it is not, by an error
+event of its dialect: a stream that merely stops looks like a short answer to most clients. Whether it does is read from
+the last pieces too, when its end comes; what clients take for the end (`[DONE]`, `message_stop`) comes as a piece of
+its own or through the parser, never by the shortcut, and is not passed on behind a stream that is not whole.
+
 A client that does not read stops the engine's socket: at most what one read brings is kept for it beyond the
 transport's buffer (serving.WRITE_BUFFER_BYTES_MAX).
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 
 from router.core.dialects import Dialect
+from router.core.facts import Ending
 from router.core.sse import EventSplitter
-from router.exchange import Answer
+from router.exchange import Answer, BrokeMidway
 from router.receiving import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
@@ -23,14 +30,22 @@ TAIL_BYTES = 8 << 10  # kept of each
 HELD_BYTES_MAX = 64 << 10
 
 _END_BYTES = 2  # of the longest end of an event, less one
+_DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
 _CUT = b"0\r\n"  # stands for the size line of a piece whose beginning is not kept
+
+
+class Unfinished(BrokeMidway):
+    """The stream ended well as HTTP goes, and did not say that it was whole."""
+
+    kind = "unfinished"
 
 
 class Relay:
     """Takes one answer's body and writes it to one client."""
 
     __slots__ = (
-        "_answer", "_begun", "_client", "_events_only", "_held", "_splitter", "_strip_usage", "_tail", "events",
+        "_answer", "_begun", "_client", "_dropping", "_events_only", "_held", "_judge", "_long_ended", "_splitter",
+        "_strip_usage", "_tail", "ending", "events",
     )  # fmt: skip
 
     def __init__(
@@ -40,15 +55,20 @@ class Relay:
         *,
         begun: Callable[[bytes], bool] | None = None,
         strip_usage: Dialect | None = None,
+        judge: Dialect | None = None,
     ) -> None:
         """`begun` is shown what passes until it says True; with `strip_usage` the event that only we asked for is left
-        out."""
+        out; `judge` says whether the stream is whole."""
         self._answer = answer
         self._client = client
         self._begun = begun
         self._strip_usage = strip_usage
         self._splitter = EventSplitter()  # for what is stripped
         self._events_only = answer.streams
+        self._judge = judge
+        self._dropping = False  # an end has come that was none
+        self._long_ended: Ending | None = None  # what an event said that is too long for the tail
+        self.ending: Ending | None = None  # what the stream said of it, at its end
         self._held = bytearray()
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.events = 0
@@ -65,12 +85,12 @@ class Relay:
         """Any bytes of the body."""
         if self._events_only:
             data = self._whole_events(data)
-        if data:
+        if data and not self._dropping:
             self._pass(data)
 
     def shortcut(self) -> Callable[[bytes], None] | None:
         """Straight to the client, where nothing has to be seen on the way."""
-        looks = self._held or self._begun is not None or self._strip_usage is not None
+        looks = self._held or self._begun is not None or self._strip_usage is not None or self._dropping
         return self._client.write if self._client.chunked and self._events_only and not looks else None
 
     def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
@@ -80,7 +100,29 @@ class Relay:
             self._remember(piece)
 
     def end(self) -> None:
-        """The body is whole."""
+        """The body is whole. Raises Unfinished, with nothing of the end written, when what it holds is not."""
+        if self._judge is not None:
+            self.ending = self._ended(self._judge, self.tail + self._held)
+            if self.ending is None:
+                raise Unfinished("it did not say that it was whole")
+        self._close()
+
+    def broke(self, event: Callable[[Dialect, bytes], bytes]) -> bool:
+        """The body broke off. True when all of the answer had come before that; else the client is told by `event`,
+        which is given the last events, or by a broken connection where events mean nothing."""
+        self._held.clear()
+        tail, judge = self.tail, self._judge
+        if judge is None or not (tail.endswith((b"\n\n", b"\n\r\n")) or not tail):
+            self._client.cut()
+            return False
+        self.ending = self._ended(judge, tail)
+        whole = self.ending is Ending.OK and (not judge.says_done or _DONE.search(tail) is not None)
+        if not whole and self.ending is not Ending.FAILED:
+            self._client.write(self._framed(event(judge, tail)))
+        self._close()
+        return whole
+
+    def _close(self) -> None:
         if self._held:
             self._pass(bytes(self._held))
         if rest := self._splitter.close():
@@ -121,6 +163,10 @@ class Relay:
         return passed
 
     def _pass(self, data: bytes) -> None:
+        if self._judge is not None and (found := _DONE.search(data)):
+            self._dropping = self._ended(self._judge, self.tail + data) is None
+            if self._dropping and not (data := data[: found.start()]):
+                return
         if self._begun is not None and self._begun(data):
             self._begun = None
         self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
@@ -132,11 +178,16 @@ class Relay:
             piece = self._framed(kept)
         self._client.write(piece)
 
+    def _ended(self, judge: Dialect, tail: bytes) -> Ending | None:
+        return None if self._dropping else judge.ended(tail) or self._long_ended
+
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if data and self._client.chunked else data
 
     def _remember(self, piece: bytes) -> None:
         if len(piece) > TAIL_BYTES:
+            if self._judge is not None and piece.count(b"\n\n") == 1:
+                self._long_ended = self._judge.ended(_unframed(piece) if self._client.chunked else piece)
             self._tail.clear()  # what has lost its beginning must come first: that is how dialects know it
             piece = _CUT + piece[-TAIL_BYTES:]
         if piece:

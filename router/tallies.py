@@ -124,6 +124,8 @@ class Tallies:
         text = "Predictions against the engine's own count of cached tokens."
         self._predictions = Counter("predictions", text, "grade", "result")
         self._over = Counter("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade")
+        text = "Requests sent to replicas, further attempts included, by what became of them."
+        self._attempts = Counter("attempts", text, "outcome")
         self._retries = Counter("retries", "Attempts that failed and were retried elsewhere.", "kind")
         self._failures = Counter("replica_failures", "Attempts that failed.", "replica", "kind")
         text = "Placements that workers made by the ring, as the hub was lost to them."
@@ -154,6 +156,8 @@ class Tallies:
         for kind, _ in record.retries:
             self._retries.values[kind,] += 1
         if record.receipt is not None:
+            if record.error is None:  # else the attempt was counted when it failed
+                self._attempts.values[record.ending,] += 1
             self._observe_receipt(of_model, record.receipt, record.usage, record.at_s)
 
     def _model(self, name: str) -> tuple[str]:
@@ -182,6 +186,7 @@ class Tallies:
     def failed(self, replica: str, kind: str) -> None:
         """Count one failed attempt."""
         self._failures.values[replica, kind] += 1
+        self._attempts.values[kind,] += 1
 
     def hub_lost(self, placements: int) -> None:
         """Count placements that workers made without the hub."""

@@ -1,5 +1,23 @@
 """Call one engine, and say of each failure what a retry may do.
 
+    failure                                   kind         was sent      tried elsewhere         replica's fault
+    refused, TLS, no connection in time       connect      nothing       yes, and not counted    yes
+    used connection closed, no byte came      stale        maybe         yes, and not counted    no
+    reset or end before the first event       broke_early  all of it     yes                     yes
+    no stream of events, though promised      garbage      all of it     yes                     yes
+    silent, and now refuses connections       lost         all of it     yes                     yes
+    silent, and its replica counts as stuck   stuck        all of it     yes                     yes
+    502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
+      of 500 and above as first event
+    429, or 503 with Retry-After              shed         all of it     one other replica       no
+    no first byte in time                     timeout      all of it     only by setting         yes
+
+An answer that breaks off after its beginning (broke_midway), falls silent (stalled) or ends without saying that it is
+whole (unfinished) cannot be tried again, and is the replica's fault.
+
+What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
+other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
+
 Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
 body: `call` returns then, and everything before is a failure that another replica may make good. Generation has no
 side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
@@ -14,31 +32,47 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import cache
 from urllib.parse import urlsplit
 
 from router.core.dialects.sglang import with_rank
-from router.core.facts import Replica
-from router.exchange import Answer, BrokeMidway, Connection, Failure, say
+from router.core.facts import Ending, Replica
+from router.exchange import Answer, BrokeEarly, BrokeMidway, Connection, Failure, say
 from router.outbox import Outbox
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
 STATUS_RETRIED = (502, 503)
+STATUS_SHED = (429, 503)
+RETRY_AFTER_S = 1.0  # of a 429 that does not say
+RETRY_AFTER_MAX_S = 300.0  # a clock that is wrong by years must not cost a replica
+STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 # vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
 RANK_HEADER = "X-data-parallel-rank"
 
 
 class ConnectFailed(Failure):
-    """Nothing was sent. `refused`: nobody listens there, which is proof that the engine is gone."""
+    """Nothing was sent. `refused`: nobody listens there, which is proof that the engine is gone; `timed_out`: nothing
+    was heard, which may be the network's fault or this machine's."""
 
     kind = "connect"
 
-    def __init__(self, message: str, *, refused: bool) -> None:
+    def __init__(self, message: str, *, refused: bool = False, timed_out: bool = False) -> None:
         super().__init__(message)
-        self.refused = refused
+        self.refused, self.timed_out = refused, timed_out
+
+
+class Stale(Failure):
+    """A connection that had been used before was closed at once, without a byte: the engine closed it for its idleness
+    while the request was on its way (RFC 9112 section 9.3.1), which is nobody's fault."""
+
+    kind = "stale"
+    ending = Ending.CLIENT_LEFT
 
 
 class ReplicaLost(Failure):
@@ -58,6 +92,29 @@ class TimedOut(Failure):
 
     kind = "timeout"
     retry = False
+
+
+class NotStream(Failure):
+    """What should be a stream of events does not begin as one."""
+
+    kind = "garbage"
+
+
+class EngineShed(Failure):
+    """The engine takes no more for now: it is fine, and asks not to be asked again for `retry_after_s`."""
+
+    kind = "shed"
+    ending = Ending.REFUSED_BY_ENGINE
+
+    def __init__(self, status: int, retry_after_s: float) -> None:
+        super().__init__(f"status {status}, for {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
+class Stalled(BrokeMidway):
+    """The answer had begun, and no more of it came in time."""
+
+    kind = "stalled"
 
 
 class EngineFailed(Failure):
@@ -104,7 +161,7 @@ class Server:
             connection.connection_lost(None)  # uvloop closes it, and does not always say so
             raise
         except TimeoutError as error:
-            raise ConnectFailed("timed out", refused=False) from error
+            raise ConnectFailed("timed out", timed_out=True) from error
         except OSError as error:
             raise ConnectFailed(say(error), refused=_refused(error)) from error
         return connection
@@ -206,7 +263,7 @@ class Upstream:
                         alive.add(answer.replica)
                     self._streaming.add(answer)
                 if now_s - since_s > limit_s:
-                    answer.fail(BrokeMidway("no byte in time") if answer.begun else TimedOut("no answer in time"))
+                    answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
             for replica in alive:
                 self._alive(replica)
 
@@ -249,22 +306,51 @@ class Upstream:
         answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self._held_bytes_max)
         self._answers.add(answer)
         try:
-            connection = server.free() or await server.connect(self._connect_timeout_s)
-            await answer.begin(connection, head, body)
+            await self._send(server, answer, head, body)
         except BaseException:
             self.done(answer)
             raise
+        after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
+        if after_s is not None:
+            self.done(answer)
+            raise EngineShed(answer.status, after_s)
         if answer.status in STATUS_RETRIED or (
             answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
         ):
             raise EngineFailed(answer)
         return answer
 
+    async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
+        """Returns when the answer has begun. Raises a Failure."""
+        used = server.free()
+        connection = used or await server.connect(self._connect_timeout_s)
+        sent_s = self._loop.time()
+        try:
+            await answer.begin(connection, head, body)
+        except BrokeEarly as error:
+            if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
+                raise
+            server.close_idle(float("inf"))  # the others are no younger
+            raise Stale(str(error)) from error
+
     def done(self, answer: Answer) -> None:
         """The answer was read, or nobody wants it any more."""
         self._answers.discard(answer)
         self._streaming.discard(answer)
         answer.close()
+
+
+def _retry_after_s(answer: Answer) -> float | None:
+    """What a refusal for load asks for: seconds or a date (RFC 9110 section 10.2.3). A 503 that asks for nothing that
+    can be understood is an engine that fails: None."""
+    said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
+    after_s = RETRY_AFTER_S if answer.status == 429 else None
+    if said.isdigit():
+        after_s = float(said[:9])
+    elif said:
+        with suppress(ValueError):
+            after_s = parsedate_to_datetime(said.decode("latin-1")).timestamp() - time.time()
+    return after_s if after_s is None else min(max(0.0, after_s), RETRY_AFTER_MAX_S)
 
 
 @cache

@@ -99,6 +99,8 @@ class Library:
         for kind, _ in record.retries:
             of["retries"].labels(kind).inc()
         if record.receipt is not None:
+            if record.error is None:
+                of["attempts"].labels(str(record.ending)).inc()
             self._placed(model, record.receipt, record.usage)
 
     def _placed(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
@@ -136,6 +138,7 @@ def test_the_page_is_what_the_library_would_write(seen: list[RequestRecord]) -> 
         library.observe(each)
     ours.failed(REPLICAS[0], "connect")
     library.of["replica_failures"].labels(REPLICAS[0], "connect").inc()
+    library.of["attempts"].labels("connect").inc()
     expected = generate_latest(library.registry)
 
     page = ours.page()

@@ -48,7 +48,7 @@ class RetryBudget:
     ratio: float = 0.2
     floor_per_s: float = 10.0
     tokens: float = STOCK
-    _at_s: float = 0.0
+    _at_s: float | None = None  # the clock may have begun anywhere
 
     def deposit(self) -> None:
         """A request came in."""
@@ -56,7 +56,8 @@ class RetryBudget:
 
     def covers(self, now_s: float) -> bool:
         """Whether one retry is allowed now."""
-        self.tokens = min(self.tokens + (now_s - self._at_s) * self.floor_per_s, max(STOCK, self.floor_per_s * 10))
+        passed_s = now_s - self._at_s if self._at_s is not None else 0.0
+        self.tokens = min(self.tokens + passed_s * self.floor_per_s, max(STOCK, self.floor_per_s * 10))
         self._at_s = now_s
         return self.tokens >= 1
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 _END = re.compile(rb"\r?\n\r?\n")
+_FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*(?:(?:data|event|id|retry)?:|\Z)")
 END_BYTES_MAX = 3  # of the longest terminator, less one: it may have begun in what is held
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
 
@@ -38,6 +41,24 @@ class EventSplitter:
         held = bytes(self._held)
         self._held.clear()
         return held
+
+
+def begins_well(head: bytes) -> bool:
+    """Whether the first bytes of a body are the beginning of a stream of JSON events: a field or a comment, and in the
+    first event, where it is whole, an object."""
+    if not _FIELD.match(head):
+        return False
+    first, *more = _END.split(head, 1)
+    data = payload(first) if more else b""
+    return not data or (data.lstrip().startswith(b"{") and _is_json(data))
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def payload(event: bytes) -> bytes:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from router.core.dialects import OPENAI, PATHS, BadBody, spoken_on
 from router.core.dialects.base import Dialect
+from router.core.facts import Ending
+from tests.fakes import events, generate_events, message_events, response_events
 
 ROWS = pytest.mark.parametrize(("path", "dialect"), PATHS.items(), ids=PATHS)
 HELLO = "Hello, this is a prompt."
@@ -95,3 +97,46 @@ def test_dialects_have_names(path: str, dialect: Dialect) -> None:
     assert dialect.name
     assert spoken_on(path) is spoken_on(path + "/a/b") is dialect
     assert spoken_on(path + "x") is OPENAI
+
+
+STREAMS = {
+    "/v1/chat/completions": events,
+    "/v1/completions": events,
+    "/v1/embeddings": events,
+    "/v1/messages": message_events,
+    "/v1/responses": response_events,
+    "/generate": generate_events,
+}
+
+
+@ROWS
+def test_a_whole_stream_says_so(path: str, dialect: Dialect) -> None:
+    """A stream is whole with its last events, and with none fewer; text that looks like an end is text."""
+    whole = STREAMS[path]()
+    last = len(whole) - dialect.says_done
+    assert dialect.ended(b"".join(whole)) is dialect.ended(b"".join(whole[:last])) is Ending.OK
+    for count in range(last):
+        assert dialect.ended(b"".join(whole[:count])) is None
+    said = json.dumps({"delta": {"content": '"finish_reason":"stop","stop_reason":"x","type":"response.completed"'}})
+    assert dialect.ended(b"".join(whole[:1]) + f"data: {said}\n\n".encode()) is None
+
+
+@ROWS
+def test_an_error_ends_a_stream(path: str, dialect: Dialect) -> None:
+    """What the router says of a broken stream is one event, which the dialect itself takes for an error and an end."""
+    begun = STREAMS[path]()[:2]
+    event = dialect.error_event(502, "stream_broken", 'it "broke"\noff', b"".join(begun))
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n\n") == 1
+    assert b"stream_broken" in event
+    assert dialect.event_error(event) in range(400, 600)
+    assert dialect.ended(b"".join(begun) + event) is Ending.FAILED
+
+
+@ROWS
+@given(data=st.binary(max_size=200))
+@settings(deadline=None, max_examples=30)
+def test_noise_ends_nothing(path: str, dialect: Dialect, data: bytes) -> None:
+    """Whatever the last bytes are, nothing raises, and noise is no end."""
+    assert dialect.ended(data) is None
+    assert dialect.error_event(504, "stream_stalled", "x", data).endswith(b"\n\n")

@@ -75,3 +75,23 @@ def test_no_budget_no_retry() -> None:
     budget.deposit()
     assert not budget.withdraw(100.0)
     assert budget.tokens == pytest.approx(0.0)
+
+
+@given(
+    began_s=st.floats(0.0, 1e6),
+    rate=st.sampled_from([20, 50, 200]),
+    ratio=st.sampled_from([0.0, 0.2, 1.0]),
+    floor_per_s=st.sampled_from([0.0, 1.0, 10.0]),
+)
+@settings(deadline=None, max_examples=50)
+def test_what_a_dead_fleet_costs(began_s: float, rate: int, ratio: float, floor_per_s: float) -> None:
+    """A fleet that is dead for half a minute, from the first request on: each request is tried again as often as it may
+    be, and attempts stay below requests x (1 + ratio), the floor and the ten in stock, whatever the clock says."""
+    budget, retries, seconds = RetryBudget(ratio, floor_per_s), 0, 30
+    for n in range(rate * seconds):
+        now_s = began_s + n / rate
+        budget.deposit()
+        while budget.withdraw(now_s):
+            retries += 1
+    assert retries <= ratio * rate * seconds + floor_per_s * seconds + 10 + 1e-3
+    assert retries >= min(10, ratio * rate * seconds)

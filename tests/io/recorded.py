@@ -34,7 +34,8 @@ def event(data: object, end: str = "\n", name: str = "") -> bytes:
 def words(*texts: str, end: str = "\n") -> list[bytes]:
     """A chat stream that says these, with usage and [DONE]."""
     said: list[Any] = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in texts]
-    return [event(each, end) for each in (*said, {"choices": [], "usage": COUNTS}, "[DONE]")]
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": COUNTS}
+    return [event(each, end) for each in (*said, last, "[DONE]")]
 
 
 def head(*lines: str, version: str = "1.1") -> bytes:

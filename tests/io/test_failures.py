@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import aiohttp
 import pytest
 from aiohttp import ClientSession
 
@@ -165,12 +164,12 @@ async def test_retry_budget(client: ClientSession, engine: FakeEngine, other: Fa
 
 
 async def test_break_midway(client: ClientSession, engine: FakeEngine) -> None:
-    """A stream that breaks off does not end cleanly: the client is told, not fooled."""
+    """A stream that breaks off ends in an error: the client is told, not fooled."""
     engine.script.append(breaks_midway)
     async with running(engine) as app:
         async with client.post(app.url + CHAT, json=body()) as response:
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
+            told = (await response.read()).removeprefix(b"".join(events()[:2]))
+            assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "stream_broken"
         assert idle(app)
         assert app.hub.pages.decisions[-1].ending == "failed"
 
@@ -180,8 +179,8 @@ async def test_idle_stream_is_cut(client: ClientSession, engine: FakeEngine) -> 
     engine.script.append(half_then_waits)
     async with running(engine, upstream__idle_timeout_s=0.2) as app:
         async with client.post(app.url + CHAT, json=body()) as response:
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
+            told = (await response.read()).removeprefix(b"".join(events()[:2]))
+            assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "stream_stalled"
         assert idle(app)
 
 

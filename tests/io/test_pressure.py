@@ -18,7 +18,7 @@ from tests.io.wire import STREAM, Client, RawEngine, Wire, on_uvloop, post, prox
 
 KEPT_BYTES_MAX = 1 << 20
 OFFERED = 700  # pieces; more bytes than all the kernel's buffers on the way take
-PIECE = b"data: " + b"x" * 60_000
+PIECE = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 60_000 + b'"},"finish_reason":"stop"}]}'
 EVENT, CRLF_EVENT = PIECE + b"\n\n", PIECE + b"\r\n\r\n"
 ASKED = b'{"model":"m","messages":[]}'
 

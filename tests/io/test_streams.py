@@ -132,7 +132,7 @@ async def test_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 @on_uvloop
 async def test_content_that_looks_like_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event whose text looks like chunks is text, wherever the network cuts it."""
-    ordinary, inner = b"data: xyz\n\n", b"b\r\ndata: xyz\n\n\r\n"
+    ordinary, inner = b'data: {"x":"%b"}\n\n' % (b"y" * 60), b'4c\r\ndata: {"x":"%b"}\n\n\r\n' % (b"y" * 60)
     events = [*words("a")[:1], ordinary, ordinary, b": \r\n" + inner + inner + b"\n\n", ordinary, *words()]
     raw = chunked(events)
     player = Player(Recorded(raw, b"".join(events), used=(9, 8, 2), events=sum(each.count(b"\n\n") for each in events)))

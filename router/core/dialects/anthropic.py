@@ -12,6 +12,8 @@ only in `message_delta`.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec import Raw
 
@@ -21,7 +23,7 @@ from router.core.dialects.messages_input import Body, messages_input
 from router.core.dialects.messages_prompt import decode_messages, prompt_of, quick_ask
 from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, TemplateInput, Usage
+from router.core.facts import Ask, Ending, TemplateInput, Usage
 
 
 class _Usage(msgspec.Struct):
@@ -47,6 +49,7 @@ class _Error(msgspec.Struct):
     code: Raw = ABSENT
 
 
+_STOPPED = re.compile(rb'"stop_reason"\s*:\s*"')
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
@@ -69,6 +72,7 @@ class Anthropic:
     """Messages."""
 
     name = "anthropic"
+    says_done = False
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
@@ -142,6 +146,19 @@ class Anthropic:
         """`message_start` and pings may come before prefill is done."""
         return wire.has_event_besides(_EARLY, chunk)
 
+    def ended(self, tail: bytes) -> Ending | None:
+        """By `message_stop` behind a reason to stop, or by an error."""
+        stopped = _STOPPED.search(tail) is not None
+        for data in sse.payloads_backwards(tail):
+            event = wire.decoded(_decode_event, data)
+            if event is None:
+                continue
+            if event.type == "error" or wire.given(event.error):
+                return Ending.FAILED
+            if event.type == "message_stop" and stopped:
+                return Ending.OK
+        return None
+
     def with_usage(self, body: bytes) -> bytes:
         """Streams carry usage anyway."""
         return body
@@ -154,6 +171,10 @@ class Anthropic:
         """Anthropic's error object, and our code in it."""
         kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message, "code": code}})
+
+    def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
+        """Anthropic's event `error`."""
+        return b"event: error\ndata: " + self.error(status, code, message) + b"\n\n"
 
 
 def _counts(usage: _Usage | None) -> Usage | None:

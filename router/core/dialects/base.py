@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from router.core.dialects.seen import Seen
-from router.core.facts import Ask, TemplateInput, Usage
+from router.core.facts import Ask, Ending, TemplateInput, Usage
 
 
 class BadBody(ValueError):
@@ -20,6 +20,7 @@ class Dialect(Protocol):
     """One API family. Pure: bytes in, facts or bytes out."""
 
     name: str
+    says_done: bool  # a `[DONE]` follows the last event of its streams
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object.
@@ -47,6 +48,10 @@ class Dialect(Protocol):
     def begun(self, chunk: bytes) -> bool:
         """Whether a piece of a stream can only come after prefill: from then on its first token is known."""
 
+    def ended(self, tail: bytes) -> Ending | None:
+        """How a stream ended whose last events these are: OK, or FAILED when the engine itself says so. None when it
+        does not say: it is not whole."""
+
     def with_usage(self, body: bytes) -> bytes:
         """The same request, asking for usage at the end of its stream; spliced, not re-serialised. Not called when
         it will come anyway (`Ask.wants_usage`)."""
@@ -56,3 +61,6 @@ class Dialect(Protocol):
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """The dialect's own error body."""
+
+    def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
+        """What a stream ends with that is not whole, behind these events: an error as official clients raise it."""

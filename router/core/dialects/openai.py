@@ -6,6 +6,8 @@ the prompt unknown (None), never the request invalid: the engine judges its own 
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec import Raw
 
@@ -15,7 +17,7 @@ from router.core.dialects.inputs import Body, decode_openai, openai_input
 from router.core.dialects.openai_prompt import prompt_of, quick_ask
 from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, TemplateInput, Usage
+from router.core.facts import Ask, Ending, TemplateInput, Usage
 
 
 class _Details(msgspec.Struct):
@@ -44,6 +46,10 @@ class _ErrorCode(msgspec.Struct):
     code: int | str | None = None
 
 
+# Within strings quotes are escaped, so this finds fields, whole events or not.
+_FINISHED = re.compile(
+    rb'"finish_reason"\s*:\s*"|"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{'
+)
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
@@ -54,6 +60,7 @@ class OpenAI:
     """Chat completions, completions and embeddings."""
 
     name = "openai"
+    says_done = True
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
@@ -115,6 +122,17 @@ class OpenAI:
         """Chunks come only after prefill: vLLM's first one, with the role, is made with the first token."""
         return True
 
+    def ended(self, tail: bytes) -> Ending | None:
+        """By a reason to finish, of one choice at least; what SGLang 0.5.23 sends behind it (openai/serving_chat.py)
+        may be more than the tail holds. Or by an error."""
+        if _FINISHED.search(tail):
+            return Ending.OK
+        if b'"error"' in tail:
+            for data in sse.payloads_backwards(tail):
+                if self.event_error(b"data: " + data) is not None:
+                    return Ending.FAILED
+        return None
+
     def with_usage(self, body: bytes) -> bytes:
         """Ask for usage at the end of the stream; only called when the client did not.
 
@@ -138,6 +156,10 @@ class OpenAI:
         kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         return msgspec.json.encode(body)
+
+    def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
+        """As vLLM reports a failure in a stream; no [DONE] behind it, which would look like a good end."""
+        return b"data: " + self.error(status, code, message) + b"\n\n"
 
 
 _ERROR_TYPES = {

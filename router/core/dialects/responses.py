@@ -10,6 +10,7 @@ Streams begin with `response.created` and `response.in_progress`, before any pre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,7 +25,7 @@ from router.core.dialects.openai_prompt import content_parts
 from router.core.dialects.responses_input import responses_input
 from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, TemplateInput, Usage
+from router.core.facts import Ask, Ending, Prompt, TemplateInput, Usage
 
 
 class _Unknown(ValueError):
@@ -109,12 +110,14 @@ _decode_text = msgspec.json.Decoder(_Text).decode
 _EARLY = frozenset((b"response.created", b"response.queued", b"response.in_progress"))
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FAILED = ("error", "response.failed")
+_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
 
 
 class Responses(OpenAI):
     """Responses; errors are those of OpenAI's other paths."""
 
     name = "responses"
+    says_done = False
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
@@ -163,6 +166,16 @@ class Responses(OpenAI):
         """Not by the events that say only that the request has come."""
         return wire.has_event_besides(_EARLY, chunk)
 
+    def ended(self, tail: bytes) -> Ending | None:
+        """By the last event, or by an error."""
+        for data in sse.payloads_backwards(tail):
+            if self.event_error(b"data: " + data) is not None:
+                return Ending.FAILED
+            event = wire.decoded(_decode_event, data)
+            if event is not None and event.type in _LAST:
+                return Ending.OK
+        return None
+
     def with_usage(self, body: bytes) -> bytes:
         """Streams carry usage anyway."""
         return body
@@ -170,6 +183,14 @@ class Responses(OpenAI):
     def is_usage_event(self, event: bytes) -> bool:
         """Never: nothing was asked for."""
         return False
+
+    def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
+        """OpenAI's event `error`, numbered on, with the object `error` besides, by which its own clients know one."""
+        numbers = _NUMBER.findall(tail)
+        error = msgspec.json.decode(self.error(status, code, message))["error"]
+        event: dict[str, Any] = {"type": "error", "code": code, "message": message, "param": None}
+        event |= {"sequence_number": int(numbers[-1]) + 1 if numbers else 0, "error": error}
+        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def _counts(usage: _Usage | None) -> Usage | None:

@@ -25,7 +25,7 @@ from router.core.dialects.chat import OPAQUE_REPEATS, RS
 from router.core.dialects.openai_prompt import TOKEN_ID_BYTES
 from router.core.dialects.seen import Seen
 from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Prompt, TemplateInput, Usage
+from router.core.facts import Ask, Ending, Prompt, TemplateInput, Usage
 
 OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of srt/sampling/sampling_params.py
 
@@ -88,6 +88,7 @@ _decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
 # meta_info at the end of an event whose beginning is cut off: objects in it hold none themselves.
 _META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
 _ABORT = b'"abort"'
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*[{"]')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
@@ -95,6 +96,7 @@ class SGLang:
     """Generate."""
 
     name = "sglang"
+    says_done = True
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
@@ -182,6 +184,13 @@ class SGLang:
         """The first event carries the first token."""
         return True
 
+    def ended(self, tail: bytes) -> Ending | None:
+        """By a reason to finish, of one answer at least, or by an error."""
+        if _FINISHED.search(tail):
+            return Ending.OK
+        failed = any(self.event_error(b"data: " + data) is not None for data in sse.payloads_backwards(tail))
+        return Ending.FAILED if failed else None
+
     def with_usage(self, body: bytes) -> bytes:
         """Every event carries usage anyway."""
         return body
@@ -195,6 +204,10 @@ class SGLang:
         kind = HTTPStatus(status).phrase if status in _STATUSES else "Error"
         body = {"object": "error", "message": message, "type": kind, "param": param, "code": code}
         return msgspec.json.encode(body)
+
+    def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
+        """As SGLang 0.5.23 reports an error in a stream (srt/entrypoints/http_server.py)."""
+        return b'data: {"error":' + self.error(status, code, message) + b"}\n\n"
 
 
 _STATUSES = frozenset(HTTPStatus)
