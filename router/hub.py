@@ -18,6 +18,7 @@ from aiohttp import web
 from router import logs
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
+from router.admission import TICK_S
 from router.announce import Announcer
 from router.core.facts import Grade, Replica
 from router.core.kv_stream import Limits
@@ -39,6 +40,7 @@ from router.trust import Trust
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
+STALE_PROBES = 3  # intervals after which an engine's word on its load counts no more
 TOKENIZERS_S = 20.0  # of loading, before serving begins without them
 CLOSE_S = 0.1  # for connections of the admin listener to close
 
@@ -121,6 +123,7 @@ class Hub:
             self._stream_figures,
             self._prompt_figures,
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
+            queued=lambda: self.admission.queued(),
         )
         self.pages = Pages(
             self.router,
@@ -129,6 +132,7 @@ class Hub:
             clock=time.monotonic,
             decisions_max=s.limits.decisions_max,
             streams=self._stream,
+            window=lambda id_: self.admission.window(id_),
         )
         self.placer = LocalPlacer(
             self.router,
@@ -139,7 +143,11 @@ class Hub:
             failed=self.metrics.failed,
             refused=self._refused,
             page=self.pages.page,
+            limits=s.admission,
+            load_stale_s=STALE_PROBES * s.probe.interval_s,
+            shed=self.metrics.shed,
         )
+        self.admission = self.placer.admission
         if s.events.enabled:
             self._trust()
         self._ranks = Ranks(
@@ -151,6 +159,7 @@ class Hub:
         )
         self._stack.push_async_callback(self._ranks.close)
         self._task(self._check())
+        self._task(self._admit())
 
     def _trust(self) -> None:
         s = self._settings
@@ -247,6 +256,12 @@ class Hub:
         while True:
             await asyncio.sleep(CHECK_S)
             self.router.check(time.monotonic())
+
+    async def _admit(self) -> None:
+        """Let in who waits, when something else than the end of an answer made room."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.admission.tick()
 
     # -- what it shows -------------------------------------------------------------------------------------------
 

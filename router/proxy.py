@@ -137,9 +137,12 @@ class Proxy:
     async def _call(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
         """Place, call, and once more elsewhere if that may help. Returns the lease, the answer that has begun, and
         when the first replica was called. Raises Refusal."""
-        lease = await self._place(question, frozenset())
+        try:
+            lease = await self._place(question, frozenset())
+        finally:
+            record.queued_s = question.wanted.queued_s
         called_s = self._clock()
-        record.overhead_s = called_s - read_s
+        record.overhead_s = called_s - read_s - record.queued_s
         tried: frozenset[str] = frozenset()
         while True:
             record.receipt = lease.receipt

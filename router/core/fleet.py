@@ -79,6 +79,7 @@ class Member:
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
     foreign_waiting: int = 0  # requests waiting there that are not ours
+    in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     _queue_peak: int = 0
     first_token_s: float = 0.0
@@ -140,6 +141,7 @@ class Member:
     def observe_load(self, load: Load) -> None:
         """Take a probe's view: who else uses the replica, and how much of it is ours."""
         before, self.load = self.load, load
+        self.in_flight_probed = len(self.leases)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting, seen in
         # several probes, is somebody else's.
         self._foreign.append(max(0, (load.waiting or 0) - max(self._queue_peak, len(self._queue))))

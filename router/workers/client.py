@@ -2,8 +2,9 @@
 
 The hub counts as there from its first view on, which it sends
 once it knows its replicas; then all open leases are told to it. It counts as lost when the connection breaks, or
-when it owes an answer for `timeout_s`: that placement is made here and taken back there, and so is every other
-until something is heard of the hub again. Nothing is sent per streamed chunk.
+when it owes an answer for `timeout_s`, unless it said that the request waits for a place: that placement is made here
+and taken back there, and so is every other until something is heard of the hub again. Nothing is sent per streamed
+chunk.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from router.core.facts import Ending, Outcome, Receipt
+from router.core.facts import Ending, Outcome, Receipt, Shed
 from router.core.models import NoReplica
 from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, Wanted
 from router.tallies import RequestRecord
@@ -61,6 +62,15 @@ class RemoteLease:
         return self.receipt.replica
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A placement that the hub was asked for."""
+
+    wanted: Wanted
+    future: asyncio.Future[Receipt | None]
+    at_s: float  # since when it is there
+
+
 class RemotePlacer:
     """Placer over a connection to the hub: `async with RemotePlacer(...) as placer`."""
 
@@ -99,7 +109,8 @@ class RemotePlacer:
         self._known = Known()
         self._owners = ResponseOwners(response_ids_max)
         self._leases: dict[int, RemoteLease] = {}
-        self._placing: dict[int, tuple[asyncio.Future[Receipt | None], float]] = {}
+        self._placing: dict[int, _Asked] = {}  # oldest first
+        self._queued: dict[int, _Asked] = {}  # these wait there for a place, which may take long
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
         self._kept: deque[wire.Report] = deque(maxlen=REPORTS_MAX)
         self._alone = 0  # placements without the hub, since it was lost
@@ -142,7 +153,7 @@ class RemotePlacer:
         return None if self._why_lost else self._known.token_view(model)
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica."""
+        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed."""
         if not self._why_lost and carrying.carried_bytes(wanted) <= carrying.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
             if lease is not None:
@@ -150,15 +161,16 @@ class RemotePlacer:
         return self._place_alone(wanted, exclude)
 
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
-        """None when the hub does not answer. Raises NoReplica."""
+        """None when the hub does not answer. Raises NoReplica, Shed."""
         id_ = self._new_id()
         future: asyncio.Future[Receipt | None] = self._loop.create_future()
-        self._placing[id_] = (future, self._clock())
+        self._placing[id_] = _Asked(wanted, future, self._clock())
         self._line.say(carrying.place_of(id_, wanted, exclude, ids=self._known.ids))
         try:
             receipt = await future
         except asyncio.CancelledError:
             self._placing.pop(id_, None)
+            self._queued.pop(id_, None)
             self._line.say(carrying.finish_of(id_, LEFT, self._clock()))
             raise
         if receipt is None:
@@ -254,7 +266,10 @@ class RemotePlacer:
             if isinstance(answer, wire.Placed):
                 self._answered(answer.id, self._receipt(answer))
             elif isinstance(answer, wire.Unplaced):
-                self._answered(answer.id, None if answer.failed else NoReplica())
+                shed = Shed(*answer.shed) if answer.shed is not None else NoReplica()
+                self._answered(answer.id, None if answer.failed else shed)
+            elif isinstance(answer, wire.Queued):
+                self._wait(answer.id)
             elif isinstance(answer, wire.View):
                 self._known.take(answer)
                 self._viewed = True
@@ -276,14 +291,26 @@ class RemotePlacer:
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
         return HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
 
-    def _answered(self, id_: int, answer: Receipt | NoReplica | None) -> None:
-        future, _ = self._placing.pop(id_, (None, 0.0))
-        if future is None or future.done():
-            return  # taken back meanwhile, which the hub is told
-        if isinstance(answer, NoReplica):
-            future.set_exception(answer)
+    def _wait(self, id_: int) -> None:
+        """The hub has it in its queue."""
+        asked = self._placing.pop(id_, None)
+        if asked is not None:
+            asked.at_s = self._clock()
+            self._queued[id_] = asked
+
+    def _answered(self, id_: int, answer: Receipt | Exception | None) -> None:
+        asked = self._placing.pop(id_, None)
+        if asked is None:
+            asked = self._queued.pop(id_, None)
+            if asked is None:
+                return  # taken back meanwhile, which the hub is told
+            asked.wanted.queued_s = self._clock() - asked.at_s
+        if asked.future.done():
+            return  # likewise
+        if isinstance(answer, Exception):
+            asked.future.set_exception(answer)
         else:
-            future.set_result(answer)
+            asked.future.set_result(answer)
 
     def _back(self) -> None:
         self._why_lost = ""
@@ -297,11 +324,9 @@ class RemotePlacer:
             log.warning("the hub is lost: placing by the ring", extra={"fields": {"worker": self._worker, "why": why}})
         self._why_lost = why
         now_s = self._clock()
-        for id_, (future, _) in self._placing.items():
+        for id_ in [*self._placing, *self._queued]:
             self._line.say(carrying.finish_of(id_, LEFT, now_s))
-            if not future.done():
-                future.set_result(None)
-        self._placing.clear()
+            self._answered(id_, None)
 
     # -- connection ----------------------------------------------------------------------------------------------
 
@@ -328,7 +353,7 @@ class RemotePlacer:
         """Every TICK_S: what the hub owes for too long, and counts that nothing else carried."""
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         oldest = next(iter(self._placing.values()), None)
-        if oldest is not None and self._clock() - oldest[1] > self._timeout_s:
+        if oldest is not None and self._clock() - oldest.at_s > self._timeout_s:
             self._gone(SILENT)
         if self._viewed and self._line.up:
             self._count()

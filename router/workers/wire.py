@@ -174,10 +174,12 @@ class Placed(Struct, tag=0, array_like=True, gc=False):
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):
-    """No replica is ready to take it; or, if `failed`, the hub cannot place it, or was told to forget it."""
+    """No replica is ready to take it; or, if `failed`, the hub cannot place it, or was told to forget it; or it is
+    turned away: code, message, and seconds after which to ask again."""
 
     id: Id
     failed: bool
+    shed: tuple[str, str, float] | None = None
 
 
 class View(Struct, tag=2, array_like=True):
@@ -209,7 +211,13 @@ class PageAnswer(Struct, tag=5, array_like=True, gc=False):
     page: tuple[int, str, bytes] | None
 
 
-FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer
+class Queued(Struct, tag=8, array_like=True, gc=False):
+    """It waits for a place: Placed or Unplaced comes, however late."""
+
+    id: Id
+
+
+FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Queued
 
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)
