@@ -129,7 +129,7 @@ class Admitter(Generic[_W]):
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, whatever the end; its place is another's. A second time changes nothing."""
         self._router.finish(lease, outcome, now_s)
-        if self._admission.closed(lease):
+        if self._admission.closed(lease, now_s):
             if lease.id in self._charged:
                 self._settle(lease, outcome, now_s)
             if self._admission.queue:

@@ -3,21 +3,22 @@
 A replica's window is how many leases it may have open. An engine that has `w` requests waiting of `n` that are open
 here works on n - w of them, and a few more should wait there so that its batch never runs dry: the window is
 n - w + waiting_max, never less than WINDOW_MIN, so that there is always something to learn from. It is taken from each
-probe and holds until the next, so what is sent meanwhile counts on top. Without word of the engine, or only old or
-absurd word, the window is `in_flight_max`: bad metrics never block anybody. A window that binds while nothing waits in
-the engine grows by waiting_max or a quarter; when nobody waits here either it is `in_flight_max` again.
+probe and holds until the next, so what is sent meanwhile counts on top. It begins when more than waiting_max wait
+there; when none does it grows, fast where it binds, slowly where it does not, and not at all while somebody waits here
+for another reason: then nothing was learned. Before and after, there may be BURST_MAX more than the last probe saw,
+since an engine that was never seen full may be so at any moment. Without word of the engine, or only old or absurd
+word, the window is `in_flight_max`: bad metrics never block anybody.
 
 A request finds room where a replica that may take it has fewer leases than its window. While others are about, a
-tenant that holds `tenant_share_max` of the places finds none: theirs are kept free, since who waits for a place waits
-for the end of an answer. Whoever finds no room waits (fair_queue.py), unless that would take longer than anybody is
-willing to wait: then it is better told at once.
+tenant that holds `tenant_share_max` of the places (of what engines work on at once, without what may wait there) finds
+none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
+waits (fair_queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
 
 While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Protocol
@@ -29,11 +30,14 @@ from router.core.models import NoReplica
 from router.core.routing import Router
 
 WINDOW_MIN = 4
-GROWTH = 1.25  # of a window that binds, per probe that saw nobody wait in the engine
+BURST_MAX = 256  # as many as vLLM's smaller default for --max-num-seqs
+GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # of a window, per probe that saw nobody wait in the engine
+MODELS_MAX = 64  # whose places are added up one by one
 WAITING_ABSURD = 1_000_000
 SEEN_S = 60.0  # a tenant is about for so long after it asked
 TENANTS_MAX = 1_024  # that are about
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
+LASTED_FADE = 0.98  # of how long leases last, per lease
 RATE_WINDOW_S = 10.0  # of waiting, over which the rate of turns is taken
 RATE_PRIOR_S = 2.0  # of waiting, that the rate by Little's law is worth
 
@@ -85,6 +89,7 @@ class _Window:
     load: Load
     at_s: float
     size: int
+    binds: bool = False  # the engine was seen full, and that is not long ago
 
 
 @dataclass(slots=True)
@@ -125,6 +130,7 @@ class Admission:
         self._held: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
         self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
         self._rate = TurnRate()
+        self._ended = self._lasted_s = 0.0  # leases, faded by each that ends
         self.configure(limits)
 
     def configure(self, limits: Limits) -> None:
@@ -149,11 +155,13 @@ class Admission:
         if len(self._router.fleet.members[replica].leases) >= self.window(replica):
             self.full.add(replica)
 
-    def closed(self, lease: Lease) -> bool:
+    def closed(self, lease: Lease, now_s: float) -> bool:
         """It is back; whether it was open here."""
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
+        self._ended = self._ended * LASTED_FADE + 1.0
+        self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
         replica = lease.replica
         held = (replica, tenant)
         self._held[held] -= 1
@@ -179,9 +187,7 @@ class Admission:
     def fits(self, pool: Pool, tenant: str, now_s: float) -> bool:
         """Whether it finds room now. Raises NoReplica, or Shed when all have asked for a rest."""
         members = self._router.candidates(*pool, now_s)
-        if all(m.id in self.full for m in members):
-            return False
-        return len(self._open) < self._few or not self._has_its_share(members, tenant, now_s)
+        return any(m.id not in self.full for m in members) and not self._has_its_share(pool, tenant, now_s)
 
     def wait(self, ticket: Ticket, now_s: float) -> list[Ticket]:
         """Let it wait; returns those that no longer do in its stead. Raises Shed when it is to be turned away."""
@@ -208,29 +214,16 @@ class Admission:
         if not queue or (ready and len(self.full) >= len(ready) and all(m.id in self.full for m in ready)):
             return None
 
-        found: dict[Pool, list[Member]] = {}
-
-        def members(pool: Pool) -> list[Member]:
-            if pool not in found:
-                found[pool] = self._router.candidates(*pool, now_s)
-            return found[pool]
-
         def room(pool: Pool) -> bool:
             try:
-                return any(m.id not in self.full for m in members(pool))
+                return any(m.id not in self.full for m in self._router.candidates(*pool, now_s))
             except NoReplica:
                 return True  # it is to hear so
             except Shed:
                 return False
 
-        def held_back(pool: Pool, tenant: str) -> bool:
-            try:
-                return len(self._open) >= self._few and self._has_its_share(members(pool), tenant, now_s)
-            except (NoReplica, Shed):
-                return False
-
         self._rate.pass_time(now_s, waiting=True)
-        ticket = queue.turn(room, held_back)
+        ticket = queue.turn(room, lambda pool, tenant: self._has_its_share(pool, tenant, now_s))
         if ticket is not None:
             self._rate.turns += 1
         return ticket
@@ -247,31 +240,48 @@ class Admission:
 
     def _resize(self, member: Member, now_s: float) -> None:
         window, load = self._windows.get(member.id), member.load
-        if window is None or window.load is not load:  # a probe that brought nothing leaves the load as it is
-            size = self._size(member, window.size if window is not None else self._limits.in_flight_max)
-            self._windows[member.id] = _Window(load, now_s, size)
+        if window is None:
+            window = self._windows[member.id] = _Window(Load(), now_s, self._limits.in_flight_max)
+        if window.load is not load:  # a probe that brought nothing leaves the load as it is
+            window.load, window.at_s = load, now_s
+            self._learn(window, member.in_flight_probed, load.waiting)
         elif now_s - window.at_s > self._stale_s:
-            window.size = self._limits.in_flight_max
+            window.size, window.binds = self._limits.in_flight_max, False
 
-    def _size(self, member: Member, before: int) -> int:
-        most, waiting, in_flight = self._limits.in_flight_max, member.load.waiting, member.in_flight_probed
+    def _learn(self, window: _Window, in_flight: int, waiting: int | None) -> None:
+        """Take one probe."""
+        most, waiting_max, before = self._limits.in_flight_max, self._limits.waiting_max, window.size
         if waiting is None or not 0 <= waiting <= WAITING_ABSURD:
-            return most
-        size = in_flight - waiting + self._limits.waiting_max
-        if not waiting:
-            if not self.queue:
-                return most
-            size = max(size, int(before * GROWTH)) if in_flight >= before else before
-        return min(max(size, WINDOW_MIN), most)
+            window.size, window.binds = most, False
+            return
+        most = min(most, in_flight + BURST_MAX)
+        size = in_flight - waiting + waiting_max
+        if waiting > waiting_max:
+            window.binds = True
+        elif not waiting and in_flight >= before:
+            size = max(size, int(before * GROWTH_BOUND))
+        elif not waiting:
+            size = before if self.queue else int(before * GROWTH_IDLE) + 1
+        window.binds &= size < most
+        window.size = min(max(size, WINDOW_MIN), most) if window.binds else most
 
     def _survey(self) -> None:
         """Who is full, and below how many open leases nobody can have more than a share."""
-        members, limits = self._router.fleet.members, self._limits
-        for id_ in [id_ for id_ in self._windows if id_ not in members]:
+        fleet, limits = self._router.fleet, self._limits
+        for id_ in [id_ for id_ in self._windows if id_ not in fleet.members]:
             del self._windows[id_]
-        self.full = {m.id for m in members.values() if len(m.leases) >= self.window(m.id)}
-        least = min((window.size for window in self._windows.values()), default=limits.in_flight_max)
-        self._few = least * limits.tenant_share_max
+        self.full = {m.id for m in fleet.members.values() if len(m.leases) >= self.window(m.id)}
+        names = fleet.model_names()
+        pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.ready()]
+        places = (sum(map(self._places, members)) for members in pools)
+        self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
+
+    def _places(self, member: Member) -> int:
+        """Leases that it works on at once, as far as that is known: those that wait there have none of its time yet."""
+        window = self._windows.get(member.id)
+        if window is None or not window.binds:
+            return self.window(member.id)
+        return max(window.size - self._limits.waiting_max, WINDOW_MIN)
 
     def _others_about(self, tenant: str, now_s: float) -> bool:
         """Whether another tenant asked of late."""
@@ -280,14 +290,16 @@ class Admission:
                 return now_s - self._seen[name] <= SEEN_S
         return False
 
-    def _has_its_share(self, members: Sequence[Member], tenant: str, now_s: float) -> bool:
-        if not self._others_about(tenant, now_s):
+    def _has_its_share(self, pool: Pool, tenant: str, now_s: float) -> bool:
+        if len(self._open) < self._few or not self._others_about(tenant, now_s):
             return False
+        model, fleet = pool[0], self._router.fleet
+        members = fleet.ready() if model is None else fleet.serving(model)
         held = sum(self._held.get((m.id, tenant), 0) for m in members)
-        places = sum(self.window(m.id) for m in members)
+        places = sum(map(self._places, members))
         return held >= max(1.0, places * self._limits.tenant_share_max)
 
     def _turns_per_s(self) -> float:
         """By Little's law: what is open, over how long an answer takes; and by turns, when there have been any."""
-        open_s = self._router.fleet.mean_open_ms / 1e3
-        return self._rate.per_s(len(self._open) / open_s if open_s else 0.0)
+        lasted_s = self._lasted_s
+        return self._rate.per_s(len(self._open) * self._ended / lasted_s if lasted_s > 0 else 0.0)
