@@ -261,7 +261,10 @@ class Hub:
         """Let in who waits, when something else than the end of an answer made room."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.admission.tick()
+            try:
+                self.admission.tick()
+            except Exception:  # whoever waits must not wait for ever
+                log.exception("bug: admission failed inside the hub")
 
     # -- what it shows -------------------------------------------------------------------------------------------
 

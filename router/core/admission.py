@@ -136,7 +136,9 @@ class Admission:
     def configure(self, limits: Limits) -> None:
         """Take other limits; who waits goes on waiting, as far as there is room for it."""
         self._limits = limits
-        self._windows.clear()
+        self._windows = {id_: window for id_, window in self._windows.items() if window.binds}
+        for window in self._windows.values():
+            window.size = min(window.size, limits.in_flight_max)
         self._survey()
 
     def window(self, replica: str) -> int:

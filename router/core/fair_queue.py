@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from router.core.facts import Priority
 
@@ -70,10 +70,11 @@ class FairQueue:
         return self._counts[priority]
 
     def ahead(self, tenant: str, priority: Priority) -> int:
-        """About how many get a turn before a request that would come now."""
-        mine = len(self._tenants[priority].get(tenant, ()))
-        same = sum(min(len(fifo), mine + 1) for name, fifo in self._tenants[priority].items() if name != tenant)
-        return sum(self._counts[:priority]) + same + mine
+        """About how many get a turn before a request that would come now, at most."""
+        tenants, count = self._tenants[priority], self._counts[priority]
+        mine = len(tenants.get(tenant, ()))
+        others = len(tenants) - (tenant in tenants)
+        return sum(self._counts[:priority]) + mine + min(count - mine, others * (mine + 1))
 
     # -- in and out ----------------------------------------------------------------------------------------------
 
@@ -206,18 +207,25 @@ class FairQueue:
         if not requests_max or arriving.size_bytes > bytes_max:
             return [arriving]
         for priority in reversed(Priority):
-            mine = arriving if priority is arriving.priority else None
-            left = {name: len(fifo) for name, fifo in self._tenants[priority].items()}
-            newest = {name: reversed(fifo.values()) for name, fifo in self._tenants[priority].items()}
-            if mine is not None:
-                left[mine.tenant] = left.get(mine.tenant, 0) + 1
-            while left and (requests > 0 or size_bytes > 0):
-                tenant = max(left, key=lambda name: (left[name], mine is not None and name == mine.tenant))
-                if mine is not None and tenant == mine.tenant:
+            fifos = self._tenants[priority]
+            heap = [(-len(fifo), 1, name) for name, fifo in fifos.items() if name != arriving.tenant]
+            if priority is arriving.priority:
+                own = len(fifos.get(arriving.tenant, ())) + 1
+                heap.append((-own, 0, arriving.tenant))  # of two with as many, its own
+            elif arriving.tenant in fifos:
+                heap.append((-len(fifos[arriving.tenant]), 1, arriving.tenant))
+            heapify(heap)
+            newest: dict[str, Iterator[Ticket]] = {}
+            while heap and (requests > 0 or size_bytes > 0):
+                count, others, tenant = heap[0]
+                if not others:
                     return [arriving]
-                out.append(next(newest[tenant]))
+                out.append(next(newest.setdefault(tenant, reversed(fifos[tenant].values()))))
                 requests, size_bytes = requests - 1, size_bytes - out[-1].size_bytes
-                left[tenant] -= 1
-                if not left[tenant]:
-                    del left[tenant]
+                if count + 1:
+                    heapreplace(heap, (count + 1, others, tenant))
+                else:
+                    heappop(heap)
+            if requests <= 0 and size_bytes <= 0:
+                break
         return out

@@ -142,6 +142,16 @@ def test_what_was_sent_since_the_probe_counts() -> None:
     assert [each[0].replica for each in answers[-3:]] == ["a"] * 3
 
 
+def test_other_limits_do_not_open_what_is_known_to_be_full() -> None:
+    """A reload keeps windows that bind, and lowers them if need be."""
+    fleet = Fleet("ab", waiting_max=8)
+    fleet.load("a", 40, 100)
+    fleet.admission.configure(AdmissionSettings(in_flight_max=90))
+    assert [fleet.admission.window(id_) for id_ in "ab"] == [68, 90]
+    fleet.admission.configure(AdmissionSettings(in_flight_max=10))
+    assert [fleet.admission.window(id_) for id_ in "ab"] == [10, 10]
+
+
 # -- turns ---------------------------------------------------------------------------------------------------------
 
 
