@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 from router.core.blocks import chain_of, token_chain
 from router.core.dialects import PATHS
 from router.core.facts import Ending, Grade, Load, Outcome, Replica, ServedModel, Usage
+from router.core.fleet import Lease
 from router.core.keys import KeyCache, TokenPrompt, rest
 from router.core.knowledge import Knowledge
 from router.core.kv_events import decode, slices
@@ -141,6 +142,7 @@ class World:
             failed=_ignore,
             refused=_ignore,
             page=_no_page,
+            limits=settings.admission,
         )
         tokens = Tokens(self.prompts, None, offload_bytes_min=offload_bytes_min)
         self.reader = Reader(self.placer, tokens, offload_bytes_min=offload_bytes_min, ask_usage=False)
@@ -234,13 +236,15 @@ class World:
             raise CostError("the prompt was placed by estimate: no tokens")
         self.now_s += 1.0
         begun_s = self._begin()
-        lease = self.placer.place_now(wanted, frozenset())
+        lease = self.placer.ask(wanted, frozenset(), _ignore)
         place_s = self._end(begun_s)
+        if not isinstance(lease, Lease):
+            raise CostError("an idle fleet is said to be full")
         self.now_s += 1.0
         usage = Usage(wanted.tokens.tokens, ANSWER_TOKENS, lease.cached_tokens)
         self.hold(lease.replica, wanted.tokens.ids)
         begun_s = self._begin()
-        self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
+        self.placer.finish(lease, Outcome(Ending.OK, usage), self.now_s)
         finish_s = self._end(begun_s)
         spent = {"place": place_s, "finish": finish_s}
         return Decision(place_s, wanted.tokens.ids, lease.replica, lease.cached_tokens, spent)

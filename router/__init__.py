@@ -23,6 +23,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     announce    have an engine repeat what it said before we listened
     discovery   which replicas there are
     placing     the seam between edge and hub
+    admission   who is placed now, who waits, who is turned away
     exchange    one request and its answer on a connection to an engine
     serving     HTTP/1.1 from clients
     receiving   bytes to requests, with a limit on everything

@@ -32,13 +32,16 @@ class Pages:
         clock: Callable[[], float],
         decisions_max: int,
         streams: Callable[[str], dict[str, Any] | None] = lambda _: None,
+        window: Callable[[str], int | None] = lambda _: None,
     ) -> None:
-        """`streams` gives the state of a replica's event stream, where there is one."""
+        """`streams` gives the state of a replica's event stream, where there is one; `window` how many requests it may
+        have open."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
         self._clock = clock
         self._streams = streams
+        self._window = window
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
     def routes(self) -> list[web.RouteDef]:
@@ -120,6 +123,7 @@ class Pages:
             "events": self._events(member.id),
             "models": sorted(member.models),
             "in_flight": len(member.leases),
+            "window": self._window(member.id),
             "pending_prefill_ms": round(member.pending_ms(now_s), 1),
             "load": member.load,
             "share": round(member.share, 3),
@@ -169,6 +173,7 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
         "error": record.error,
         "detail": record.detail,
         "retries": [{"kind": kind, "replica": replica} for kind, replica in record.retries],
+        "queued_s": round(record.queued_s, 3),
         "ttft_s": record.ttft_s,
         "duration_s": record.duration_s,
         "usage": record.usage,

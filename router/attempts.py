@@ -89,9 +89,12 @@ class Attempts:
     async def begin(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
         """Returns the lease, the answer that has begun, and when the first replica was called. Raises Refusal."""
         self._budget.deposit()
-        lease = await self._place(question, frozenset())
+        try:
+            lease = await self._place(question, frozenset())
+        finally:
+            record.queued_s = question.wanted.queued_s
         called_s = self._clock()
-        record.overhead_s = called_s - read_s
+        record.overhead_s = called_s - read_s - record.queued_s
         tried = Tried()
         while True:
             record.receipt, record.error = lease.receipt, None

@@ -18,6 +18,7 @@ from aiohttp import web
 from router import logs
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
+from router.admission import TICK_S
 from router.announce import Announcer
 from router.core.breaker import State
 from router.core.facts import Grade, Replica
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # between two looks for stuck replicas
 LOOKS_A_CHECK = 4  # events are held against counters every so many
+STALE_PROBES = 3  # intervals after which an engine's word on its load counts no more
 TOKENIZERS_S = 20.0  # of loading, before serving begins without them
 CLOSE_S = 0.1  # for connections of the admin listener to close
 
@@ -129,6 +131,7 @@ class Hub:
             self._stream_figures,
             self._prompt_figures,
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
+            queued=lambda: self.admission.queued(),
         )
         self._replicas = StaticDiscovery(s.replicas)
         self.pages = Pages(
@@ -138,6 +141,7 @@ class Hub:
             clock=time.monotonic,
             decisions_max=s.limits.decisions_max,
             streams=self._stream,
+            window=lambda id_: self.admission.window(id_),
         )
         self.placer = LocalPlacer(
             self.router,
@@ -148,7 +152,11 @@ class Hub:
             failed=self.metrics.failed,
             refused=self._refused,
             page=self.pages.page,
+            limits=s.admission,
+            load_stale_s=STALE_PROBES * s.probe.interval_s,
+            shed=self.metrics.shed,
         )
+        self.admission = self.placer.admission
         if s.events.enabled:
             self._trust()
         self._ranks = Ranks(
@@ -160,6 +168,7 @@ class Hub:
         )
         self._stack.push_async_callback(self._ranks.close)
         self._task(self._check())
+        self._task(self._admit())
 
     def _trust(self) -> None:
         s = self.settings
@@ -277,6 +286,15 @@ class Hub:
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
+
+    async def _admit(self) -> None:
+        """Let in who waits, when something else than the end of an answer made room."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self.admission.tick()
+            except Exception:  # whoever waits must not wait for ever
+                log.exception("bug: admission failed inside the hub")
 
     # -- what it shows -------------------------------------------------------------------------------------------
 

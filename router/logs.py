@@ -75,6 +75,7 @@ class _RequestLine(msgspec.Struct):
     status: int
     ending: str
     duration_ms: float
+    queued_ms: float | UnsetType = UNSET
     ttft_ms: float | UnsetType = UNSET
     replica: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
@@ -92,6 +93,8 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
     duration_ms = round(record.duration_s * 1e3, 1)
     about = (record.id, record.route, record.model, record.status, record.ending, duration_ms)
     line = _RequestLine(at, "info", "router.requests", "request", *about)
+    if record.queued_s > 0:
+        line.queued_ms = round(record.queued_s * 1e3, 1)
     if record.ttft_s is not None:
         line.ttft_ms = round(record.ttft_s * 1e3, 1)
     if (receipt := record.receipt) is not None:

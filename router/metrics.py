@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from router import __version__
 from router.core.breaker import State
-from router.core.facts import Grade
+from router.core.facts import Grade, Priority
 from router.core.fleet import Member
 from router.core.routing import Router
 from router.tallies import Counter, Histogram, RequestRecord, Tallies
@@ -41,16 +41,18 @@ class Metrics:
         streams: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict,
         prompts: Callable[[], Mapping[str, int]] = dict,
         lines_dropped: Callable[[], int] = int,
+        queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0),
     ) -> None:
         """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
-        `lines_dropped`: log lines that nobody took."""
+        `lines_dropped`: log lines that nobody took; `queued`: requests that wait for a place by priority, and bytes."""
         self._tallies = Tallies()
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
         self.left = self._tallies.left
+        self.shed = self._tallies.shed
         self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
-        gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped)
+        gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued)
         self._read = (gauges, _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._tallies), *self._read):
@@ -131,13 +133,18 @@ class _Gauges(Collector):
         clock: Callable[[], float],
         tallies: Tallies,
         lines_dropped: Callable[[], int],
+        queued: Callable[[], tuple[Mapping[Priority, int], int]],
     ) -> None:
         self._router, self._in_flight, self._clock, self._tallies = router, in_flight, clock, tallies
-        self._lines_dropped = lines_dropped
+        self._lines_dropped, self._queued = lines_dropped, queued
 
     def collect(self) -> Iterable[Metric]:
         """One family after another; every name is always present, so that dashboards find it."""
         yield _gauge("in_flight_requests", "Requests being answered.", (), [((), self._in_flight())])
+        waiting, size_bytes = self._queued()
+        counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
+        yield _gauge("queued_requests", "Requests that wait for a place.", ("priority",), counts)
+        yield _gauge("queued_bytes", "Bytes of their bodies.", (), [((), size_bytes)])
         tallies = self._tallies
         rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
         yield _gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)

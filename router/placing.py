@@ -9,12 +9,15 @@ function call. With several workers each is an edge of its own, and all ask one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from router.admission import Admitter, Answered
+from router.core.admission import Limits, NoLimits
 from router.core.blocks import Chain
-from router.core.facts import Ask, Outcome, Priority, Receipt
+from router.core.facts import Ask, Ending, Outcome, Priority, Receipt
+from router.core.fair_queue import Pool, Ticket
 from router.core.fleet import Lease
 from router.core.keys import TokenPrompt
 from router.core.routing import Router
@@ -35,6 +38,7 @@ class Wanted:
     tenant: str = ""  # who asks, where that is known
     priority: Priority = Priority.NORMAL
     body_bytes: int = 0
+    queued_s: float = 0.0  # waited for a place so far; said by whoever placed it
 
 
 class Placed(Protocol):
@@ -146,6 +150,7 @@ class ResponseOwners:
 
 LISTEN_S = 0.001
 REST_MAX_S = 300.0  # an engine may ask for anything
+LEFT = Outcome(Ending.CLIENT_LEFT)
 
 
 class LocalPlacer:
@@ -162,14 +167,21 @@ class LocalPlacer:
         failed: Callable[[str, str], None],
         refused: Callable[[str], None],
         page: Callable[[str], Awaitable[Page | None]],
+        limits: Limits | None = None,
+        load_stale_s: float = 3.0,
+        shed: Callable[[str, Priority], None] = lambda *_: None,
     ) -> None:
+        """Without `limits` nobody waits for a place; `shed(code, priority)` hears of each request turned away."""
         self._router = router
+        self.admission: Admitter[Wanted] = Admitter(
+            router, self, limits or NoLimits(), stale_s=load_stale_s, clock=clock, shed=shed
+        )
         self._clock = clock
         self._event_wait_s = event_wait_s
         self.owners = ResponseOwners(response_ids_max)
         self.resolve = router.models.resolve
         self.first_token = router.first_token
-        self.finish = router.finish
+        self.finish = self.admission.finish
         self.made_response = self.owners.learn
         self.report = observe
         self.failed = failed
@@ -188,20 +200,47 @@ class LocalPlacer:
         return TokenView(*models.engine(model), models.adapter(model), tuple(self._router.knowledge.block_sizes()))
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
-        """See Placer. An answer may be here before the event of its last block, and the next request right behind it:
-        the event is waited for, but not for long."""
-        if wanted.tokens is not None and not exclude:
-            until_s = self._clock() + self._event_wait_s
-            while self.behind(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
-                await asyncio.sleep(LISTEN_S)
-        return self.place_now(wanted, exclude)
+        """See Placer. Whoever no longer wants to wait leaves no trace."""
+        if self.behind(wanted) and not exclude:
+            await self.listen(wanted)
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        ticket = self.admission.ask(wanted, exclude, lambda answer: self._answered(future, answer))
+        if not isinstance(ticket, Ticket):
+            return ticket
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.admission.take_back(ticket)
+            if future.done() and not future.cancelled() and future.exception() is None:  # at the last moment
+                self.finish(future.result(), LEFT, self._clock())
+            raise
+
+    def _answered(self, future: asyncio.Future[Lease], answer: Lease | Exception) -> None:
+        if isinstance(answer, Exception):
+            if not future.done():
+                future.set_exception(answer)
+        elif future.done():  # cancelled, and its task has not run since
+            self.finish(answer, LEFT, self._clock())
+        else:
+            future.set_result(answer)
+
+    async def listen(self, wanted: Wanted) -> None:
+        """An answer may be here before the event of its last block, and the next request right behind it: the event is
+        waited for, but not for long."""
+        until_s = self._clock() + self._event_wait_s
+        while self.behind(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
+            await asyncio.sleep(LISTEN_S)
 
     def behind(self, wanted: Wanted) -> bool:
         """Whether events that bear on this prompt are known to be on their way."""
         return wanted.tokens is not None and self._router.knowledge.behind(wanted.tokens, self._clock())
 
-    def place_now(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
-        """Place, whatever is on its way. Raises NoReplica and Shed."""
+    def ask(self, wanted: Wanted, exclude: frozenset[str], answered: Answered) -> Lease | Ticket:
+        """Place, whatever is on its way, or wait: see Admitter. Raises NoReplica, Shed."""
+        return self.admission.ask(wanted, exclude, answered)
+
+    def route(self, wanted: Wanted, exclude: frozenset[str], full: Collection[str]) -> Lease:
+        """See admission.Places."""
         return self._router.route(
             wanted.ask,
             wanted.model,
@@ -212,6 +251,7 @@ class LocalPlacer:
             body_tokens=wanted.body_tokens,
             exclude=exclude,
             only=self.owners.owner(wanted.response_id),
+            full=full,
         )
 
     def alive(self, replica: str) -> None:
@@ -222,6 +262,20 @@ class LocalPlacer:
         """See Placer."""
         if for_s > 0:
             self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S))
+
+    def pool(self, wanted: Wanted) -> Pool:
+        """See admission.Places."""
+        return wanted.model, self.owners.owner(wanted.response_id)
+
+    def prompt_tokens(self, wanted: Wanted) -> int:
+        """See admission.Places."""
+        prompt = wanted.ask.prompt
+        if wanted.tokens is not None and wanted.tokens.tokens:
+            return wanted.tokens.tokens
+        if prompt is None:
+            return wanted.body_tokens
+        ratio = prompt.bytes_per_token or self._router.models.tokens(wanted.model or "").bytes_per_token
+        return round(prompt.size / ratio)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """See Placer."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import TypeAlias
 
-from router.core.facts import Receipt, Usage
+from router.core.facts import Priority, Receipt, Usage
 
 HIT_RATE_WINDOW_S = 300.0
 MODELS_MAX = 1_000  # label values; adapters may come and go for ever
@@ -113,6 +113,9 @@ class Tallies:
         self._inter_token = Histogram("inter_token_seconds", text, _INTER_TOKEN_S, "model")
         text = "Request read to request sent on: parse, hash, match, place."
         self._overhead = Histogram("overhead_seconds", text, _OVERHEAD_S)
+        self._queue = Histogram("queue_seconds", "Waited for a place, of requests that had to.", _LATENCY_S)
+        text = "Requests turned away though replicas are there, by reason."
+        self._shed = Counter("shed_requests", text, "code", "priority")
         self._events = Counter("stream_events", "Streamed events passed on.", "model")
         self._prompt = Counter("prompt_tokens", "Prompt tokens placed, estimated.", "model")
         self._predicted = Counter("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model")
@@ -147,6 +150,8 @@ class Tallies:
         self._duration.add((record.route, model), record.duration_s)
         if record.overhead_s is not None:
             self._overhead.add((), record.overhead_s)
+        if record.queued_s > 0:
+            self._queue.add((), record.queued_s)
         if record.ttft_s is not None:
             self._ttft.add(of_model, record.ttft_s)
         if record.inter_token_s is not None:
@@ -187,6 +192,10 @@ class Tallies:
         """Count one failed attempt."""
         self._failures.values[replica, kind] += 1
         self._attempts.values[kind,] += 1
+
+    def shed(self, code: str, priority: Priority) -> None:
+        """Count one request that was turned away."""
+        self._shed.values[code, priority.name.lower()] += 1
 
     def hub_lost(self, placements: int) -> None:
         """Count placements that workers made without the hub."""

@@ -96,6 +96,7 @@ class Member:
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
     foreign_waiting: int = 0  # requests waiting there that are not ours
+    in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     _queue_peak: int = 0
     first_token_s: float = 0.0
@@ -205,6 +206,7 @@ class Member:
         """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
         life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
+        self.in_flight_probed = len(self.leases)
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)

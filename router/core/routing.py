@@ -14,7 +14,7 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from router.core import blocks, pace, silence
@@ -199,15 +199,19 @@ class Router:
         body_tokens: int = 0,
         exclude: frozenset[str] = frozenset(),
         only: str | None = None,
+        full: Collection[str] = (),
     ) -> Lease:
         """Place one request on a fit replica that serves `model` (None: any) and is not excluded.
 
         `tokens` are the prompt's own, where they are known; `body_tokens` sizes a prompt that is unknown; with
-        `exclude` the placement is a retry; `only` names the one replica that can answer. Raises NoReplica when no
-        candidate is left, Shed when all that are asked to be left alone.
+        `exclude` the placement is a retry; `only` names the one replica that can answer; those that are `full` are
+        passed over while there are others. Raises NoReplica when no candidate is left, Shed when all that are asked to
+        be left alone.
         """
         ready = self.fleet.usable()
         members = self._members(ready, model, exclude, only, now_s)
+        if full:
+            members = [m for m in members if m.id not in full] or members
         pending_ms = {m.id: m.pending_ms(now_s) for m in ready}
         self.knowledge.tick(now_s)
         learned = self.models.tokens(model or "")
@@ -249,6 +253,10 @@ class Router:
         if lease.held is not None and tokens is not None:
             self.knowledge.expect(chosen.id, lease.id, tokens, lease.held)
         return lease
+
+    def candidates(self, model: str | None, only: str | None, now_s: float) -> list[Member]:
+        """Who may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica."""
+        return self._members(self.fleet.ready(), model, frozenset(), only, now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The first body event of a stream arrived."""

@@ -2,8 +2,9 @@
 
 The hub counts as there from its first view on, which it sends
 once it knows its replicas; then all open leases are told to it. It counts as lost when the connection breaks, or
-when it owes an answer for `timeout_s`: that placement is made here and taken back there, and so is every other
-until something is heard of the hub again. Nothing is sent per streamed chunk.
+when it owes an answer for `timeout_s`, unless it said that the request waits for a place: that placement is made here
+and taken back there, and so is every other until something is heard of the hub again. Nothing is sent per streamed
+chunk.
 """
 
 from __future__ import annotations
@@ -61,6 +62,15 @@ class RemoteLease:
         return self.receipt.replica
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A placement that the hub was asked for."""
+
+    wanted: Wanted
+    future: asyncio.Future[Receipt | None]
+    at_s: float  # since when it is there
+
+
 class RemotePlacer:
     """Placer over a connection to the hub: `async with RemotePlacer(...) as placer`."""
 
@@ -102,7 +112,8 @@ class RemotePlacer:
         self._known = Known()
         self._owners = ResponseOwners(response_ids_max)
         self._leases: dict[int, RemoteLease] = {}
-        self._placing: dict[int, tuple[asyncio.Future[Receipt | None], float]] = {}
+        self._placing: dict[int, _Asked] = {}  # oldest first
+        self._queued: dict[int, _Asked] = {}  # these wait there for a place, which may take long
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
         self._kept: deque[wire.Report] = deque(maxlen=REPORTS_MAX)
         self._alone = 0  # placements without the hub, since it was lost
@@ -156,12 +167,13 @@ class RemotePlacer:
         """None when the hub does not answer. Raises NoReplica and Shed."""
         id_ = self._new_id()
         future: asyncio.Future[Receipt | None] = self._loop.create_future()
-        self._placing[id_] = (future, self._clock())
+        self._placing[id_] = _Asked(wanted, future, self._clock())
         self._line.say(carrying.place_of(id_, wanted, exclude, ids=self._known.ids))
         try:
             receipt = await future
         except asyncio.CancelledError:
             self._placing.pop(id_, None)
+            self._queued.pop(id_, None)
             self._line.say(carrying.finish_of(id_, LEFT, self._clock()))
             raise
         if receipt is None:
@@ -265,7 +277,10 @@ class RemotePlacer:
             if isinstance(answer, wire.Placed):
                 self._answered(answer.id, self._receipt(answer))
             elif isinstance(answer, wire.Unplaced):
-                self._answered(answer.id, _why_not(answer))
+                shed = Shed(*answer.shed) if answer.shed is not None else NoReplica()
+                self._answered(answer.id, None if answer.failed else shed)
+            elif isinstance(answer, wire.Queued):
+                self._wait(answer.id)
             elif isinstance(answer, wire.View):
                 self._known.take(answer)
                 self._viewed = True
@@ -289,14 +304,26 @@ class RemotePlacer:
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
         return HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
 
-    def _answered(self, id_: int, answer: Receipt | NoReplica | Shed | None) -> None:
-        future, _ = self._placing.pop(id_, (None, 0.0))
-        if future is None or future.done():
-            return  # taken back meanwhile, which the hub is told
-        if isinstance(answer, NoReplica | Shed):
-            future.set_exception(answer)
+    def _wait(self, id_: int) -> None:
+        """The hub has it in its queue."""
+        asked = self._placing.pop(id_, None)
+        if asked is not None:
+            asked.at_s = self._clock()
+            self._queued[id_] = asked
+
+    def _answered(self, id_: int, answer: Receipt | Exception | None) -> None:
+        asked = self._placing.pop(id_, None)
+        if asked is None:
+            asked = self._queued.pop(id_, None)
+            if asked is None:
+                return  # taken back meanwhile, which the hub is told
+            asked.wanted.queued_s = self._clock() - asked.at_s
+        if asked.future.done():
+            return  # likewise
+        if isinstance(answer, Exception):
+            asked.future.set_exception(answer)
         else:
-            future.set_result(answer)
+            asked.future.set_result(answer)
 
     def _back(self) -> None:
         self._why_lost = ""
@@ -310,11 +337,9 @@ class RemotePlacer:
             log.warning("the hub is lost: placing by the ring", extra={"fields": {"worker": self._worker, "why": why}})
         self._why_lost = why
         now_s = self._clock()
-        for id_, (future, _) in self._placing.items():
+        for id_ in [*self._placing, *self._queued]:
             self._line.say(carrying.finish_of(id_, LEFT, now_s))
-            if not future.done():
-                future.set_result(None)
-        self._placing.clear()
+            self._answered(id_, None)
 
     # -- connection ----------------------------------------------------------------------------------------------
 
@@ -341,7 +366,7 @@ class RemotePlacer:
         """Every TICK_S: what the hub owes for too long, and counts that nothing else carried."""
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         oldest = next(iter(self._placing.values()), None)
-        if oldest is not None and self._clock() - oldest[1] > self._timeout_s:
+        if oldest is not None and self._clock() - oldest.at_s > self._timeout_s:
             self._gone(SILENT)
         if self._viewed and self._line.up:
             self._count()
@@ -353,12 +378,6 @@ class RemotePlacer:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
             self._line.say(wire.Counts(more))
-
-
-def _why_not(unplaced: wire.Unplaced) -> NoReplica | Shed | None:
-    if unplaced.shed is not None:
-        return Shed(*unplaced.shed)
-    return None if unplaced.failed else NoReplica()
 
 
 def _adopt(lease: RemoteLease) -> wire.Adopt:

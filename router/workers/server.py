@@ -1,8 +1,8 @@
 """The hub's side: places for all workers, and keeps what they have open.
 
 One connection a worker. Requests of a frame are placed in order, and their answers leave in one frame; one that
-waits for an event (Tokens: the last block of an answer) waits alone. When a connection ends, for whatever reason,
-the leases of its worker are given back as if all its clients had left, because they have.
+waits for an event (Tokens: the last block of an answer) or for a place waits alone. When a connection ends, for
+whatever reason, the leases of its worker are given back as if all its clients had left, because they have.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self, cast
 
 from router.core.facts import Ask, Ending, Outcome, Receipt, Shed
+from router.core.fair_queue import Ticket
 from router.core.fleet import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
@@ -143,7 +144,8 @@ class Link(asyncio.Protocol):
         self._router = server.hub.router
         self._frames = wire.Frames()
         self._leases: dict[int, Lease] = {}
-        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # for an event
+        self._queued: dict[int, Ticket] = {}
         self._receipts: OrderedDict[int, Receipt] = OrderedDict()
         self._out: list[wire.FromHub] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,9 +197,12 @@ class Link(asyncio.Protocol):
             self._server.empty.set()
         for task in [*self._waiting.values(), *self._tasks]:
             task.cancel()
+        for ticket in self._queued.values():  # first: none of them is to get a place of these
+            self._placer.admission.take_back(ticket)
+        self._queued.clear()
         now_s = time.monotonic()
         for lease in self._leases.values():
-            self._router.finish(lease, LEFT, now_s)
+            self._placer.finish(lease, LEFT, now_s)
         fields = {"worker": self.worker, "leases": len(self._leases)}
         log.log(logging.WARNING if self._leases else logging.INFO, "a worker left", extra={"fields": fields})
         self._leases.clear()
@@ -227,33 +232,48 @@ class Link(asyncio.Protocol):
         log.info("a worker joined", extra={"fields": {"worker": hello.worker, "pid": hello.pid}})
 
     def _place(self, place: wire.Place) -> None:
-        if len(self._leases) >= LEASES_MAX or place.id in self._leases:
+        if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
             raise wire.WireError(f"placement {place.id}: too many leases, or one of that name")
         wanted, exclude = carrying.wanted_of(place), frozenset(place.exclude)
         if self._placer.behind(wanted) and not exclude:
-            task = asyncio.create_task(self._place_later(place.id, wanted, exclude))
+            task = asyncio.create_task(self._place_later(place.id, wanted))
             self._waiting[place.id] = task
             task.add_done_callback(lambda task: self._waited(place.id, task))
             return
-        try:
-            self._placed(place.id, self._placer.place_now(wanted, exclude))
-        except NoReplica:
-            self.say(wire.Unplaced(place.id, failed=False))
-        except Shed as shed:
-            self.say(_shed(place.id, shed))
-        except Exception:
-            log.exception("bug: placing failed inside the hub")
-            self.say(wire.Unplaced(place.id, failed=True))
+        self._ask(place.id, wanted, exclude)
 
-    async def _place_later(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
+    async def _place_later(self, id_: int, wanted: Wanted) -> None:
+        await self._placer.listen(wanted)
+        self._ask(id_, wanted, frozenset())
+
+    def _ask(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
+        """Answer it, or say that it waits."""
+
+        def answered(answer: Lease | Exception) -> None:
+            self._queued.pop(id_, None)
+            self._answer(id_, answer)
+            self.flush()
+
         try:
-            self._placed(id_, await self._placer.place(wanted, exclude))
-        except NoReplica:
+            answer = self._placer.ask(wanted, exclude, answered)
+        except Exception as error:  # whatever it is, it is said
+            self._answer(id_, error)
+            return
+        if isinstance(answer, Ticket):
+            self._queued[id_] = answer
+            self.say(wire.Queued(id_))
+        else:
+            self._answer(id_, answer)
+
+    def _answer(self, id_: int, answer: Lease | Exception) -> None:
+        if isinstance(answer, Lease):
+            self._placed(id_, answer)
+        elif isinstance(answer, NoReplica):
             self.say(wire.Unplaced(id_, failed=False))
-        except Shed as shed:
-            self.say(_shed(id_, shed))
-        except Exception:
-            log.exception("bug: placing failed inside the hub")
+        elif isinstance(answer, Shed):
+            self.say(wire.Unplaced(id_, failed=False, shed=(answer.code, str(answer), answer.retry_after_s)))
+        else:
+            log.error("bug: placing failed inside the hub", exc_info=answer)
             self.say(wire.Unplaced(id_, failed=True))
 
     def _waited(self, id_: int, task: asyncio.Task[None]) -> None:
@@ -276,6 +296,7 @@ class Link(asyncio.Protocol):
         except (NoReplica, Shed):
             return
         self._leases[said.id] = lease
+        self._placer.admission.adopted(lease)
         if said.first_token_s is not None:
             self._router.first_token(lease, now_s)
 
@@ -287,11 +308,14 @@ class Link(asyncio.Protocol):
     def _finish(self, said: wire.Finish) -> None:
         lease = self._leases.pop(said.id, None)
         if lease is None:
+            ticket = self._queued.pop(said.id, None)
+            if ticket is not None:
+                self._placer.admission.take_back(ticket)
             waiting = self._waiting.get(said.id)
             if waiting is not None:
                 waiting.cancel()
             return
-        self._router.finish(lease, carrying.outcome_of(said), said.now_s)
+        self._placer.finish(lease, carrying.outcome_of(said), said.now_s)
         self._receipts[said.id] = lease.receipt
         if len(self._receipts) > RECEIPTS_MAX:
             self._receipts.popitem(last=False)
@@ -309,7 +333,3 @@ class Link(asyncio.Protocol):
         task = asyncio.create_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _shed(id_: int, shed: Shed) -> wire.Unplaced:
-    return wire.Unplaced(id_, failed=False, shed=(shed.code, str(shed), shed.retry_after_s))

@@ -232,7 +232,13 @@ class Stuck(Struct, tag=6, array_like=True, gc=False):
     replica: str
 
 
-FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Stuck
+class Queued(Struct, tag=8, array_like=True, gc=False):
+    """It waits for a place: Placed or Unplaced comes, however late."""
+
+    id: Id
+
+
+FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Stuck | Queued
 
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(Batch)

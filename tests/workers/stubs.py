@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from router.core.admission import Limits
 from router.core.facts import Replica, ServedModel
 from router.core.policies import POLICIES
 from router.core.routing import Router
@@ -33,7 +34,9 @@ class StubPlacer(LocalPlacer):
 class StubHub:
     """Everything HubServer needs; what it heard is in its fields."""
 
-    def __init__(self, *replicas: str, models: tuple[str, ...] = ("m",), policy: str = "warm") -> None:
+    def __init__(
+        self, *replicas: str, models: tuple[str, ...] = ("m",), policy: str = "warm", limits: Limits | None = None
+    ) -> None:
         self.router = Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=1_000, blocks_max_default=1_000)
         self.records: list[RequestRecord] = []
         self.failures: list[tuple[str, str]] = []
@@ -47,6 +50,7 @@ class StubHub:
             failed=lambda replica, kind: self.failures.append((replica, kind)),
             refused=lambda replica: self.ready(replica, ok=False),
             page=self.page,
+            limits=limits,
         )
         self.router.replace(Replica(id_) for id_ in replicas)
         for id_ in replicas:

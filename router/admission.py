@@ -1,0 +1,208 @@
+"""Who is placed now, who waits, who is turned away: rates (core/quotas.py), then places (core/admission.py).
+
+A request that waits is a ticket and a function to call when its turn has come: no task and no timer of its own.
+Turns are given when a lease comes back, and a few times a second for whatever else makes room. A retry neither waits
+nor counts: its request had its turn, and was taken in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+from router.core.admission import Admission, Limits
+from router.core.facts import Ending, Outcome, Priority, Shed
+from router.core.fair_queue import Pool, Ticket
+from router.core.fleet import Lease
+from router.core.quotas import Quotas, Rates
+from router.core.routing import Router
+
+TICK_S = 0.25
+NOBODY: frozenset[str] = frozenset()
+
+
+class Wants(Protocol):
+    """What admission must know of a request."""
+
+    tenant: str
+    priority: Priority
+    body_bytes: int
+    queued_s: float
+
+
+_W = TypeVar("_W", bound=Wants)
+_W_contra = TypeVar("_W_contra", bound=Wants, contravariant=True)
+Answered = Callable[[Lease | Exception], None]
+
+
+class Places(Protocol[_W_contra]):
+    """Whoever places what was admitted."""
+
+    def route(self, wanted: _W_contra, exclude: frozenset[str], full: Collection[str]) -> Lease:
+        """A lease, on a replica that is not full if there is one. Raises NoReplica."""
+
+    def pool(self, wanted: _W_contra) -> Pool:
+        """Who may take it."""
+
+    def prompt_tokens(self, wanted: _W_contra) -> int:
+        """Of its prompt, about."""
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[_W]):
+    wanted: _W
+    answered: Answered
+    charged_tokens: int
+
+
+class Admitter(Generic[_W]):
+    """Admits the requests of all edges."""
+
+    def __init__(
+        self,
+        router: Router,
+        places: Places[_W],
+        limits: Limits,
+        *,
+        stale_s: float,
+        clock: Callable[[], float],
+        shed: Callable[[str, Priority], None],
+    ) -> None:
+        """`shed(code, priority)` hears of each request that is turned away."""
+        self._router = router
+        self._places = places
+        self._clock = clock
+        self._shed = shed
+        self._admission = Admission(router, limits, stale_s=stale_s)
+        self._quotas = Quotas()
+        self._charged: dict[int, tuple[str, int]] = {}  # lease -> tenant with a rate, tokens taken for it
+        self._giving = False
+        self.configure = self._admission.configure
+        self.window = self._admission.window
+
+    def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
+        """Take the rates of all tenants by name, in the place of those before."""
+        self._quotas.configure(tenants)
+
+    def queued(self) -> tuple[dict[Priority, int], int]:
+        """How many wait by priority, and bytes of their bodies."""
+        queue = self._admission.queue
+        return {priority: queue.count(priority) for priority in Priority}, queue.size_bytes
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def ask(self, wanted: _W, exclude: frozenset[str], answered: Answered) -> Lease | Ticket:
+        """A lease, or a ticket: then `answered` is called once with a lease or with what would have been raised,
+        unless the ticket is taken back. With exclusions it is a retry. Raises NoReplica, Shed."""
+        now_s, tenant, admission = self._clock(), wanted.tenant, self._admission
+        charged = self._charge(wanted, now_s, retry=bool(exclude))
+        try:
+            if exclude or admission.free(tenant, now_s):
+                return self._place(wanted, exclude, charged)
+            self._give_turns(now_s)  # to whoever was there before
+            pool = self._places.pool(wanted)
+            if admission.fits(pool, tenant, now_s):
+                return self._place(wanted, exclude, charged)
+            cost, waiting = self._places.prompt_tokens(wanted), _Waiting(wanted, answered, charged)
+            ticket = Ticket(tenant, wanted.priority, pool, cost, wanted.body_bytes, now_s, waiting)
+            out = admission.wait(ticket, now_s)
+        except Exception as error:
+            if not exclude:
+                self._quotas.spend(tenant, -charged, now_s)
+            if isinstance(error, Shed):
+                self._shed(error.code, wanted.priority)
+            raise
+        for other in out:
+            self._turn_away(other, now_s)
+        return ticket
+
+    def take_back(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more. After its answer this changes nothing."""
+        if self._admission.queue.remove(ticket):
+            self._quotas.spend(ticket.tenant, -self._waiting_of(ticket).charged_tokens, self._clock())
+
+    def adopted(self, lease: Lease) -> None:
+        """A lease was opened without asking."""
+        self._admission.opened(lease, "")
+
+    def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """Give a lease back, whatever the end; its place is another's. A second time changes nothing."""
+        self._router.finish(lease, outcome, now_s)
+        if self._admission.closed(lease, now_s):
+            if lease.id in self._charged:
+                self._settle(lease, outcome, now_s)
+            if self._admission.queue:
+                self._give_turns(now_s)
+
+    def tick(self) -> None:
+        """To be called every TICK_S: probes, replicas that came, and requests that have waited too long."""
+        now_s = self._clock()
+        for ticket in self._admission.tick(now_s):
+            self._turn_away(ticket, now_s)
+        self._give_turns(now_s)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _place(self, wanted: _W, exclude: frozenset[str], charged_tokens: int) -> Lease:
+        lease = self._places.route(wanted, exclude, self._admission.full)
+        self._admission.opened(lease, wanted.tenant)
+        if charged_tokens:
+            self._charged[lease.id] = (wanted.tenant, charged_tokens)
+        return lease
+
+    def _give_turns(self, now_s: float) -> None:
+        """Until there is no room for anybody. A lease that comes back meanwhile, from somebody who has just left, makes
+        room for the next turn of this loop."""
+        if self._giving:
+            return
+        self._giving = True
+        try:
+            while (ticket := self._admission.turn(now_s)) is not None:
+                waiting = self._waiting_of(ticket)
+                try:
+                    answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens)
+                except Exception as error:  # whatever it is, it is theirs who asked
+                    self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+                    answer = error
+                self._answer(ticket, answer, now_s)
+        finally:
+            self._giving = False
+
+    def _turn_away(self, ticket: Ticket, now_s: float) -> None:
+        self._quotas.spend(ticket.tenant, -self._waiting_of(ticket).charged_tokens, now_s)
+        self._answer(ticket, self._admission.overloaded(ticket.tenant, ticket.priority), now_s)
+
+    def _answer(self, ticket: Ticket, answer: Lease | Exception, now_s: float) -> None:
+        waiting = self._waiting_of(ticket)
+        waiting.wanted.queued_s = now_s - ticket.at_s
+        if isinstance(answer, Shed):
+            self._shed(answer.code, ticket.priority)
+        waiting.answered(answer)
+
+    def _charge(self, wanted: _W, now_s: float, *, retry: bool) -> int:
+        """Tokens that its lease is charged with; 0 where its tenant has no rate. Raises Shed."""
+        if not self._quotas.limited(wanted.tenant):
+            return 0
+        tokens = max(1, self._places.prompt_tokens(wanted))
+        if not retry:
+            try:
+                self._quotas.take(wanted.tenant, tokens, now_s)
+            except Shed as shed:
+                self._shed(shed.code, wanted.priority)
+                raise
+        return tokens
+
+    def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """What the request has really used. One that failed may be tried again, and keeps what it was charged with."""
+        tenant, charged = self._charged.pop(lease.id)
+        usage = outcome.usage
+        if usage is not None:
+            self._quotas.spend(tenant, usage.prompt_tokens + usage.completion_tokens - charged, now_s)
+        elif outcome.ending is Ending.REFUSED_BY_ENGINE:
+            self._quotas.spend(tenant, -charged, now_s)
+        else:
+            self._quotas.spend(tenant, outcome.events, now_s)
+
+    def _waiting_of(self, ticket: Ticket) -> _Waiting[_W]:
+        return cast("_Waiting[_W]", ticket.request)  # as `ask` made it

@@ -1,0 +1,155 @@
+"""Waiting for a place and being turned away, through the whole router."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from router.app import App
+from router.core.facts import Priority
+from tests.fakes import FakeEngine, half_then_waits, idle, mute, running, silent
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello " * 50}]}
+
+
+def queued(app: App) -> int:
+    """Requests that wait."""
+    return sum(app.hub.admission.queued()[0].values())
+
+
+async def until(app: App, waiting: int) -> None:
+    """Return when so many wait."""
+    while queued(app) != waiting:
+        await asyncio.sleep(0.002)
+
+
+async def asked(client: ClientSession, app: App, **more: Any) -> tuple[int, Any, dict[str, str]]:
+    """Status, body and headers of an answer."""
+    async with client.post(app.url + CHAT, json={**BODY, **more}) as response:
+        body = await (response.text() if more.get("stream") else response.json())
+        return response.status, body, dict(response.headers)
+
+
+async def page(client: ClientSession, app: App) -> str:
+    """The metrics."""
+    async with client.get(app.url + "/metrics") as response:
+        return await response.text()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEngine, stream: bool) -> None:
+    """While the fleet is full the next request waits here, is sent the moment an answer has ended, and is answered as
+    if nothing had been; how long it waited is in metrics and `/admin/decisions`, and is no overhead of ours."""
+    engine.script.append(half_then_waits if stream else mute)
+    async with running(engine, admission__in_flight_max=1) as app:
+        first = asyncio.create_task(asked(client, app, stream=stream))
+        await engine.at_work.wait()
+        second = asyncio.create_task(asked(client, app, stream=stream))
+        await until(app, 1)
+        assert 'warmroute_queued_requests{priority="normal"} 1.0' in await page(client, app)
+        await asyncio.sleep(0.3)
+        assert len(engine.seen) == 1
+        engine.go_on.set()
+        assert [(await each)[0] for each in (first, second)] == [200, 200]
+        text = await page(client, app)
+        assert "warmroute_queue_seconds_count 1.0" in text
+        assert 'warmroute_queued_requests{priority="normal"} 0.0' in text
+        assert 'warmroute_overhead_seconds_bucket{le="0.25"} 2.0' in text
+        async with client.get(app.admin_url + "/admin/decisions") as response:
+            newest = (await response.json())["decisions"][0]
+        assert newest["queued_s"] >= 0.25
+        async with client.get(app.admin_url + "/admin/replicas") as response:
+            (row,) = (await response.json())["replicas"]
+        assert row["window"] == 1
+        assert idle(app)
+
+
+async def test_too_many_are_turned_away_at_once(client: ClientSession, engine: FakeEngine) -> None:
+    """Beyond the queue's bound: 429 `overloaded` with Retry-After, in the dialect's own words, counted by reason;
+    whoever waits is not touched."""
+    engine.script.append(mute)
+    async with running(engine, admission__in_flight_max=1, admission__queue_requests_max=2) as app:
+        tasks = [asyncio.create_task(asked(client, app))]
+        await engine.at_work.wait()
+        tasks += [asyncio.create_task(asked(client, app)) for _ in range(2)]
+        await until(app, 2)
+        for _ in range(3):
+            status, body, headers = await asked(client, app)
+            assert (status, body["error"]["code"]) == (429, "overloaded")
+            assert 1 <= int(headers["Retry-After"]) <= 60
+        async with client.post(app.url + "/v1/messages", json={**BODY, "max_tokens": 5}) as response:
+            assert response.status == 429
+            assert (await response.json())["type"] == "error"
+        assert 'warmroute_shed_requests_total{code="overloaded",priority="normal"} 4.0' in await page(client, app)
+        engine.go_on.set()
+        assert [(await each)[0] for each in tasks] == [200] * 3
+        assert idle(app)
+
+
+async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, engine: FakeEngine) -> None:
+    """Its place in line is another's at once, and no replica ever hears of it."""
+    engine.script.append(silent)
+    async with running(engine, admission__in_flight_max=1) as app:
+        first = asyncio.create_task(asked(client, app, stream=True))
+        await engine.at_work.wait()
+        leaving = [asyncio.create_task(asked(client, app)) for _ in range(20)]
+        await until(app, 20)
+        stays = asyncio.create_task(asked(client, app))
+        await until(app, 21)
+        for each in leaving:
+            each.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await until(app, 1)
+        engine.go_on.set()
+        assert [(await each)[0] for each in (first, stays)] == [200, 200]
+        assert len(engine.seen) == 2
+        assert app.hub.admission.queued() == (dict.fromkeys(Priority, 0), 0)
+        assert idle(app)
+
+
+async def test_nobody_waits_for_ever(client: ClientSession, engine: FakeEngine) -> None:
+    """After queue_wait_s it is 429, and what is being answered goes on."""
+    engine.script.append(mute)
+    async with running(engine, admission__in_flight_max=1, admission__queue_wait_s=0.3) as app:
+        first = asyncio.create_task(asked(client, app))
+        await engine.at_work.wait()
+        status, body, _ = await asked(client, app)
+        assert (status, body["error"]["code"]) == (429, "overloaded")
+        engine.go_on.set()
+        assert (await first)[0] == 200
+
+
+async def test_nothing_there_is_503_and_not_429(client: ClientSession, engine: FakeEngine) -> None:
+    """Who waits for replicas that are gone is told 503: asking less would not help."""
+    engine.script.append(mute)
+    async with running(engine, admission__in_flight_max=1) as app:
+        first = asyncio.create_task(asked(client, app))
+        await engine.at_work.wait()
+        second = asyncio.create_task(asked(client, app))
+        await until(app, 1)
+        app.router.observe_health(engine.url, ok=False, why="gone", proof=True)
+        assert (await second)[0] == 503
+        engine.go_on.set()
+        await first
+
+
+async def test_an_engines_own_queue_closes_it(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
+    """A replica whose engine says that too many wait there gets no more while another has room."""
+    engine.metrics = "vllm:num_requests_running 4.0\nvllm:num_requests_waiting 500.0\n"
+    other.metrics = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+    async with running(engine, other) as app:
+        await asyncio.sleep(0.3)  # a tick
+        for fake in (engine, other):
+            fake.script.extend([mute] * 40)
+        tasks = [asyncio.create_task(asked(client, app, user=str(n))) for n in range(40)]
+        while len(engine.seen) + len(other.seen) < 40:
+            await asyncio.sleep(0.01)
+        assert len(engine.seen) <= 4
+        engine.go_on.set()
+        other.go_on.set()
+        assert {(await each)[0] for each in tasks} == {200}
