@@ -15,7 +15,8 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
-from router import logs
+from router import logs, secret
+from router.additions import Additions
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
 from router.announce import Announcer
@@ -26,12 +27,15 @@ from router.core.routing import Router
 from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.events import Subscriber
+from router.guard import BODY_BYTES_MAX, guarding
+from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
+from router.networks import allowed
 from router.placing import HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
-from router.running import cannot_listen, guarded, in_background, make_prompts, url_of
+from router.running import cannot_listen, guarded, in_background, keys_of, make_prompts, url_of
 from router.settings import Settings
 from router.tokens import Asker
 from router.trust import Trust
@@ -122,6 +126,9 @@ class Hub:
             self._prompt_figures,
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
         )
+        self.keys = keys_of(s)
+        self.admin_token = secret.read(s.admin.token, s.admin.token_file)
+        self._replicas = StaticDiscovery(s.replicas)
         self.pages = Pages(
             self.router,
             self.metrics,
@@ -129,12 +136,14 @@ class Hub:
             clock=time.monotonic,
             decisions_max=s.limits.decisions_max,
             streams=self._stream,
+            added=lambda id_: Replica(id_).url in self._replicas.added,
         )
         self.placer = LocalPlacer(
             self.router,
             clock=time.monotonic,
             event_wait_s=s.events.wait_s,
             response_ids_max=s.limits.response_ids_max,
+            private_responses=bool(s.auth.keys_file),
             observe=self.observe,
             failed=self.metrics.failed,
             refused=self._refused,
@@ -200,7 +209,17 @@ class Hub:
                 self._stack.push_async_callback(announcer.close)
                 self._task(announcer.watch())
         self._stack.push_async_callback(self._stop_watching)
-        self._task(self._discover(StaticDiscovery(s.replicas)))
+        self._task(self._discover(self._replicas))
+
+    @property
+    def keys(self) -> Keys | None:
+        """Whose requests are told apart; None where the router asks for no keys. Replaced as a whole."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Keys | None) -> None:
+        self._keys = keys
+        self.metrics.know_tenants(keys.tenants if keys is not None else (), self._settings.auth.tenants_max)
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
@@ -268,8 +287,11 @@ class Hub:
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
-        app, s = web.Application(), self._settings.listen
+        s = self._settings.listen
+        guard = guarding(lambda: self.admin_token, s.admin_host)
+        app = web.Application(middlewares=[guard], client_max_size=BODY_BYTES_MAX)
         app.add_routes(self.pages.routes())
+        app.add_routes(Additions(self._replicas, allowed(self._settings.admin.replicas_allowed)).routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, keepalive_timeout=s.keepalive_s)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)

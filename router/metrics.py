@@ -48,6 +48,7 @@ class Metrics:
         self.failed = self._tallies.failed
         self.left = self._tallies.left
         self.hub_lost = self._tallies.hub_lost
+        self.know_tenants = self._tallies.know
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped)
         self._read = (gauges, _Events(router, streams, prompts))
         self.registry = CollectorRegistry()

@@ -22,7 +22,8 @@ from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, BrokeMidway, Failure
-from router.placing import Placed, Placer
+from router.keys import ANYBODY, Caller
+from router.placing import Placed, Placer, UnknownResponse
 from router.reading import RESPONSES, Question, Reader, Refusal, made_response, none_ready
 from router.receiving import BadRequest, Request
 from router.relay import Relay
@@ -70,14 +71,14 @@ class Proxy:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def handle(self, request: Request) -> None:
+    async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
         """Answer one request, whatever happens; everything about it is reported once."""
         started_s = self._clock()
-        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time())
+        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
         self.in_flight += 1
         self._idle.clear()
         try:
-            await self._serve(request, record, started_s)
+            await self._serve(request, caller, record, started_s)
         except Refusal as refusal:
             refuse(request, record, refusal, spoken_on(request.path))
         except (asyncio.CancelledError, ClientLeft):
@@ -101,15 +102,15 @@ class Proxy:
         """Return when nothing is being answered."""
         await self._idle.wait()
 
-    async def _serve(self, request: Request, record: RequestRecord, read_s: float) -> None:
-        question = await self._reader.understand(request, record.id)
+    async def _serve(self, request: Request, caller: Caller, record: RequestRecord, read_s: float) -> None:
+        question = await self._reader.understand(request, record.id, caller)
         record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
         self._budget.deposit()
         lease, answer, called_s = await self._call(question, record, read_s)
         outcome = Outcome(Ending.CLIENT_LEFT)
         relay: Relay | None = None
         try:
-            lines = self._lines(answer, lease, record)
+            lines = self._lines(answer, lease, record, receipts=self._receipts and question.receipts)
             if answer.whole:
                 request.answer(answer.status, lines, answer.head)
             else:
@@ -188,6 +189,9 @@ class Proxy:
             return await self._placer.place(question.wanted, tried)
         except NoReplica as error:
             raise none_ready() from error
+        except UnknownResponse as error:  # in the engines' words, whoever else knows it
+            unknown = f"Response with id '{str(error)[:ID_CHARS_MAX]}' not found."
+            raise Refusal(404, "response_not_found", unknown, "response_id") from error
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
@@ -202,8 +206,8 @@ class Proxy:
                 raise EngineFailed(answer)
         if answer.status == 200 and question.dialect.aborted(answer.head):
             raise EngineFailed(answer)
-        if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
-            self._placer.made_response(made, lease.replica)
+        if request.path == RESPONSES and question.stored and (made := made_response(answer.head)):
+            self._placer.made_response(made, lease.replica, question.wanted.tenant)
         return answer
 
     def _note(self, lease: Placed, failure: Failure) -> None:
@@ -225,11 +229,11 @@ class Proxy:
 
     # -- answer --------------------------------------------------------------------------------------------------
 
-    def _lines(self, answer: Answer, lease: Placed, record: RequestRecord) -> list[bytes]:
+    def _lines(self, answer: Answer, lease: Placed, record: RequestRecord, *, receipts: bool) -> list[bytes]:
         """Header lines for the client: the engine's, and what we have to say."""
         record.status = answer.status
         lines = answer.lines
-        if self._receipts:
+        if receipts:
             receipt = lease.receipt
             lines.append(
                 f"x-warmroute-request-id: {record.id}\r\n"
@@ -287,6 +291,8 @@ def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadReques
     record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
     param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
+    if refusal.status == 401:
+        lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
     if refusal.status in (429, 503):
         lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
     request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))

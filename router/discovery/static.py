@@ -1,19 +1,37 @@
-"""A fixed list of replicas, from flags or the settings file."""
+"""Replicas from flags or the settings file, and those added at run time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 
 from router.core.facts import Replica
 
 
-@dataclass(frozen=True, slots=True)
 class StaticDiscovery:
-    """Yields its one set and ends."""
+    """Those of the settings never change; others come and go."""
 
-    urls: tuple[str, ...]
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._urls = frozenset(url.rstrip("/") for url in urls)
+        self.added: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def __contains__(self, url: str) -> bool:
+        return url in self._urls or url in self.added
+
+    def add(self, url: str) -> None:
+        """One more; without a slash at its end."""
+        self.added.add(url)
+        self._changed.set()
+
+    def remove(self, url: str) -> None:
+        """One that was added."""
+        self.added.discard(url)
+        self._changed.set()
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """One complete set."""
-        yield frozenset(Replica(url.rstrip("/")) for url in self.urls)
+        """The complete set, and again whenever it changes."""
+        while True:
+            self._changed.clear()
+            yield frozenset(map(Replica, self._urls | self.added))
+            await self._changed.wait()

@@ -18,7 +18,7 @@ from typing import Self
 
 from router.core.facts import Ending, Outcome, Receipt
 from router.core.models import NoReplica
-from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, Wanted
+from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 from router.workers.known import Known
@@ -76,6 +76,7 @@ class RemotePlacer:
         clock: Callable[[], float],
         timeout_s: float,
         response_ids_max: int,
+        private_responses: bool = False,
         queue_bytes_max: int = wire.QUEUE_BYTES_MAX,
     ) -> None:
         """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
@@ -97,7 +98,7 @@ class RemotePlacer:
         self._clock = clock
         self._timeout_s = timeout_s
         self._known = Known()
-        self._owners = ResponseOwners(response_ids_max)
+        self._owners = ResponseOwners(response_ids_max, private=private_responses)
         self._leases: dict[int, RemoteLease] = {}
         self._placing: dict[int, tuple[asyncio.Future[Receipt | None], float]] = {}
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
@@ -133,6 +134,10 @@ class RemotePlacer:
         """The model meant, by the hub's last view. Raises UnknownModel, or NoReplica when nothing is ready."""
         return self._known.resolve(model)
 
+    def engines(self, model: str) -> tuple[str, ...]:
+        """Kinds of engines that serve it, by the hub's last view."""
+        return self._known.engines(model)
+
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
         return not self._why_lost and self._known.follows
@@ -142,7 +147,7 @@ class RemotePlacer:
         return None if self._why_lost else self._known.token_view(model)
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica."""
+        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica and UnknownResponse."""
         if not self._why_lost and carrying.carried_bytes(wanted) <= carrying.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
             if lease is not None:
@@ -150,7 +155,7 @@ class RemotePlacer:
         return self._place_alone(wanted, exclude)
 
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
-        """None when the hub does not answer. Raises NoReplica."""
+        """None when the hub does not answer. Raises NoReplica and UnknownResponse."""
         id_ = self._new_id()
         future: asyncio.Future[Receipt | None] = self._loop.create_future()
         self._placing[id_] = (future, self._clock())
@@ -166,7 +171,7 @@ class RemotePlacer:
         return self._open(RemoteLease(id_, receipt, wanted))
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id))
+        receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
         self._alone += 1
         self._alone_total += 1
         lease = self._open(RemoteLease(self._new_id(), receipt, wanted))
@@ -210,10 +215,10 @@ class RemotePlacer:
         """Whether a replica is ready that is not among these, by the hub's last view."""
         return self._known.others_ready(tried)
 
-    def made_response(self, response_id: str, replica: str) -> None:
+    def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response: known to all through the hub, and here when there is none."""
-        self._owners.learn(response_id, replica)
-        self._line.say(wire.Made(response_id, replica))
+        self._owners.learn(response_id, replica, tenant)
+        self._line.say(wire.Made(response_id, replica, tenant))
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
@@ -254,7 +259,9 @@ class RemotePlacer:
             if isinstance(answer, wire.Placed):
                 self._answered(answer.id, self._receipt(answer))
             elif isinstance(answer, wire.Unplaced):
-                self._answered(answer.id, None if answer.failed else NoReplica())
+                why = answer.unknown_response
+                unplaced = NoReplica() if why is None else UnknownResponse(why)
+                self._answered(answer.id, None if answer.failed else unplaced)
             elif isinstance(answer, wire.View):
                 self._known.take(answer)
                 self._viewed = True
@@ -276,11 +283,11 @@ class RemotePlacer:
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
         return HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
 
-    def _answered(self, id_: int, answer: Receipt | NoReplica | None) -> None:
+    def _answered(self, id_: int, answer: Receipt | NoReplica | UnknownResponse | None) -> None:
         future, _ = self._placing.pop(id_, (None, 0.0))
         if future is None or future.done():
             return  # taken back meanwhile, which the hub is told
-        if isinstance(answer, NoReplica):
+        if isinstance(answer, NoReplica | UnknownResponse):
             future.set_exception(answer)
         else:
             future.set_result(answer)

@@ -19,7 +19,7 @@ from router.core.facts import Ask, Ending, Outcome, Receipt
 from router.core.fleet import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
-from router.placing import LocalPlacer, Wanted
+from router.placing import LocalPlacer, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 
@@ -122,7 +122,12 @@ class HubServer:
         all_models = {model for member in router.fleet.members.values() for model in member.models}
         tokens = {model: view for model in served if (view := placer.token_view(model)) is not None}
         unready = tuple(sorted(all_models.difference(served)))
-        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids)])
+        kinds: dict[str, set[str]] = {}
+        for member in router.fleet.members.values():
+            for model in member.models.values():
+                kinds.setdefault(model.name, set()).add(model.owned_by)
+        engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
+        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids, engines)])
 
 
 class Link(asyncio.Protocol):
@@ -151,7 +156,7 @@ class Link(asyncio.Protocol):
             wire.Finish: self._finish,
             wire.Report: self._report,
             wire.Refused: lambda said: self._placer.refused(said.replica),
-            wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica),
+            wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
             wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
             wire.Counts: lambda said: self._hub.count(said.counts),
             wire.PageWanted: self._page,
@@ -231,6 +236,8 @@ class Link(asyncio.Protocol):
             self._placed(place.id, self._placer.place_now(wanted, exclude))
         except NoReplica:
             self.say(wire.Unplaced(place.id, failed=False))
+        except UnknownResponse as error:
+            self.say(wire.Unplaced(place.id, failed=False, unknown_response=str(error)))
         except Exception:
             log.exception("bug: placing failed inside the hub")
             self.say(wire.Unplaced(place.id, failed=True))
@@ -240,6 +247,8 @@ class Link(asyncio.Protocol):
             self._placed(id_, await self._placer.place(wanted, exclude))
         except NoReplica:
             self.say(wire.Unplaced(id_, failed=False))
+        except UnknownResponse as error:
+            self.say(wire.Unplaced(id_, failed=False, unknown_response=str(error)))
         except Exception:
             log.exception("bug: placing failed inside the hub")
             self.say(wire.Unplaced(id_, failed=True))
