@@ -10,6 +10,7 @@ comes with no `Origin`, and as JSON, which no form can send.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -20,6 +21,8 @@ from router.callers import OPEN, is_admin
 
 BODY_BYTES_MAX = 4 << 10
 READS = ("GET", "HEAD")
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,11 +60,10 @@ def refused(status: int, code: str, message: str) -> web.Response:
 
 def _ours(given: str, host: str) -> bool:
     """Whether a Host header names this machine in a way that no other site can have."""
-    name = given.lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
+    found = _HOST.fullmatch(given.lower())
+    if found is None:
+        return False
+    name = found[1] or found[2]
     if name in ("localhost", host.lower()):
         return True
     try:
