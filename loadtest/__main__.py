@@ -10,6 +10,7 @@ INSTRUMENTS = {
     "engine": "simulated replicas with vLLM's HTTP surface and KV events",
     "overhead": "what routers cost, side by side: CPU, added TTFT, memory",
     "replay": "drive any OpenAI-compatible URL with a trace",
+    "sidechannel": "whether one tenant finds out by time what another has asked",
 }
 
 
@@ -18,7 +19,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in INSTRUMENTS:
         print("usage: python -m loadtest INSTRUMENT [--help]\n")
         for name, text in INSTRUMENTS.items():
-            print(f"  {name:10} {text}")
+            print(f"  {name:12} {text}")
         return 0 if argv[:1] in (["--help"], ["-h"]) else 2
     module = importlib.import_module(f"loadtest.{argv[0]}")
     return int(module.main(argv[1:]))

@@ -11,7 +11,10 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     settings    every setting, with unit, default and reason
     proxy       the life of one request
     attempts    its placing and calling, until an answer has begun
+    additions   replicas that are added at run time
     admin       the router's own pages
+    guard       who may use the admin listener
+    callers     whose request it is
     trust       whether our token ids are the engines'
     reading     what a client asks: parsed, hashed
     tokens      its token ids and their keys
@@ -31,6 +34,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     logs        log lines; log_writer writes them in a thread
     metrics     what Prometheus sees; tallies counts it
     pages       asking engines for pages of their own
+    keys        API keys and tenants; networks where replicas may be; secret: given, or in a file
     prompts     chat template and tokenizer, off the loop (parts in prompting/)
     core        placement itself: pure, no I/O
 """

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__, logs
+from router.core.facts import Priority
 from router.core.policies import POLICIES
+from router.keys import KeysError, entry_of, make_key
 from router.settings import Settings, SettingsError, load
 
 
@@ -30,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "check-config":
         return _check(options.file)
+    if options.command == "make-key":
+        return _make_key(options)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
 
     def read() -> Settings:
@@ -74,8 +78,38 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key")
     check = commands.add_parser("check-config", help="say what is wrong with a settings file")
     check.add_argument("file", type=Path)
+    _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
     commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
     return parser
+
+
+def _add_make_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tenant", help="whom it is for; several keys may be one tenant's")
+    parser.add_argument("--model", action="append", metavar="NAME", help="a model that may be used; repeat for each")
+    parser.add_argument("--requests-per-min", type=int, metavar="N", help="of the tenant, all its keys together")
+    parser.add_argument("--tokens-per-min", type=int, metavar="N", help="likewise: of prompts and answers")
+    parser.add_argument("--priority", choices=[priority.name.lower() for priority in Priority], help="when it is full")
+
+
+def _make_key(options: argparse.Namespace) -> int:
+    """The entry to standard output, for `>> keys.yaml`; the key to standard error, where it is seen this once."""
+    key = make_key()
+    try:
+        entry = entry_of(
+            key,
+            options.tenant,
+            models=options.model,
+            requests_per_min=options.requests_per_min,
+            tokens_per_min=options.tokens_per_min,
+            priority=options.priority,
+        )
+    except KeysError as error:
+        for problem in error.problems:
+            print(f"warmroute: {problem}", file=sys.stderr)
+        return 2
+    print(entry, end="", flush=True)
+    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    return 0
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -33,15 +33,17 @@ class Pages:
         decisions_max: int,
         streams: Callable[[str], dict[str, Any] | None] = lambda _: None,
         window: Callable[[str], int | None] = lambda _: None,
+        added: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`streams` gives the state of a replica's event stream, where there is one; `window` how many requests it may
-        have open."""
+        have open; `added` says whether a replica was added at run time."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
         self._clock = clock
         self._streams = streams
         self._window = window
+        self._added = added
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
     def routes(self) -> list[web.RouteDef]:
@@ -72,10 +74,7 @@ class Pages:
 
     def _model(self, name: str) -> Page:
         row = self._models().get(name)
-        if row is None:
-            error = {"message": f"The model '{name}' does not exist.", "type": "not_found_error", "param": "model"}
-            return _page({"error": {**error, "code": "model_not_found"}}, status=404)
-        return _page(row)
+        return _no_model(name) if row is None else _page(row)
 
     async def _shown(self, request: web.Request) -> web.Response:
         page = await self.page(request.path)
@@ -114,6 +113,7 @@ class Pages:
         model = self._router.fleet.model_of(member)
         return {
             "id": member.id,
+            "added": self._added(member.id),
             "ready": member.health.fit,
             "why": member.health.why,
             "failures_in_a_row": member.breaker.failures,
@@ -161,6 +161,22 @@ def _breaker(member: Member, now_s: float) -> dict[str, Any]:
     return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}
 
 
+def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
+    """A page below /v1/models as somebody sees it who may not use all of them: what is not allowed does not exist."""
+    if path != MODELS:
+        name = path.removeprefix(MODELS + "/")
+        return page if allows(name) else _no_model(name)
+    if page.status != 200:
+        return page
+    listed = msgspec.json.decode(page.body)
+    return _page({**listed, "data": [row for row in listed["data"] if allows(row["id"])]})
+
+
+def _no_model(name: str) -> Page:
+    error = {"message": f"The model '{name}' does not exist.", "type": "not_found_error", "param": "model"}
+    return _page({"error": {**error, "code": "model_not_found"}}, status=404)
+
+
 def _decision(record: RequestRecord) -> dict[str, Any]:
     receipt = record.receipt
     return {
@@ -168,6 +184,7 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
         "at_s": round(record.at_s, 3),
         "route": record.route,
         "model": record.model,
+        "tenant": record.tenant,
         "status": record.status,
         "ending": record.ending,
         "error": record.error,

@@ -65,7 +65,8 @@ class Announcer:
             body["cache_salt"] = wanted.prompt.salt.decode(errors="surrogatepass")
         replica = Replica(wanted.replica)
         headers = {} if replica.rank is None else {"X-data-parallel-rank": str(replica.rank)}
-        async with self._session.post(f"{replica.url}/v1/completions", json=body, headers=headers) as response:
+        url = f"{replica.url}/v1/completions"
+        async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
             await response.read()
             if response.status != 200:
                 raise aiohttp.ClientError(f"status {response.status}")

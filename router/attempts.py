@@ -22,12 +22,13 @@ from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, Failure
-from router.placing import Placed, Placer
+from router.placing import Placed, Placer, UnknownResponse
 from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
 from router.tallies import RequestRecord
 from router.upstream import ConnectFailed, EngineFailed, EngineShed, NotStream, Stale, TimedOut, Upstream
 
 UNSENT_MAX = 3
+ID_CHARS_MAX = 128
 
 
 class Tried:
@@ -146,6 +147,9 @@ class Attempts:
             return await self._placer.place(question.wanted, excluded)
         except NoReplica as error:
             raise none_ready() from error
+        except UnknownResponse as error:  # in the engines' words, whoever else knows it
+            unknown = f"Response with id '{str(error)[:ID_CHARS_MAX]}' not found."
+            raise Refusal(404, "response_not_found", unknown, "response_id") from error
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
@@ -162,8 +166,8 @@ class Attempts:
         except NotStream:
             self._upstream.done(answer)
             raise
-        if request.path.startswith(RESPONSES) and (made := made_response(answer.head)):
-            self._placer.made_response(made, lease.replica)
+        if request.path == RESPONSES and question.stored and (made := made_response(answer.head)):
+            self._placer.made_response(made, lease.replica, question.wanted.tenant)
         return answer
 
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:

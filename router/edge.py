@@ -10,16 +10,19 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from router import logs
+from router import logs, secret
+from router.admin import MODELS, filtered
+from router.callers import Callers
 from router.core.dialects import PATHS, spoken_on
 from router.core.health import RetryBudget
+from router.keys import ANYBODY, Caller, Keys
 from router.outbox import Outbox
 from router.placing import LINES_DROPPED, PROMPTS, Page, Placer
 from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
 from router.receiving import BadRequest, Request
-from router.running import cannot_listen, in_background, make_prompts, url_of
+from router.running import cannot_listen, in_background, keys_of, make_prompts, url_of
 from router.serving import Server, date_line
 from router.settings import Settings
 from router.tallies import RequestRecord
@@ -93,8 +96,11 @@ class Edge:
     def reload(self, settings: Settings) -> None:
         """Take over what may change while it runs (see reloading.py). Nothing under way is touched. May raise
         SettingsError, but only before anything has changed."""
-        # What is read from files comes first, since it may fail: keys, credentials for replicas, certificates.
-        self._settings = s = settings
+        keys, s = keys_of(settings), settings  # what is read from files comes first, since it may fail
+        admin_token = secret.read(s.admin.token, s.admin.token_file)
+        api_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
+        self._settings, self._callers.keys = s, keys
+        self.show(admin_token=admin_token, api_key=api_key)
         self.upstream.configure(
             connect_timeout_s=s.upstream.connect_timeout_s,
             first_byte_timeout_s=s.upstream.first_byte_timeout_s,
@@ -111,6 +117,16 @@ class Edge:
         self.reader.ask_usage = s.api.ask_usage
         self._inference = frozenset((*PATHS, *s.api.passthrough))
         self._server.body_bytes_max, self._server.keepalive_s = s.limits.body_bytes_max, s.listen.keepalive_s
+
+    @property
+    def keys(self) -> Keys | None:
+        """Who may ask; None where anybody may. Replaced as a whole: what runs goes on."""
+        return self._callers.keys
+
+    def show(self, *, admin_token: str, api_key: str) -> None:
+        """From now on the metrics need this token, and replicas are shown this key."""
+        self._callers.admin_token = admin_token
+        self.reader.credentials(passed_on=self.keys is None, api_key=api_key)
 
     @property
     def in_flight(self) -> int:
@@ -152,8 +168,14 @@ class Edge:
             self._tokens() if s.events.enabled else None,
             offload_bytes_min=s.limits.offload_bytes_min,
             ask_usage=s.api.ask_usage,
+            secret=secret.read(s.auth.secret, s.auth.secret_file),
         )
         self._stack.callback(self.reader.close)
+        self._callers = Callers(keys_of(s), "")
+        self.show(
+            admin_token=secret.read(s.admin.token, s.admin.token_file),
+            api_key=secret.read(s.upstream.api_key, s.upstream.api_key_file),
+        )
         self._budget = RetryBudget(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self.proxy = Proxy(
             self._placer,
@@ -204,15 +226,20 @@ class Edge:
     # -- requests ------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> None:
-        """By path: to an engine, one of our own pages, or nowhere."""
+        """Whose it is, and then by path: to an engine, one of our own pages, or nowhere."""
+        try:
+            caller = self._callers.who(request)
+        except Refusal as refusal:
+            self._turn_away(request, refusal)
+            return
         generates = request.method == "POST" and request.path in self._inference
         if generates or self._about_response(request):
-            await self.proxy.handle(request)
+            await self.proxy.handle(request, caller)
             return
-        page = await self._page(request) if request.method in ("GET", "HEAD") else None
+        page = await self._page(request, caller) if request.method in ("GET", "HEAD") else None
         if page is None:
             message = f"There is no {request.method} {request.path[:200]} here."
-            self._turn_away(request, Refusal(404, "unknown_path", message))
+            self._turn_away(request, Refusal(404, "unknown_path", message), caller)
             return
         request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
 
@@ -225,7 +252,7 @@ class Edge:
             return False  # dots would be another path to an engine that tidies paths up
         return action in RESPONSE_ACTIONS or (not action and request.method in RESPONSE_METHODS)
 
-    async def _page(self, request: Request) -> Page | None:
+    async def _page(self, request: Request, caller: Caller) -> Page | None:
         path = request.path
         if path == "/healthz":
             return _ALIVE  # whatever has become of the hub
@@ -233,10 +260,13 @@ class Edge:
             return _LEAVING
         if path == "/metrics" and not self._settings.listen.metrics_on_main:
             return None
-        return await self._placer.page(path)
+        page = await self._placer.page(path)
+        if caller.tenant is not None and page is not None and path.startswith(MODELS):
+            return filtered(page, path, caller.tenant.allows)
+        return page
 
-    def _turn_away(self, request: Request, refusal: Refusal | BadRequest) -> None:
-        record = RequestRecord(id=request_id(request), route="other")
+    def _turn_away(self, request: Request, refusal: Refusal | BadRequest, caller: Caller = ANYBODY) -> None:
+        record = RequestRecord(id=request_id(request), route="other", tenant=caller.name)
         refuse(request, record, refusal, spoken_on(request.path))
         self._placer.report(record)
 

@@ -15,7 +15,8 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
-from router import logs
+from router import logs, secret
+from router.additions import Additions
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
 from router.admission import TICK_S
@@ -28,12 +29,15 @@ from router.core.routing import Router
 from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.events import Subscriber
+from router.guard import BODY_BYTES_MAX, guarding
+from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
+from router.networks import allowed
 from router.placing import HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
-from router.running import cannot_listen, guarded, in_background, make_prompts, url_of
+from router.running import cannot_listen, guarded, in_background, keys_of, make_prompts, url_of
 from router.settings import Settings
 from router.tokens import Asker
 from router.trust import Trust
@@ -133,6 +137,7 @@ class Hub:
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
             queued=lambda: self.admission.queued(),
         )
+        self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)
         self.pages = Pages(
             self.router,
@@ -142,12 +147,14 @@ class Hub:
             decisions_max=s.limits.decisions_max,
             streams=self._stream,
             window=lambda id_: self.admission.window(id_),
+            added=lambda id_: Replica(id_).url in self._replicas.added,
         )
         self.placer = LocalPlacer(
             self.router,
             clock=time.monotonic,
             event_wait_s=s.events.wait_s,
             response_ids_max=s.limits.response_ids_max,
+            private_responses=bool(s.auth.keys_file),
             observe=self.observe,
             failed=self.metrics.failed,
             refused=self._refused,
@@ -157,6 +164,7 @@ class Hub:
             shed=self.metrics.shed,
         )
         self.admission = self.placer.admission
+        self.keys = keys_of(s)
         if s.events.enabled:
             self._trust()
         self._ranks = Ranks(
@@ -220,6 +228,18 @@ class Hub:
         self._stack.push_async_callback(self._stop_watching)
         self._task(self._discover(self._replicas))
 
+    @property
+    def keys(self) -> Keys | None:
+        """Whose requests are told apart; None where the router asks for no keys. Replaced as a whole."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Keys | None) -> None:
+        self._keys = keys
+        tenants = keys.tenants if keys is not None else {}
+        self.metrics.know_tenants(tenants, self.settings.auth.tenants_max)
+        self.admission.set_tenants(tenants)
+
     # -- what it is told -----------------------------------------------------------------------------------------
 
     def observe(self, record: RequestRecord) -> None:
@@ -239,8 +259,14 @@ class Hub:
     def reload(self, settings: Settings) -> None:
         """Take over what may change while it runs (see reloading.py). Replicas come and go as in any other discovery.
         May raise SettingsError, but only before anything has changed."""
-        # What is read from files comes first, since it may fail: keys and their tenants, the admin token.
-        self.settings = settings
+        keys = keys_of(settings)  # what is read from files comes first, since it may fail
+        admin_token = secret.read(settings.admin.token, settings.admin.token_file)
+        self.settings, self.keys, self.admin_token = settings, keys, admin_token
+        self.router.configure(
+            slow_start_s=settings.upstream.slow_start_s, stuck_after_s=settings.upstream.stuck_after_s
+        )
+        self.admission.configure(settings.admission)
+        self._additions.allowed = allowed(settings.admin.replicas_allowed)
         self._replicas.replace(settings.replicas)
 
     def reloaded(self, result: str) -> None:
@@ -316,8 +342,12 @@ class Hub:
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
-        app, s = web.Application(), self.settings.listen
+        s = self.settings.listen
+        guard = guarding(lambda: self.admin_token, s.admin_host)
+        app = web.Application(middlewares=[guard], client_max_size=BODY_BYTES_MAX)
         app.add_routes(self.pages.routes())
+        self._additions = Additions(self._replicas, allowed(self.settings.admin.replicas_allowed))
+        app.add_routes(self._additions.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, keepalive_timeout=s.keepalive_s)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)

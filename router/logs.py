@@ -87,6 +87,7 @@ class _RequestLine(msgspec.Struct):
     retries: list[str] | UnsetType = UNSET
     error: str | UnsetType = UNSET
     detail: str | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
 
 
 def _request(at: str, record: RequestRecord) -> _RequestLine:
@@ -108,6 +109,8 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
         line.error = record.error
     if record.detail:
         line.detail = record.detail
+    if record.tenant:
+        line.tenant = record.tenant
     return line
 
 
@@ -192,7 +195,9 @@ class _Text:
 
 
 def _plain(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """On one line, whatever it is: names and messages come from clients, and must not make lines of their own."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class _Output(logging.Handler):

@@ -52,6 +52,7 @@ class Metrics:
         self.shed = self._tallies.shed
         self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
+        self.know_tenants = self._tallies.know
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued)
         self._read = (gauges, _Events(router, streams, prompts))
         self.registry = CollectorRegistry()

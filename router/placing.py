@@ -9,7 +9,7 @@ function call. With several workers each is an edge of its own, and all ask one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +83,9 @@ class Placer(Protocol):
     def resolve(self, model: str | None) -> str:
         """The model meant. Raises UnknownModel, or NoReplica when nothing is ready."""
 
+    def engines(self, model: str) -> Iterable[str]:
+        """Kinds of engines that serve it."""
+
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
 
@@ -90,8 +93,8 @@ class Placer(Protocol):
         """None where token ids of its prompts would tell nothing."""
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Placed:
-        """A lease on a replica that is not excluded; with exclusions it is a retry. Raises NoReplica, and Shed when it
-        is turned away."""
+        """A lease on a replica that is not excluded; with exclusions it is a retry. Raises NoReplica, Shed when it is
+        turned away, and UnknownResponse."""
 
     def first_token(self, lease: Any, now_s: float) -> None:  # noqa: ANN401 - what `place` returned
         """The first body event of a stream arrived."""
@@ -111,8 +114,8 @@ class Placer(Protocol):
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""
 
-    def made_response(self, response_id: str, replica: str) -> None:
-        """The replica made a stored response."""
+    def made_response(self, response_id: str, replica: str, tenant: str) -> None:
+        """The replica made a stored response for this tenant."""
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
@@ -130,22 +133,35 @@ LINES_DROPPED = "lines_dropped"  # of its log
 PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids
 
 
+class UnknownResponse(Exception):
+    """There is no such stored response, or none that this tenant may know of."""
+
+
 class ResponseOwners:
-    """Which replica made which stored response; bounded, oldest forgotten first."""
+    """Which replica made which stored response, and for whom; bounded, oldest forgotten first."""
 
-    def __init__(self, ids_max: int) -> None:
+    def __init__(self, ids_max: int, *, private: bool = False) -> None:
+        """`private`: each is its tenant's own, and one that is not remembered is nobody's."""
         self._ids_max = ids_max
-        self._owners: dict[str, str] = {}
+        self._private = private
+        self._owners: dict[str, tuple[str, str]] = {}
 
-    def learn(self, response_id: str, replica: str) -> None:
-        """Remember it."""
-        self._owners[response_id] = replica
+    def learn(self, response_id: str, replica: str, tenant: str) -> None:
+        """Remember it. Nobody takes over what is another's."""
+        if self._private and self._owners.get(response_id, ("", tenant))[1] != tenant:
+            return
+        self._owners[response_id] = (replica, tenant)
         if len(self._owners) > self._ids_max:
             del self._owners[next(iter(self._owners))]
 
-    def owner(self, response_id: str | None) -> str | None:
-        """The replica, if it is remembered."""
-        return self._owners.get(response_id) if response_id else None
+    def owner(self, response_id: str | None, tenant: str) -> str | None:
+        """The replica, if it is remembered. Raises UnknownResponse."""
+        if not response_id:
+            return None
+        replica, whose = self._owners.get(response_id, (None, None))
+        if self._private and whose != tenant:
+            raise UnknownResponse(response_id)
+        return replica
 
 
 LISTEN_S = 0.001
@@ -163,6 +179,7 @@ class LocalPlacer:
         clock: Callable[[], float],
         event_wait_s: float,
         response_ids_max: int,
+        private_responses: bool = False,
         observe: Callable[[RequestRecord], None],
         failed: Callable[[str, str], None],
         refused: Callable[[str], None],
@@ -178,8 +195,9 @@ class LocalPlacer:
         )
         self._clock = clock
         self._event_wait_s = event_wait_s
-        self.owners = ResponseOwners(response_ids_max)
+        self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.resolve = router.models.resolve
+        self.engines = router.models.engines
         self.first_token = router.first_token
         self.finish = self.admission.finish
         self.made_response = self.owners.learn
@@ -250,7 +268,7 @@ class LocalPlacer:
             tokens=wanted.tokens,
             body_tokens=wanted.body_tokens,
             exclude=exclude,
-            only=self.owners.owner(wanted.response_id),
+            only=self.owners.owner(wanted.response_id, wanted.tenant),
             full=full,
         )
 
@@ -265,7 +283,7 @@ class LocalPlacer:
 
     def pool(self, wanted: Wanted) -> Pool:
         """See admission.Places."""
-        return wanted.model, self.owners.owner(wanted.response_id)
+        return wanted.model, self.owners.owner(wanted.response_id, wanted.tenant)
 
     def prompt_tokens(self, wanted: Wanted) -> int:
         """See admission.Places."""

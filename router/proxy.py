@@ -23,6 +23,7 @@ from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
 from router.exchange import Answer, BrokeMidway
+from router.keys import ANYBODY, Caller
 from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Reader, Refusal
 from router.receiving import BadRequest, Request
@@ -83,14 +84,14 @@ class Proxy:
         self._attempts.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
         self._receipts = receipts
 
-    async def handle(self, request: Request) -> None:
+    async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
         """Answer one request, whatever happens; everything about it is reported once."""
         started_s = self._clock()
-        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time())
+        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
         self.in_flight += 1
         self._idle.clear()
         try:
-            await self._serve(request, record, started_s)
+            await self._serve(request, caller, record, started_s)
         except Refusal as refusal:
             refuse(request, record, refusal, spoken_on(request.path))
         except (asyncio.CancelledError, ClientLeft) as error:
@@ -127,14 +128,14 @@ class Proxy:
             record.error, record.detail = DRAINED, self.cut_why
         record.ending = DRAINED
 
-    async def _serve(self, request: Request, record: RequestRecord, read_s: float) -> None:
-        question = await self._reader.understand(request, record.id)
+    async def _serve(self, request: Request, caller: Caller, record: RequestRecord, read_s: float) -> None:
+        question = await self._reader.understand(request, record.id, caller)
         record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
         lease, answer, called_s = await self._attempts.begin(question, record, read_s)
         outcome = Outcome(Ending.CLIENT_LEFT)
         relay: Relay | None = None
         try:
-            lines = self._lines(answer, lease, record)
+            lines = self._lines(answer, lease, record, receipts=self._receipts and question.receipts)
             if answer.whole:
                 request.answer(answer.status, lines, answer.head)
             else:
@@ -168,11 +169,11 @@ class Proxy:
 
     # -- answer --------------------------------------------------------------------------------------------------
 
-    def _lines(self, answer: Answer, lease: Placed, record: RequestRecord) -> list[bytes]:
+    def _lines(self, answer: Answer, lease: Placed, record: RequestRecord, *, receipts: bool) -> list[bytes]:
         """Header lines for the client: the engine's, and what we have to say."""
         record.status = answer.status
         lines = answer.lines
-        if self._receipts:
+        if receipts:
             receipt = lease.receipt
             lines.append(
                 f"x-warmroute-request-id: {record.id}\r\n"
@@ -238,6 +239,8 @@ def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadReques
     record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
     param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
+    if refusal.status == 401:
+        lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
     if refusal.status in (429, 503):
         lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
     request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))

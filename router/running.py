@@ -8,9 +8,11 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from router.addresses import template_kwargs, tokenizers
+from router.keys import Keys
 from router.prompts import Prompts
 from router.settings import Settings
 
@@ -45,6 +47,14 @@ def make_prompts(settings: Settings) -> Prompts:
         cache_bytes_max=s.cache_bytes_max,
         template_kwargs=template_kwargs(s.template_kwargs),
     )
+
+
+def keys_of(settings: Settings) -> Keys | None:
+    """The keys file that the settings name, as it is now; None where they name none. Raises KeysError."""
+    auth = settings.auth
+    if not auth.keys_file:
+        return None
+    return Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
 
 
 def in_background(work: Coroutine[None, None, None]) -> Callable[[], Coroutine[None, None, None]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,15 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from router import secret
 from router.addresses import event_problems, token_problems, url_problems
 from router.core.policies import POLICIES
+from router.keys import Keys, KeysError
+from router.networks import allowed_problems
 
 ENV_PREFIX = "WARMROUTE_"
+SECRETS = ("admin.token", "auth.secret", "probe.api_key", "upstream.api_key")  # never shown
+TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
@@ -372,7 +378,7 @@ def load(
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError as error:
-            problems.append(f"'{key}': {error}, not {raw!r}")
+            problems.append(f"'{key}': {error}" + ("" if key in SECRETS else f", not {raw!r}"))
     settings: Settings = _build(Settings, "", values)
     problems += _check(settings)
     if problems:
@@ -471,6 +477,7 @@ def _check(settings: Settings) -> list[str]:
         problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
+    problems += _check_access(settings)
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
@@ -481,3 +488,34 @@ def _check(settings: Settings) -> list[str]:
         if not re.fullmatch(r"/[\w./-]+", path):
             problems.append(f"'api.passthrough': '{path}' is not a plain path such as /tokenize")
     return problems
+
+
+def _check_access(settings: Settings) -> list[str]:
+    """Who may do what: keys, tokens, secrets, and the files that they are in."""
+    admin, auth, upstream = settings.admin, settings.auth, settings.upstream
+    problems = secret.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
+    problems += secret.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
+    problems += secret.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
+    problems += allowed_problems(admin.replicas_allowed)
+    host = settings.listen.admin_host
+    if host and not _is_loopback(host) and not (admin.token or admin.token_file):
+        problems.append(f"'listen.admin_host': '{host}' can be reached by others, so 'admin.token' is needed")
+    isolated = auth.isolate
+    if auth.keys_file:
+        try:
+            keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+            isolated = any(tenant.isolated for tenant in keys.tenants.values())
+        except KeysError as error:
+            problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
+    elif isolated:
+        problems.append("'auth.isolate': needs 'auth.keys_file', by which tenants are known")
+    if isolated and not (auth.secret or auth.secret_file):
+        problems.append("'auth.secret': isolated tenants need one, of which their salts are made")
+    return problems
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import exp
 from typing import TypeAlias
 
 from router.core.facts import Priority, Receipt, Usage
+from router.keys import NONE, OTHER
 
 HIT_RATE_WINDOW_S = 300.0
 MODELS_MAX = 1_000  # label values; adapters may come and go for ever
@@ -137,10 +139,27 @@ class Tallies:
         self._reloads = Counter("reloads", "Times that the settings were read again.", "result")
         self._reloads.values |= {("ok",): 0.0, ("refused",): 0.0}
         self.reloaded_at_s: float | None = None  # Unix time of the last that is in force
+        text = "Requests answered, by tenant of the keys file and class of status."
+        self._of_tenants = Counter("tenant_requests", text, "tenant", "status")
+        self._tenants: Collection[str] = ()
+        self._tenants_max = 0
+        self._tenant_labels: set[str] = set()
 
     def all(self) -> list[Counter | Histogram]:
         """In the order of the page."""
         return [tally for tally in vars(self).values() if isinstance(tally, Counter | Histogram)]
+
+    def know(self, tenants: Collection[str], tenants_max: int) -> None:
+        """Whom to count by name: of all that ever are, the first `tenants_max`; others are one more."""
+        self._tenants, self._tenants_max = tenants, tenants_max
+
+    def _tenant(self, name: str) -> str:
+        if name not in self._tenants:
+            return NONE
+        if name in self._tenant_labels or len(self._tenant_labels) < self._tenants_max:
+            self._tenant_labels.add(name)
+            return name
+        return OTHER
 
     def observe(self, record: RequestRecord) -> None:
         """Count one request at its end."""
@@ -148,6 +167,8 @@ class Tallies:
         (model,) = of_model
         self._requests.values[record.route, model, record.status] += 1
         self._duration.add((record.route, model), record.duration_s)
+        if self._tenants:
+            self._of_tenants.values[self._tenant(record.tenant), f"{record.status // 100}xx"] += 1
         if record.overhead_s is not None:
             self._overhead.add((), record.overhead_s)
         if record.queued_s > 0:

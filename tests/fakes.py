@@ -43,6 +43,7 @@ class FakeEngine:
     """`async with FakeEngine() as engine`."""
 
     models: tuple[str, ...] = ("m",)
+    owned_by: str = "fake"  # the kind of engine
     script: deque[Reply] = field(default_factory=deque)
     seen: list[Seen] = field(default_factory=list)
     healthy: bool = True
@@ -100,7 +101,7 @@ class FakeEngine:
         self.probes["models"] += 1
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.Response(status=401)
-        rows = [{"id": name, "object": "model", "owned_by": "fake", "created": 1} for name in self.models]
+        rows = [{"id": name, "object": "model", "owned_by": self.owned_by, "created": 1} for name in self.models]
         return web.json_response({"object": "list", "data": rows})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

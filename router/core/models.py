@@ -74,6 +74,11 @@ class Models:
             known = self._tokens[model] = ModelTokens()
         return known
 
+    def engines(self, model: str) -> frozenset[str]:
+        """Kinds of all engines that serve it, ready or not."""
+        served = (member.models.get(model) for member in self._fleet.members.values())
+        return frozenset(each.owned_by for each in served if each is not None)
+
     # -- whether events are of use -------------------------------------------------------------------------------
 
     def follows(self, model: str) -> bool:

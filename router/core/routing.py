@@ -110,6 +110,10 @@ class Router:
         self._units = _units(self.fleet.prefill.model)
         self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
 
+    def configure(self, *, slow_start_s: float, stuck_after_s: float) -> None:
+        """What holds from now on."""
+        self.standing.slow_start_s, self._stuck_after_s = slow_start_s, stuck_after_s
+
     # -- what the edge tells us ----------------------------------------------------------------------------------
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:

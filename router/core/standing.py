@@ -30,7 +30,7 @@ class Standing:
     def __init__(self, fleet: Fleet, *, slow_start_s: float, stood: Callable[[str, State, str], None]) -> None:
         """`stood(replica, state, why)` hears when a breaker opens, and when it closes."""
         self._fleet = fleet
-        self._slow_start_s = slow_start_s
+        self.slow_start_s = slow_start_s
         self._tell = stood
         self.panics = 0  # placements on members that may not be fit, for want of others
 
@@ -54,11 +54,11 @@ class Standing:
 
     def _leases_max(self, member: Member, now_s: float) -> float:
         age_s = now_s - member.back_s
-        if age_s >= self._slow_start_s:
+        if age_s >= self.slow_start_s:
             return float("inf")
         peers = [len(m.leases) for m in self._fleet.usable() if m is not member]
         mean = sum(peers) / len(peers) if peers else 0.0
-        return 1 + age_s / self._slow_start_s * (mean + SLOW_START_LEASES)
+        return 1 + age_s / self.slow_start_s * (mean + SLOW_START_LEASES)
 
     def _forget(self, now_s: float) -> None:
         """Who came back begins now; who has no reason to be guarded any more is not."""
@@ -66,7 +66,7 @@ class Standing:
             if member.came_back:
                 self._close(member, now_s, "its health checks are fine again")  # it may be another process
                 self._begin(member, now_s)
-            starts = now_s - member.back_s < self._slow_start_s
+            starts = now_s - member.back_s < self.slow_start_s
             if not (starts or member.breaker.backoff_s or member.rest_until_s > now_s):
                 del self._fleet.guarded[member.id]
 

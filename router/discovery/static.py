@@ -1,4 +1,4 @@
-"""A list of replicas, from flags or the settings file; another one when the settings are read again."""
+"""Replicas from flags or the settings file, others when that is read again, and those added at run time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,28 @@ from router.core.facts import Replica
 
 
 class StaticDiscovery:
-    """Yields its set, and again whenever it is replaced."""
+    """Yields the set of both, and again whenever it changes."""
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._urls = frozenset(url.rstrip("/") for url in urls)
+        self.added: set[str] = set()
         self._changed = asyncio.Event()
 
+    def __contains__(self, url: str) -> bool:
+        return url in self._urls or url in self.added
+
+    def add(self, url: str) -> None:
+        """One more; without a slash at its end."""
+        self.added.add(url)
+        self._changed.set()
+
+    def remove(self, url: str) -> None:
+        """One that was added."""
+        self.added.discard(url)
+        self._changed.set()
+
     def replace(self, urls: Iterable[str]) -> None:
-        """These from now on."""
+        """These from now on, in the place of those of the settings."""
         self._urls = frozenset(url.rstrip("/") for url in urls)
         self._changed.set()
 
@@ -24,5 +38,5 @@ class StaticDiscovery:
         """The complete set, and again whenever it changes."""
         while True:
             self._changed.clear()
-            yield frozenset(map(Replica, self._urls))
+            yield frozenset(map(Replica, self._urls | self.added))
             await self._changed.wait()

@@ -19,7 +19,7 @@ from typing import Self
 
 from router.core.facts import Ending, Outcome, Receipt, Shed
 from router.core.models import NoReplica
-from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, Wanted
+from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 from router.workers.known import Known
@@ -87,6 +87,7 @@ class RemotePlacer:
         clock: Callable[[], float],
         timeout_s: float,
         response_ids_max: int,
+        private_responses: bool = False,
         queue_bytes_max: int = wire.QUEUE_BYTES_MAX,
     ) -> None:
         """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
@@ -110,7 +111,7 @@ class RemotePlacer:
         self._clock = clock
         self._timeout_s = timeout_s
         self._known = Known()
-        self._owners = ResponseOwners(response_ids_max)
+        self._owners = ResponseOwners(response_ids_max, private=private_responses)
         self._leases: dict[int, RemoteLease] = {}
         self._placing: dict[int, _Asked] = {}  # oldest first
         self._queued: dict[int, _Asked] = {}  # these wait there for a place, which may take long
@@ -147,6 +148,10 @@ class RemotePlacer:
         """The model meant, by the hub's last view. Raises UnknownModel, or NoReplica when nothing is ready."""
         return self._known.resolve(model)
 
+    def engines(self, model: str) -> tuple[str, ...]:
+        """Kinds of engines that serve it, by the hub's last view."""
+        return self._known.engines(model)
+
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
         return not self._why_lost and self._known.follows
@@ -156,7 +161,8 @@ class RemotePlacer:
         return None if self._why_lost else self._known.token_view(model)
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica and Shed."""
+        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and
+        UnknownResponse."""
         if not self._why_lost and carrying.carried_bytes(wanted) <= carrying.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
             if lease is not None:
@@ -164,7 +170,7 @@ class RemotePlacer:
         return self._place_alone(wanted, exclude)
 
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
-        """None when the hub does not answer. Raises NoReplica and Shed."""
+        """None when the hub does not answer. Raises NoReplica, Shed and UnknownResponse."""
         id_ = self._new_id()
         future: asyncio.Future[Receipt | None] = self._loop.create_future()
         self._placing[id_] = _Asked(wanted, future, self._clock())
@@ -181,7 +187,7 @@ class RemotePlacer:
         return self._open(RemoteLease(id_, receipt, wanted))
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id))
+        receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
         self._alone += 1
         self._alone_total += 1
         lease = self._open(RemoteLease(self._new_id(), receipt, wanted))
@@ -233,10 +239,10 @@ class RemotePlacer:
         """Whether a replica is ready that is not among these, by the hub's last view."""
         return self._known.others_ready(tried)
 
-    def made_response(self, response_id: str, replica: str) -> None:
+    def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response: known to all through the hub, and here when there is none."""
-        self._owners.learn(response_id, replica)
-        self._line.say(wire.Made(response_id, replica))
+        self._owners.learn(response_id, replica, tenant)
+        self._line.say(wire.Made(response_id, replica, tenant))
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
@@ -277,8 +283,7 @@ class RemotePlacer:
             if isinstance(answer, wire.Placed):
                 self._answered(answer.id, self._receipt(answer))
             elif isinstance(answer, wire.Unplaced):
-                shed = Shed(*answer.shed) if answer.shed is not None else NoReplica()
-                self._answered(answer.id, None if answer.failed else shed)
+                self._answered(answer.id, _why_not(answer))
             elif isinstance(answer, wire.Queued):
                 self._wait(answer.id)
             elif isinstance(answer, wire.View):
@@ -378,6 +383,15 @@ class RemotePlacer:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
             self._line.say(wire.Counts(more))
+
+
+def _why_not(unplaced: wire.Unplaced) -> Exception | None:
+    """None where the hub cannot say."""
+    if unplaced.failed:
+        return None
+    if unplaced.shed is not None:
+        return Shed(*unplaced.shed)
+    return NoReplica() if unplaced.unknown_response is None else UnknownResponse(unplaced.unknown_response)
 
 
 def _adopt(lease: RemoteLease) -> wire.Adopt:

@@ -54,6 +54,10 @@ class Known:
         """Whether any prompt is wanted as token ids."""
         return bool(self._view.tokens)
 
+    def engines(self, model: str) -> tuple[str, ...]:
+        """Kinds of engines that serve it."""
+        return self._view.engines.get(model, ())
+
     def resolve(self, model: str | None) -> str:
         """The model meant. Raises UnknownModel, or NoReplica when nothing is ready."""
         if model in self._serving:

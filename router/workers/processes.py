@@ -179,6 +179,7 @@ async def _worker(spec: Spec, number: int) -> None:
         clock=time.monotonic,
         timeout_s=settings.listen.hub_timeout_s,
         response_ids_max=settings.limits.response_ids_max,
+        private_responses=bool(settings.auth.keys_file),
     )
     async with placer:
         with suppress(TimeoutError):

@@ -20,7 +20,7 @@ from router.core.fair_queue import Ticket
 from router.core.fleet import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
-from router.placing import LocalPlacer, Wanted
+from router.placing import LocalPlacer, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 
@@ -129,7 +129,12 @@ class HubServer:
         all_models = {model for member in router.fleet.members.values() for model in member.models}
         tokens = {model: view for model in served if (view := placer.token_view(model)) is not None}
         unready = tuple(sorted(all_models.difference(served)))
-        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids)])
+        kinds: dict[str, set[str]] = {}
+        for member in router.fleet.members.values():
+            for model in member.models.values():
+                kinds.setdefault(model.name, set()).add(model.owned_by)
+        engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
+        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids, engines)])
 
 
 class Link(asyncio.Protocol):
@@ -159,7 +164,7 @@ class Link(asyncio.Protocol):
             wire.Finish: self._finish,
             wire.Report: self._report,
             wire.Refused: lambda said: self._placer.refused(said.replica),
-            wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica),
+            wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
             wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
             wire.Alive: lambda said: self._placer.alive(said.replica),
             wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
@@ -272,6 +277,8 @@ class Link(asyncio.Protocol):
             self.say(wire.Unplaced(id_, failed=False))
         elif isinstance(answer, Shed):
             self.say(wire.Unplaced(id_, failed=False, shed=(answer.code, str(answer), answer.retry_after_s)))
+        elif isinstance(answer, UnknownResponse):
+            self.say(wire.Unplaced(id_, failed=False, unknown_response=str(answer)))
         else:
             log.error("bug: placing failed inside the hub", exc_info=answer)
             self.say(wire.Unplaced(id_, failed=True))

@@ -126,6 +126,7 @@ class Made(Struct, tag=7, array_like=True, gc=False):
 
     response_id: Name
     replica: Name
+    tenant: Name = ""
 
 
 class Failed(Struct, tag=8, array_like=True, gc=False):
@@ -195,6 +196,7 @@ class Unplaced(Struct, tag=1, array_like=True, gc=False):
     id: Id
     failed: bool
     shed: tuple[str, str, float] | None = None  # code, message, seconds until it may be worth asking again
+    unknown_response: str | None = None  # it is about a stored response that is not its tenant's
 
 
 class View(Struct, tag=2, array_like=True):
@@ -205,6 +207,7 @@ class View(Struct, tag=2, array_like=True):
     default: str | None  # the model meant by a request that names none
     tokens: dict[str, TokenView]
     ids: bool  # whether placements shall carry token ids besides their keys
+    engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):

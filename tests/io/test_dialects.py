@@ -213,7 +213,7 @@ async def test_the_first_token_of_a_response_is_not_its_first_event(
         assert b"response.created" in await response.content.readline()
         (lease,) = [lease for member in app.router.fleet.members.values() for lease in member.leases.values()]
         assert lease.first_token_s is None
-        assert app.hub.placer.owners.owner("resp_1") == lease.replica
+        assert app.hub.placer.owners.owner("resp_1", "") == lease.replica
         engine.go_on.set()
         await response.read()
     assert lease.first_token_s is not None

@@ -190,4 +190,4 @@ async def test_stored_responses(client: ClientSession, engine: FakeEngine, other
                 body = {"model": "m", "input": "y", "previous_response_id": id_}
                 async with client.post(app.url + "/v1/responses", json=body) as response:
                     assert response.headers["x-warmroute-replica"] == made[id_].url
-        assert app.hub.placer.owners.owner("resp_0") is None
+        assert app.hub.placer.owners.owner("resp_0", "") is None

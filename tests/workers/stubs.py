@@ -35,7 +35,12 @@ class StubHub:
     """Everything HubServer needs; what it heard is in its fields."""
 
     def __init__(
-        self, *replicas: str, models: tuple[str, ...] = ("m",), policy: str = "warm", limits: Limits | None = None
+        self,
+        *replicas: str,
+        models: tuple[str, ...] = ("m",),
+        policy: str = "warm",
+        limits: Limits | None = None,
+        private: bool = False,
     ) -> None:
         self.router = Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=1_000, blocks_max_default=1_000)
         self.records: list[RequestRecord] = []
@@ -46,6 +51,7 @@ class StubHub:
             clock=time.monotonic,
             event_wait_s=1e9,
             response_ids_max=100,
+            private_responses=private,
             observe=self.observe,
             failed=lambda replica, kind: self.failures.append((replica, kind)),
             refused=lambda replica: self.ready(replica, ok=False),
@@ -54,7 +60,7 @@ class StubHub:
         )
         self.router.replace(Replica(id_) for id_ in replicas)
         for id_ in replicas:
-            self.router.observe_models(id_, [ServedModel(name) for name in models])
+            self.router.observe_models(id_, [ServedModel(name, owned_by=f"kind of {id_}") for name in models])
             self.ready(id_)
 
     def ready(self, id_: str, ok: bool = True) -> None:

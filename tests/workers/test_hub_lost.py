@@ -226,8 +226,8 @@ async def test_a_stored_response_is_found_through_any_worker(path: Path) -> None
         async with serving(hub, path), worker(path, 1) as two:
             await until(lambda: one.placing and two.placing)
             for id_, replica in (("resp_1", "http://a"), ("resp_2", "http://b")):
-                one.made_response(id_, replica)
-                await until(lambda id_=id_: hub.placer.owners.owner(id_))
+                one.made_response(id_, replica, "")
+                await until(lambda id_=id_: hub.placer.owners.owner(id_, ""))
                 assert (await two.place(want(response_id=id_), NOBODY)).replica == replica
         await until(lambda: not one.placing)
         for id_, replica in (("resp_1", "http://a"), ("resp_2", "http://b")):

@@ -71,12 +71,17 @@ class Seen:
         """`seed`: 64 random bits, so that no client can make bodies that collide."""
         self._cell_bytes = cell_bytes
         self._bytes_max = bytes_max
-        self._seed = seed
+        self._seed = self._first_seed = seed
         # Two generations: what is used moves to the young one, and the old one is dropped when that is full.
         self._young: dict[int, Mark | str] = {}
         self._old: dict[int, Mark | str] = {}
         self._bytes = 0
         self._heads: dict[int, bytes] = {}
+
+    def apart(self, whose: bytes) -> None:
+        """From now on, what was read for others is not found: how long reading takes would tell of it. b"": all who
+        need not be kept apart."""
+        self._seed = xxh3_64_intdigest(whose, self._first_seed) if whose else self._first_seed
 
     def find(self, body: bytes, dialect: bytes) -> Place | None:
         """The longest known beginning of a body. None where reading it whole is cheaper: it shares little with any

@@ -1,0 +1,97 @@
+"""Where replicas may be that are added at run time: addresses and networks, never names.
+
+Whoever may add a replica has the router connect to it, from where the router stands. So only what cannot be read in
+two ways is taken: `http://ADDRESS:PORT`, the address in the one form that `ipaddress` gives back. Names (which may
+resolve to another address the next time), other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6),
+user names, paths and fragments are refused, whatever they mean. Addresses of clouds' metadata services, where a
+machine's own credentials are to be had, are refused whatever is allowed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_URL = re.compile(r"(https?)://(?:([0-9.]{7,15})|\[([0-9a-f:]{2,39})\]):([0-9]{1,5})")
+_ALLOWED = re.compile(
+    r"(https?)://(?:([0-9.]{7,15}(?:/[0-9]{1,2})?)|\[([0-9a-f:]{2,39}(?:/[0-9]{1,3})?)\]):([0-9]{1,5})"
+)
+_METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
+
+
+class NotAllowed(ValueError):
+    """A replica may not be there, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Addresses of one network, on one port."""
+
+    scheme: str
+    network: Network
+    port: int
+
+
+def allowed(given: Iterable[str]) -> list[Allowed]:
+    """`http://10.0.0.0/8:8000`, `https://[fd00::/8]:443`. Raises ValueError."""
+    return [_allowed(each) for each in given]
+
+
+def _allowed(given: str) -> Allowed:
+    found = _ALLOWED.fullmatch(given)
+    if found is None or not 0 < int(found[4]) < 1 << 16:
+        raise ValueError(f"'{given}' is not of the form http://10.0.0.0/8:8000 or http://[fd00::/8]:8000")
+    network = ipaddress.ip_network(found[2] or found[3])
+    return Allowed(found[1], network, int(found[4]))
+
+
+def allowed_problems(given: Iterable[str]) -> list[str]:
+    """Of `admin.replicas_allowed`."""
+    problems = []
+    for each in given:
+        try:
+            _allowed(each)
+        except ValueError as error:
+            problems.append(f"'admin.replicas_allowed': {error}")
+    return problems
+
+
+def checked(url: str, within: Iterable[Allowed]) -> str:
+    """The URL, if a replica may be there. Raises NotAllowed."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise NotAllowed("a replica's URL is http://ADDRESS:PORT, with an IP address and nothing behind the port")
+    scheme, port = found[1], int(found[4])
+    try:
+        address = ipaddress.ip_address(found[2] or found[3])
+    except ValueError as error:
+        raise NotAllowed("this is no IP address") from error
+    if str(address) != (found[2] or found[3]) or str(port) != found[4]:
+        raise NotAllowed("an address is given as it is written shortest, a port without zeros before it")
+    if _never(address):
+        raise NotAllowed("no replica is at such an address")
+    if not any(_within(address, scheme, port, each) for each in within):
+        raise NotAllowed("this is not within admin.replicas_allowed")
+    return url
+
+
+def _within(address: Address, scheme: str, port: int, allowed: Allowed) -> bool:
+    return (scheme, port) == (allowed.scheme, allowed.port) and address in allowed.network  # of one version
+
+
+def _never(address: Address) -> bool:
+    """Link-local ones (169.254.169.254 among them), and what is no host's; an IPv4 address in IPv6 is written as
+    itself."""
+    mapped = isinstance(address, ipaddress.IPv6Address) and (
+        address.ipv4_mapped is not None or address.sixtofour is not None or address.teredo is not None
+    )
+    odd = address.is_link_local or address.is_multicast or address.is_unspecified or address == _BROADCAST
+    return bool(mapped or odd or address in _METADATA)
+
+
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")

@@ -1,0 +1,94 @@
+"""Keys and tenants with several workers: all know the same, and none gives away what is another's."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+
+from router.core.facts import Ask
+from router.placing import UnknownResponse, Wanted
+from tests.fakes import FakeEngine, status
+from tests.keyring import ADMIN, SECRET, Keyring, bearer
+from tests.workers.stubs import StubHub, serving, until, worker
+from tests.workers.test_processes import CHAT, body, command, pytestmark
+
+__all__ = ["pytestmark"]
+
+RESPONSES = "/v1/responses"
+NOBODY = frozenset[str]()
+
+
+def about(response_id: str, tenant: str) -> Wanted:
+    """A request about a stored response."""
+    return Wanted(Ask("m"), "m", None, "key", response_id=response_id, tenant=tenant)
+
+
+async def test_a_stored_response_is_its_tenants_through_any_worker(tmp_path: Path) -> None:
+    """Whoever made it, only its tenant gets to its replica; another's, and one that nobody knows, are unknown. So it
+    is without the hub, to the worker that was there; nobody takes over another's."""
+    path, hub = tmp_path / "hub", StubHub("http://a", "http://b", private=True)
+    async with worker(path, private_responses=True) as one:
+        async with serving(hub, path), worker(path, 1, private_responses=True) as two:
+            await until(lambda: one.placing and two.placing)
+            one.made_response("resp_1", "http://a", "acme")
+            one.made_response("resp_1", "http://b", "evil")
+            assert (await one.place(about("resp_1", "acme"), NOBODY)).replica == "http://a"
+            assert (await two.place(about("resp_1", "acme"), NOBODY)).replica == "http://a"
+            for placer, (id_, tenant) in product((one, two), (("resp_1", "evil"), ("resp_1", ""), ("resp_0", "acme"))):
+                with pytest.raises(UnknownResponse, match=id_):
+                    await placer.place(about(id_, tenant), NOBODY)
+        await until(lambda: not one.placing)
+        assert (await one.place(about("resp_1", "acme"), NOBODY)).replica == "http://a"
+        for id_, tenant in (("resp_1", "evil"), ("resp_0", "acme")):
+            with pytest.raises(UnknownResponse, match=id_):
+                await one.place(about(id_, tenant), NOBODY)
+    assert hub.open == 0
+
+
+async def test_workers_know_kinds_of_engines(tmp_path: Path) -> None:
+    """As the hub does: all kinds that serve a model, a replica's that is not ready among them; and still without the
+    hub."""
+    path, hub = tmp_path / "hub", StubHub("http://a", "http://b")
+    hub.ready("http://b", ok=False)
+    kinds = {"kind of http://a", "kind of http://b"}
+    async with worker(path) as placer:
+        async with serving(hub, path):
+            await until(lambda: placer.placing)
+            assert set(placer.engines("m")) == set(hub.placer.engines("m")) == kinds
+            assert not placer.engines("x")
+        await until(lambda: not placer.placing)
+        assert set(placer.engines("m")) == kinds
+
+
+async def test_keys_with_several_processes(tmp_path: Path) -> None:
+    """`--workers 2`: every worker asks for a key, salts alike, keeps responses apart, and tells the hub whose requests
+    they were."""
+    ring = Keyring(tmp_path, acme={"isolate": True}, evil={})
+    settings = {"auth__keys_file": str(ring.file), "auth__secret": SECRET, "admin__token": ADMIN}
+    async with FakeEngine(owned_by="vllm") as engine, command(engine, **settings) as app:
+
+        async def ask(tenant: str, method: str, path: str, given: object = None) -> int:
+            headers = ring.of(tenant) if tenant else {}
+            async with ClientSession() as client:  # a connection of its own, to whichever worker takes it
+                async with client.request(method, app.url + path, json=given, headers=headers) as response:
+                    return response.status
+
+        for _ in range(6):
+            assert await ask("", "POST", CHAT, body()) == 401
+            assert await ask("acme", "POST", CHAT, body()) == 200
+        assert len({json.loads(seen.body)["cache_salt"] for seen in engine.seen}) == 1
+        engine.script.append(status(200, '{"id": "resp_1", "object": "response"}'))
+        assert await ask("acme", "POST", RESPONSES, {"model": "m", "input": "x"}) == 200
+        for _ in range(6):
+            assert await ask("acme", "GET", f"{RESPONSES}/resp_1") == 200
+            assert await ask("evil", "GET", f"{RESPONSES}/resp_1") == 404
+        lines = ('status="2xx",tenant="acme"} 13.0', 'status="4xx",tenant="evil"} 6.0', 'tenant="none"} 6.0')
+        page = ""
+        async with ClientSession() as client:
+            while not all(line in page for line in lines):  # what workers tell the hub comes a moment later
+                async with client.get(f"{app.admin_url}/metrics", headers=bearer(ADMIN)) as response:
+                    page = await response.text()
