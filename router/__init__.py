@@ -23,11 +23,14 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     placing     the seam between edge and hub
     exchange    one request and its answer on a connection to an engine
     serving     HTTP/1.1 from clients
+    patience    how long a client may take
     receiving   bytes to requests, with a limit on everything
+    accepting   connections that are to speak TLS
     outbox      small writes, gathered over one turn of the event loop
     logs        log lines; log_writer writes them in a thread
     metrics     what Prometheus sees; tallies counts it
     pages       asking engines for pages of their own
+    tls         contexts for TLS, and what is wrong with their files
     prompts     chat template and tokenizer, off the loop (parts in prompting/)
     core        placement itself: pure, no I/O
 """

@@ -10,11 +10,12 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from router import logs
+from router import logs, tls
 from router.core.dialects import PATHS, spoken_on
 from router.core.health import RetryBudget
 from router.outbox import Outbox
-from router.placing import LINES_DROPPED, PROMPTS, Page, Placer
+from router.patience import ClientLimits
+from router.placing import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, Page, Placer
 from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
@@ -92,7 +93,13 @@ class Edge:
     def figures(self) -> dict[str, int]:
         """What is counted here for the hub's metrics, where the hub is in another process."""
         prompts = self._prompts.counts() if self._prompts is not None else {}
-        return {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
+        told = {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
+        return told | self.connections()
+
+    def connections(self) -> dict[str, int]:
+        """Clients' connections: how many are open, and how many we closed, by reason."""
+        server = self._server
+        return {CONNECTIONS: server.connections} | {CLOSED + why: count for why, count in server.closed.items()}
 
     def _build(self) -> None:
         s = self._settings
@@ -104,6 +111,7 @@ class Edge:
             keepalive_s=s.upstream.keepalive_s,
             held_bytes_max=s.limits.held_answer_bytes_max,
             outbox=self._outbox,
+            tls=tls.for_replicas(s.upstream),
         )
         self._stack.push_async_callback(self.upstream.close)
         self.reader = Reader(
@@ -111,6 +119,7 @@ class Edge:
             self._tokens() if s.events.enabled else None,
             offload_bytes_min=s.limits.offload_bytes_min,
             ask_usage=s.api.ask_usage,
+            json_depth_max=s.limits.json_depth_max,
         )
         self._stack.callback(self.reader.close)
         self.proxy = Proxy(
@@ -135,7 +144,7 @@ class Edge:
             self._stack.callback(own.close)
         asker = None
         if s.tokens.ask_replicas:
-            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s)
+            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=tls.for_replicas(s.upstream))
             self._stack.push_async_callback(asker.close)
         return Tokens(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
 
@@ -144,8 +153,16 @@ class Edge:
         self._server = Server(
             self._handle,
             self._turn_away,
-            body_bytes_max=s.limits.body_bytes_max,
-            keepalive_s=s.listen.keepalive_s,
+            ClientLimits(
+                body_bytes_max=s.limits.body_bytes_max,
+                keepalive_s=s.listen.keepalive_s,
+                head_timeout_s=s.listen.head_timeout_s,
+                body_bytes_per_s_min=s.listen.body_bytes_per_s_min,
+                send_timeout_s=s.listen.send_timeout_s,
+                connections_max=s.listen.connections_max,
+                connections_per_client_max=s.listen.connections_per_client_max,
+            ),
+            tls=tls.for_listener(s.listen),
             outbox=self._outbox,
         )
         self._stack.push_async_callback(self._server.close)
@@ -157,7 +174,7 @@ class Edge:
             )
         except OSError as error:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
-        self.url = url_of(*bound)
+        self.url = url_of(*bound, tls=self._server.tls is not None)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

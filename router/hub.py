@@ -15,9 +15,9 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
-from router import logs
+from router import logs, tls
 from router.addresses import event_endpoints, event_topics
-from router.admin import Pages
+from router.admin import Pages, refuse_python_parser
 from router.announce import Announcer
 from router.core.facts import Grade, Replica
 from router.core.kv_stream import Limits
@@ -27,7 +27,7 @@ from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.events import Subscriber
 from router.metrics import Metrics, RequestRecord
-from router.placing import HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
+from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
@@ -61,11 +61,13 @@ class Hub:
         self._tell_lost = lost
         self._admin_socket = admin_socket
         self._stack = AsyncExitStack()
+        self._tls = tls.for_replicas(settings.upstream)
         self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
         self._events: Subscriber | None = None
         self.prompts: Prompts | None = None
         self._grades: dict[str, Grade] = {}  # as last logged
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
+        self.connections: Callable[[], Mapping[str, int]] = dict  # of clients of this process: see `Edge.connections`
         self._of_workers: Counter[str] = Counter()  # totals of other processes
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
@@ -112,6 +114,7 @@ class Hub:
             models_interval_s=s.probe.models_interval_s,
             page_bytes_max=s.probe.page_bytes_max,
             kv_tokens_max=s.routing.kv_tokens_max,
+            tls=self._tls,
         )
         self._stack.push_async_callback(self._prober.close)
         self.metrics = Metrics(
@@ -121,6 +124,7 @@ class Hub:
             self._stream_figures,
             self._prompt_figures,
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
+            connections=self._connection_figures,
         )
         self.pages = Pages(
             self.router,
@@ -148,6 +152,7 @@ class Hub:
             timeout_s=s.probe.timeout_s,
             api_key=s.probe.api_key,
             page_bytes_max=s.probe.page_bytes_max,
+            tls=self._tls,
         )
         self._stack.push_async_callback(self._ranks.close)
         self._task(self._check())
@@ -156,7 +161,7 @@ class Hub:
         s = self._settings
         self.prompts = make_prompts(s)
         self._stack.callback(self.prompts.close)
-        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s)
+        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._tls)
         self._stack.push_async_callback(asker.close)
         trust = Trust(
             self.router,
@@ -186,6 +191,7 @@ class Hub:
                 bind=s.events.bind,
                 topics=event_topics(s.events.topics),
                 api_key=s.probe.api_key,
+                tls=self._tls,
                 poll_s=s.events.poll_s,
                 limits=Limits(
                     silence_s=s.events.replay_timeout_s,
@@ -196,7 +202,7 @@ class Hub:
             await self._events.start()
             self._stack.push_async_callback(self._events.close)
             if s.events.announce:
-                announcer = Announcer(self.router, api_key=s.probe.api_key)
+                announcer = Announcer(self.router, api_key=s.probe.api_key, tls=self._tls)
                 self._stack.push_async_callback(announcer.close)
                 self._task(announcer.watch())
         self._stack.push_async_callback(self._stop_watching)
@@ -263,14 +269,28 @@ class Hub:
                 figures[name.removeprefix(PROMPTS)] += count
         return dict(figures)
 
+    def _connection_figures(self) -> tuple[int, dict[str, int]]:
+        figures = Counter(self._of_workers)
+        figures.update(self.connections())
+        closed = {why.removeprefix(CLOSED): count for why, count in figures.items() if why.startswith(CLOSED)}
+        return figures[CONNECTIONS], closed
+
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
+        if not self._settings.admin.allow_python_parser:
+            refuse_python_parser()
         app, s = web.Application(), self._settings.listen
         app.add_routes(self.pages.routes())
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, keepalive_timeout=s.keepalive_s)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=s.keepalive_s,
+            auto_decompress=False,  # a megabyte may stand for a gigabyte
+        )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         site: web.BaseSite

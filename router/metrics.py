@@ -40,16 +40,18 @@ class Metrics:
         streams: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict,
         prompts: Callable[[], Mapping[str, int]] = dict,
         lines_dropped: Callable[[], int] = int,
+        connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {}),
     ) -> None:
         """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
-        `lines_dropped`: log lines that nobody took."""
+        `lines_dropped`: log lines that nobody took; `connections`: of clients, those open, and those that we closed by
+        reason."""
         self._tallies = Tallies()
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
         self.left = self._tallies.left
         self.hub_lost = self._tallies.hub_lost
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped)
-        self._read = (gauges, _Events(router, streams, prompts))
+        self._read = (gauges, _Connections(connections), _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._tallies), *self._read):
             self.registry.register(collector)
@@ -175,6 +177,23 @@ class _Gauges(Collector):
             ("replica", "grade"),
             [((m.id, g.value), float(m.grade is g)) for m in members.values() for g in Grade],
         )
+
+
+class _Connections(Collector):
+    """Clients' connections; read when scraped."""
+
+    def __init__(self, connections: Callable[[], tuple[int, Mapping[str, int]]]) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterable[Metric]:
+        """A gauge, and a counter by reason."""
+        count, closed = self._connections()
+        yield _gauge("connections", "Open connections of clients.", (), [((), count)])
+        text = "Connections of clients that the router closed, by the limit that they ran into."
+        family = CounterMetricFamily("warmroute_connections_closed", text, labels=("reason",))
+        for reason, times in closed.items():
+            family.add_metric((reason,), times)
+        yield family
 
 
 class _Events(Collector):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from router.core.dialects.sglang import with_rank
 from router.core.facts import Replica
 from router.exchange import Answer, BrokeMidway, Connection, Failure, say
 from router.outbox import Outbox
+from router.tls import replica_context
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
@@ -69,11 +70,11 @@ class Server:
 
     __slots__ = ("_forgotten", "_free", "_host", "_outbox", "_port", "_tls", "host_line", "path")
 
-    def __init__(self, url: str, outbox: Outbox) -> None:
+    def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox = outbox
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._tls = _tls() if parts.scheme == "https" else None
+        self._tls = tls if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._free: list[Connection] = []
         self._forgotten = False
@@ -93,7 +94,9 @@ class Server:
         loop, connection = asyncio.get_running_loop(), Connection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
+                await loop.create_connection(
+                    lambda: connection, self._host, self._port, ssl=self._tls() if self._tls else None
+                )
         except asyncio.CancelledError:
             connection.connection_lost(None)  # uvloop closes it, and does not always say so
             raise
@@ -135,8 +138,11 @@ class Upstream:
         keepalive_s: float,
         held_bytes_max: int,
         outbox: Outbox | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Without an `outbox` it has one of its own."""
+        """Without an `outbox` it has one of its own; without `tls` replicas must be known to the machine. `tls` may be
+        replaced by another: connections to come have that."""
+        self.tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
@@ -195,7 +201,7 @@ class Upstream:
         """
         server = self._servers.get(replica)
         if server is None:
-            server = self._servers[replica] = Server(Replica(replica).url, self._outbox)
+            server = self._servers[replica] = Server(Replica(replica).url, self._outbox, lambda: self.tls or _tls())
         rank = Replica(replica).rank if "#" in replica else None
         if rank is not None:
             lines, body = _for_rank(rank, target, lines, body)
@@ -226,7 +232,7 @@ class Upstream:
 @cache
 def _tls() -> ssl.SSLContext:
     """One for all: to read the machine's certificates takes 20 ms, and a megabyte."""
-    return ssl.create_default_context()
+    return replica_context("", "", "")
 
 
 def _for_rank(rank: int, target: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:

@@ -19,7 +19,7 @@ from router.core.facts import Ask, Ending, Outcome, Receipt
 from router.core.fleet import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
-from router.placing import LocalPlacer, Wanted
+from router.placing import CONNECTIONS, LocalPlacer, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 
@@ -142,6 +142,7 @@ class Link(asyncio.Protocol):
         self._out: list[wire.FromHub] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
+        self._connections = 0  # of its clients
         self.worker = -1
         self._does: dict[type, Callable[[Any], None]] = {
             wire.Hello: self._hello,
@@ -153,7 +154,7 @@ class Link(asyncio.Protocol):
             wire.Refused: lambda said: self._placer.refused(said.replica),
             wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica),
             wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
-            wire.Counts: lambda said: self._hub.count(said.counts),
+            wire.Counts: self._counts,
             wire.PageWanted: self._page,
         }
 
@@ -187,6 +188,7 @@ class Link(asyncio.Protocol):
             self._server.empty.set()
         for task in [*self._waiting.values(), *self._tasks]:
             task.cancel()
+        self._hub.count({CONNECTIONS: -self._connections})
         now_s = time.monotonic()
         for lease in self._leases.values():
             self._router.finish(lease, LEFT, now_s)
@@ -287,6 +289,10 @@ class Link(asyncio.Protocol):
     def _report(self, said: wire.Report) -> None:
         receipt = self._receipts.pop(said.lease, None) if said.lease is not None else None
         self._hub.observe(carrying.record_of(said, receipt))
+
+    def _counts(self, said: wire.Counts) -> None:
+        self._connections += said.counts.get(CONNECTIONS, 0)
+        self._hub.count(said.counts)
 
     def _page(self, said: wire.PageWanted) -> None:
         async def answer() -> None:
