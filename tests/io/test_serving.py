@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from router.app import App
 from router.patience import ClientLimits
 from router.receiving import BadRequest, Request
 from router.serving import WAITING_BYTES_MAX, Server
