@@ -7,6 +7,7 @@ parser: its pieces are only collected. Everything that comes in has a limit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 from urllib.parse import unquote
@@ -20,6 +21,9 @@ LINES_MAX = 256  # of a head
 PIECE_BYTES_MIN = 4 << 10  # a smaller piece of a body is put to the one before, up to
 JOINED_BYTES_MAX = 64 << 10
 BETWEEN, HEAD, BODY = range(3)  # where in a request the reader is
+
+# A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
 
 
 class BadRequest(Exception):
@@ -128,8 +132,8 @@ class Receiver:
     """Parses what comes on one connection."""
 
     __slots__ = (
-        "_barren_bytes", "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_left_bytes", "_parser", "_pieces",
-        "_reading", "_upgrades", "reading_bytes", "requests", "stage",
+        "_barren_bytes", "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_host", "_left_bytes", "_parser",
+        "_pieces", "_reading", "_upgrades", "reading_bytes", "requests", "stage",
     )  # fmt: skip
 
     def __init__(self, client: Connection, body_bytes_max: int) -> None:
@@ -145,6 +149,7 @@ class Receiver:
         self.requests = 0  # begun
         self._barren_bytes = 0  # read since the last of a body's: chunk extensions, trailers
         self._head_bytes = 0
+        self._host = b""  # the last that was one
         self._fed_bytes = 0  # in the last read
 
     @property
@@ -272,8 +277,13 @@ class Receiver:
         request, parser, head_bytes = self._reading, self._parser, self._head_bytes
         self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
         request.method, request.version = parser.get_method().decode(), parser.get_http_version()
+        host = request.fields.get(b"host")
+        if host is not None and host != self._host:
+            if not _HOST.fullmatch(host):
+                raise BadRequest(400, "bad_http", "Host is no name or address with a port.")
+            self._host = host
         if request.version == "1.1":
-            if b"host" not in request.fields:
+            if host is None:
                 raise BadRequest(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
         elif request.version != "1.0":
             raise BadRequest(505, "bad_http", "This is a server of HTTP/1.1.")

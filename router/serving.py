@@ -205,9 +205,10 @@ class Client(asyncio.Protocol):
         self._server.refuse(request, error)
         self._server.outbox.flush()
         if self._transport is not None:
-            if self._transport.can_write_eof():
+            can_end = self._transport.can_write_eof()
+            if can_end:
                 self._transport.write_eof()
-            self._server.loop.call_later(LINGER_S, self.abort)
+            self._server.loop.call_later(LINGER_S, self.abort if can_end else self.close)  # TLS says goodbye in `close`
 
     # -- answers -------------------------------------------------------------------------------------------------
 
