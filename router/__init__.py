@@ -23,9 +23,9 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     placing     the seam between edge and hub
     exchange    one request and its answer on a connection to an engine
     serving     HTTP/1.1 from clients
+    accepting   who may connect; connections that are to speak TLS
     patience    how long a client may take
     receiving   bytes to requests, with a limit on everything
-    accepting   connections that are to speak TLS
     outbox      small writes, gathered over one turn of the event loop
     logs        log lines; log_writer writes them in a thread
     metrics     what Prometheus sees; tallies counts it

@@ -1,4 +1,4 @@
-"""Accepting connections that are to speak TLS.
+"""Who may connect, and accepting connections that are to speak TLS.
 
 The event loop's own listener shakes hands first and tells afterwards. Then nobody counts those who never finish a
 handshake, and the certificate is that of the moment at which listening began. So sockets are accepted here, before
@@ -11,8 +11,37 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from router.patience import TOO_MANY, TOO_MANY_OF_CLIENT, ClientLimits
+
 AT_ONCE_MAX = 64  # accepted in one turn of the loop
 PAUSE_S = 1.0  # after an error such as too many open files, as asyncio does
+
+
+class Places:
+    """Room for connections: so many in all, so many from one address."""
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self._limits = limits
+        self._of_address: dict[str, int] = {}
+        self.taken = 0
+
+    def refuses(self, address: str) -> str:
+        """Why there is no room for one more from there, one of patience.REASONS; or "", and it has a place."""
+        of_address = self._of_address.get(address, 0)
+        if self.taken >= self._limits.connections_max:
+            return TOO_MANY
+        if of_address >= self._limits.connections_per_client_max:
+            return TOO_MANY_OF_CLIENT
+        self._of_address[address] = of_address + 1
+        self.taken += 1
+        return ""
+
+    def leave(self, address: str) -> None:
+        """A connection from there is gone."""
+        self.taken -= 1
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
 
 
 class Acceptor:

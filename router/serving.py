@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import cast
 
 from router import patience
-from router.accepting import Acceptor, bound
+from router.accepting import Acceptor, Places, bound
 from router.outbox import Outbox
 from router.patience import ClientLimits, Patience, acknowledged
 from router.receiving import BETWEEN, BadRequest, Receiver, Request, Sender
@@ -349,8 +349,7 @@ class Server:
         self.clients: set[Client] = set()
         self.closing = False
         self.closed = Counter(dict.fromkeys(patience.REASONS, 0))  # connections, by why we closed them
-        self.connections = 0  # open, and those that still shake hands
-        self._of_address: dict[str, int] = {}
+        self._places = Places(limits)
         self._listener: asyncio.Server | Acceptor | None = None
         self._shaking: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Handle | None = None
@@ -375,25 +374,21 @@ class Server:
 
     # -- who comes -----------------------------------------------------------------------------------------------
 
+    @property
+    def connections(self) -> int:
+        """Open, and those that still shake hands."""
+        return self._places.taken
+
     def lets_in(self, address: str) -> bool:
         """Whether there is room for one more; it is then counted until `left`."""
-        of_address = self._of_address.get(address, 0)
-        if self.connections >= self.limits.connections_max:
-            self.closed[patience.TOO_MANY] += 1
-        elif of_address >= self.limits.connections_per_client_max:
-            self.closed[patience.TOO_MANY_OF_CLIENT] += 1
-        else:
-            self._of_address[address] = of_address + 1
-            self.connections += 1
-            return True
-        return False
+        why = self._places.refuses(address)
+        if why:
+            self.closed[why] += 1
+        return not why
 
     def left(self, address: str) -> None:
         """A connection from there is gone."""
-        self.connections -= 1
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
+        self._places.leave(address)
 
     def _arrived(self, sock: socket.socket, address: str) -> None:
         """With TLS, whoever is not let in does not get to shake hands."""
@@ -455,7 +450,7 @@ class Server:
         for _ in range(2):  # turns of the loop: the queue is accepted
             await asyncio.sleep(0)
         self._stop()
-        if self.clients:
+        if self.clients or self._shaking:
             await asyncio.sleep(LATE_S)
         for client in list(self.clients):
             if client.idle and not client.busy:
@@ -474,8 +469,10 @@ class Server:
         self.outbox.flush()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for task in self._shaking:
+        shaking = list(self._shaking)
+        for task in shaking:
             task.cancel()
+        await asyncio.gather(*shaking, return_exceptions=True)
         for client in list(self.clients):
             client.abort()
         await asyncio.sleep(0)  # transports close in the next turn of the loop

@@ -8,6 +8,7 @@ import os
 import socket
 import tracemalloc
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.accepting import Places
 from router.app import App
 from router.patience import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, ClientLimits, Patience, acknowledged
 from router.receiving import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, BadRequest, Receiver, Request
@@ -134,7 +136,6 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         while app.edge._server.clients:
             await asyncio.sleep(0.01)  # the lingering of those that were refused
         assert app.edge._server.connections == 0
-        assert not app.edge._server._of_address
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
@@ -272,6 +273,23 @@ async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- how many --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=100), st.integers(1, 6), st.integers(1, 4))
+def test_places(steps: list[tuple[bool, str]], in_all: int, of_one: int) -> None:
+    """Exactly so many at once, in all and from one address, and nothing is kept of who left."""
+    limits = ClientLimits(body_bytes_max=1, keepalive_s=1.0, connections_max=in_all, connections_per_client_max=of_one)
+    places, there = Places(limits), Counter[str]()
+    for comes, address in steps:
+        if comes:
+            room = there.total() < in_all and there[address] < of_one
+            assert (places.refuses(address) == "") == room
+            there[address] += room
+        elif there[address]:
+            places.leave(address)
+            there[address] -= 1
+        assert places.taken == there.total()
+    assert places._of_address == +there
 
 
 @pytest.mark.parametrize("setting", ["connections_max", "connections_per_client_max"])

@@ -165,6 +165,23 @@ async def test_stalled_handshakes(files: Files, monkeypatch: pytest.MonkeyPatch)
             await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
+@on_uvloop
+async def test_stopping_in_mid_handshake(begun: bytes, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that is told to stop does not wait for a handshake, and leaves no connection behind."""
+    async with RawEngine(flood) as engine:
+        async with running(engine.url, **listening(files)) as app:
+            host, port = app.url.removeprefix("https://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(begun)
+            while not app.edge._server.connections:
+                await asyncio.sleep(0)
+        assert app.edge._server.connections == 0
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+
+
 @on_uvloop
 async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """A context that takes another's place is used by connections to come; those that exist go on."""
