@@ -29,12 +29,15 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     admission   who is placed now, who waits, who is turned away
     exchange    one request and its answer on a connection to an engine
     serving     HTTP/1.1 from clients
+    accepting   who may connect; connections that are to speak TLS
+    patience    how long a client may take
     receiving   bytes to requests, with a limit on everything
     outbox      small writes, gathered over one turn of the event loop
     logs        log lines; log_writer writes them in a thread
     metrics     what Prometheus sees; tallies counts it
     pages       asking engines for pages of their own
     keys        API keys and tenants; networks where replicas may be; secret: given, or in a file
+    tls         contexts for TLS, and what is wrong with their files
     prompts     chat template and tokenizer, off the loop (parts in prompting/)
     core        placement itself: pure, no I/O
 """

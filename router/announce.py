@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from array import array
 
 import aiohttp
@@ -29,9 +30,9 @@ LAST_EVENTS_S = 0.5  # its events may come behind the answer
 class Announcer:
     """One request at a time."""
 
-    def __init__(self, router: Router, *, api_key: str) -> None:
+    def __init__(self, router: Router, *, api_key: str, tls: ssl.SSLContext | None = None) -> None:
         self._router = router
-        self._session = pages.session(api_key, TIMEOUT_S)
+        self._session = pages.session(api_key, TIMEOUT_S, tls)
 
     async def close(self) -> None:
         """Close all connections."""

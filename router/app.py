@@ -29,7 +29,7 @@ class App:
         await self.hub.__aenter__()
         try:
             self.edge = Edge(self._settings, self.hub.placer, shared_prompts=self.hub.prompts)
-            self.hub.left = self.edge.left
+            self.hub.left, self.hub.connections = self.edge.left, self.edge.connections
             await self.edge.__aenter__()
         except BaseException:
             await self.hub.__aexit__(None, None, None)

@@ -10,14 +10,15 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from router import logs, secret
+from router import logs, secret, tls
 from router.admin import MODELS, filtered
 from router.callers import Callers
 from router.core.dialects import PATHS, spoken_on
 from router.core.health import RetryBudget
 from router.keys import ANYBODY, Caller, Keys
 from router.outbox import Outbox
-from router.placing import LINES_DROPPED, PROMPTS, Page, Placer
+from router.patience import ClientLimits
+from router.placing import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, Page, Placer
 from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
@@ -99,6 +100,7 @@ class Edge:
         keys, s = keys_of(settings), settings  # what is read from files comes first, since it may fail
         admin_token = secret.read(s.admin.token, s.admin.token_file)
         api_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
+        listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
         self._settings, self._callers.keys = s, keys
         self.show(admin_token=admin_token, api_key=api_key)
         self.upstream.configure(
@@ -116,7 +118,8 @@ class Edge:
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.reader.ask_usage = s.api.ask_usage
         self._inference = frozenset((*PATHS, *s.api.passthrough))
-        self._server.body_bytes_max, self._server.keepalive_s = s.limits.body_bytes_max, s.listen.keepalive_s
+        self._server.configure(_client_limits(s))
+        self._server.tls, self.upstream.tls = listener_tls, replica_tls
 
     @property
     def keys(self) -> Keys | None:
@@ -148,7 +151,13 @@ class Edge:
     def figures(self) -> dict[str, int]:
         """What is counted here for the hub's metrics, where the hub is in another process."""
         prompts = self._prompts.counts() if self._prompts is not None else {}
-        return {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
+        told = {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
+        return told | self.connections()
+
+    def connections(self) -> dict[str, int]:
+        """Clients' connections: how many are open, and how many we closed, by reason."""
+        server = self._server
+        return {CONNECTIONS: server.connections} | {CLOSED + why: count for why, count in server.closed.items()}
 
     def _build(self) -> None:
         s = self._settings
@@ -161,6 +170,7 @@ class Edge:
             held_bytes_max=s.limits.held_answer_bytes_max,
             outbox=self._outbox,
             alive=self._placer.alive,
+            tls=tls.for_replicas(s.upstream),
         )
         self._stack.push_async_callback(self.upstream.close)
         self.reader = Reader(
@@ -169,6 +179,7 @@ class Edge:
             offload_bytes_min=s.limits.offload_bytes_min,
             ask_usage=s.api.ask_usage,
             secret=secret.read(s.auth.secret, s.auth.secret_file),
+            json_depth_max=s.limits.json_depth_max,
         )
         self._stack.callback(self.reader.close)
         self._callers = Callers(keys_of(s), "")
@@ -199,7 +210,7 @@ class Edge:
             self._stack.callback(own.close)
         asker = None
         if s.tokens.ask_replicas:
-            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s)
+            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=tls.for_replicas(s.upstream))
             self._stack.push_async_callback(asker.close)
         return Tokens(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
 
@@ -208,8 +219,8 @@ class Edge:
         self._server = Server(
             self._handle,
             self._turn_away,
-            body_bytes_max=s.limits.body_bytes_max,
-            keepalive_s=s.listen.keepalive_s,
+            _client_limits(s),
+            tls=tls.for_listener(s.listen),
             outbox=self._outbox,
         )
         self._stack.push_async_callback(self._server.close)
@@ -221,7 +232,7 @@ class Edge:
             )
         except OSError as error:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
-        self.url = url_of(*bound)
+        self.url = url_of(*bound, tls=self._server.tls is not None)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -282,3 +293,16 @@ class Edge:
             self._placer.report(record)
         for record in ended:
             logs.log_request(record)
+
+
+def _client_limits(settings: Settings) -> ClientLimits:
+    listen = settings.listen
+    return ClientLimits(
+        body_bytes_max=settings.limits.body_bytes_max,
+        keepalive_s=listen.keepalive_s,
+        head_timeout_s=listen.head_timeout_s,
+        body_bytes_per_s_min=listen.body_bytes_per_s_min,
+        send_timeout_s=listen.send_timeout_s,
+        connections_max=listen.connections_max,
+        connections_per_client_max=listen.connections_per_client_max,
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -74,11 +75,17 @@ class Finder:
     """Asks replicas. `configured`: sources by replica id; `bound_port`: of the address that engines connect to."""
 
     def __init__(
-        self, *, configured: Mapping[str, Source], bound_port: int | None, api_key: str, timeout_s: float
+        self,
+        *,
+        configured: Mapping[str, Source],
+        bound_port: int | None,
+        api_key: str,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._configured = configured
         self._bound_port = bound_port
-        self._session = pages.session(api_key, timeout_s)
+        self._session = pages.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,6 +46,7 @@ class Subscriber:
         bind: str,
         topics: Mapping[str, str],
         api_key: str,
+        tls: ssl.SSLContext | None = None,
         poll_s: float,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
@@ -55,6 +57,7 @@ class Subscriber:
         self._bind = bind
         self._named = {topic.encode(): id_ for topic, id_ in topics.items()}
         self._api_key = api_key
+        self._tls = tls
         self._poll_s = poll_s
         self._limits = limits
         self._clock = clock
@@ -84,7 +87,9 @@ class Subscriber:
         self._shared = Surroundings(
             sink=self._sink,
             sockets=sockets,
-            finder=Finder(configured=configured, bound_port=port, api_key=self._api_key, timeout_s=timeout_s),
+            finder=Finder(
+                configured=configured, bound_port=port, api_key=self._api_key, timeout_s=timeout_s, tls=self._tls
+            ),
             limits=self._limits,
             poll_s=self._poll_s,
             bound=self.address,

@@ -15,10 +15,10 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
-from router import logs, secret
+from router import logs, secret, tls
 from router.additions import Additions
 from router.addresses import event_endpoints, event_topics
-from router.admin import Pages
+from router.admin import Pages, refuse_python_parser
 from router.admission import TICK_S
 from router.announce import Announcer
 from router.core.breaker import State
@@ -33,7 +33,7 @@ from router.guard import BODY_BYTES_MAX, guarding
 from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
 from router.networks import allowed
-from router.placing import HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
+from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
@@ -72,11 +72,13 @@ class Hub:
         self._tell_stuck = stuck
         self._admin_socket = admin_socket
         self._stack = AsyncExitStack()
+        self._tls = tls.for_replicas(settings.upstream)
         self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
         self._events: Subscriber | None = None
         self.prompts: Prompts | None = None
         self._grades: dict[str, Grade] = {}  # as last logged
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
+        self.connections: Callable[[], Mapping[str, int]] = dict  # of clients of this process: see `Edge.connections`
         self._of_workers: Counter[str] = Counter()  # totals of other processes
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
@@ -126,6 +128,7 @@ class Hub:
             models_interval_s=s.probe.models_interval_s,
             page_bytes_max=s.probe.page_bytes_max,
             kv_tokens_max=s.routing.kv_tokens_max,
+            tls=self._tls,
         )
         self._stack.push_async_callback(self._prober.close)
         self.metrics = Metrics(
@@ -136,6 +139,7 @@ class Hub:
             self._prompt_figures,
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
             queued=lambda: self.admission.queued(),
+            connections=self._connection_figures,
         )
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)
@@ -173,6 +177,7 @@ class Hub:
             timeout_s=s.probe.timeout_s,
             api_key=s.probe.api_key,
             page_bytes_max=s.probe.page_bytes_max,
+            tls=self._tls,
         )
         self._stack.push_async_callback(self._ranks.close)
         self._task(self._check())
@@ -182,7 +187,7 @@ class Hub:
         s = self.settings
         self.prompts = make_prompts(s)
         self._stack.callback(self.prompts.close)
-        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s)
+        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._tls)
         self._stack.push_async_callback(asker.close)
         trust = Trust(
             self.router,
@@ -212,6 +217,7 @@ class Hub:
                 bind=s.events.bind,
                 topics=event_topics(s.events.topics),
                 api_key=s.probe.api_key,
+                tls=self._tls,
                 poll_s=s.events.poll_s,
                 limits=Limits(
                     silence_s=s.events.replay_timeout_s,
@@ -222,7 +228,7 @@ class Hub:
             await self._events.start()
             self._stack.push_async_callback(self._events.close)
             if s.events.announce:
-                announcer = Announcer(self.router, api_key=s.probe.api_key)
+                announcer = Announcer(self.router, api_key=s.probe.api_key, tls=self._tls)
                 self._stack.push_async_callback(announcer.close)
                 self._task(announcer.watch())
         self._stack.push_async_callback(self._stop_watching)
@@ -337,18 +343,32 @@ class Hub:
                 figures[name.removeprefix(PROMPTS)] += count
         return dict(figures)
 
+    def _connection_figures(self) -> tuple[int, dict[str, int]]:
+        figures = Counter(self._of_workers)
+        figures.update(self.connections())
+        closed = {why.removeprefix(CLOSED): count for why, count in figures.items() if why.startswith(CLOSED)}
+        return figures[CONNECTIONS], closed
+
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
         s = self.settings.listen
+        if not self.settings.admin.allow_python_parser:
+            refuse_python_parser()
         guard = guarding(lambda: self.admin_token, s.admin_host)
         app = web.Application(middlewares=[guard], client_max_size=BODY_BYTES_MAX)
         app.add_routes(self.pages.routes())
         self._additions = Additions(self._replicas, allowed(self.settings.admin.replicas_allowed))
         app.add_routes(self._additions.routes())
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S, keepalive_timeout=s.keepalive_s)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=s.keepalive_s,
+            auto_decompress=False,  # a megabyte may stand for a gigabyte
+        )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         site: web.BaseSite

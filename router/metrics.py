@@ -42,9 +42,11 @@ class Metrics:
         prompts: Callable[[], Mapping[str, int]] = dict,
         lines_dropped: Callable[[], int] = int,
         queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0),
+        connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {}),
     ) -> None:
         """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
-        `lines_dropped`: log lines that nobody took; `queued`: requests that wait for a place by priority, and bytes."""
+        `lines_dropped`: log lines that nobody took; `queued`: requests that wait for a place by priority, and bytes;
+        `connections`: of clients, those open, and those that we closed by reason."""
         self._tallies = Tallies()
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
@@ -54,7 +56,7 @@ class Metrics:
         self.reloaded = self._tallies.reloaded
         self.know_tenants = self._tallies.know
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued)
-        self._read = (gauges, _Events(router, streams, prompts))
+        self._read = (gauges, _Connections(connections), _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._tallies), *self._read):
             self.registry.register(collector)
@@ -195,6 +197,23 @@ class _Gauges(Collector):
             ("replica", "grade"),
             [((m.id, g.value), float(m.grade is g)) for m in members.values() for g in Grade],
         )
+
+
+class _Connections(Collector):
+    """Clients' connections; read when scraped."""
+
+    def __init__(self, connections: Callable[[], tuple[int, Mapping[str, int]]]) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterable[Metric]:
+        """A gauge, and a counter by reason."""
+        count, closed = self._connections()
+        yield _gauge("connections", "Open connections of clients.", (), [((), count)])
+        text = "Connections of clients that the router closed, by the limit that they ran into."
+        family = CounterMetricFamily("warmroute_connections_closed", text, labels=("reason",))
+        for reason, times in closed.items():
+            family.add_metric((reason,), times)
+        yield family
 
 
 class _Events(Collector):

@@ -5,18 +5,25 @@ One way to set a session up, and one to read a page: never more of it than its r
 
 from __future__ import annotations
 
+import ssl
+
 import aiohttp
 
 KEEPALIVE_S = 3.0  # less than uvicorn's 5, so that we close first
 
 
-def session(api_key: str, timeout_s: float) -> aiohttp.ClientSession:
-    """For engines' own pages: `timeout_s` is for a whole answer; with the key that engines were given, if any."""
+def session(api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+    """For engines' own pages: `timeout_s` is for a whole answer; with the key that engines were given, if any. Without
+    `tls` engines that speak it must be known to the machine. Nothing is asked for compressed, and nothing unpacked."""
+    headers = {"Accept-Encoding": "identity"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        headers=headers,
+        auto_decompress=False,
     )
 
 

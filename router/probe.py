@@ -13,6 +13,7 @@ import asyncio
 import errno
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,6 +75,7 @@ class Prober:
         models_interval_s: float,
         page_bytes_max: int,
         kv_tokens_max: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._router = router
         self._on_lost = on_lost
@@ -81,7 +83,7 @@ class Prober:
         self._models_rounds = max(1, round(models_interval_s / interval_s))
         self._page_bytes_max = page_bytes_max
         self._kv_tokens_max = kv_tokens_max
-        self._session = pages.session(api_key, timeout_s)
+        self._session = pages.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Close all connections."""

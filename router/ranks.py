@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -60,7 +61,14 @@ class Ranks:
     """Asks servers, remembers, and asks again: soon where there was no answer, else every `again_s`."""
 
     def __init__(
-        self, *, interval_s: float, again_s: float, timeout_s: float, api_key: str, page_bytes_max: int
+        self,
+        *,
+        interval_s: float,
+        again_s: float,
+        timeout_s: float,
+        api_key: str,
+        page_bytes_max: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._interval_s = interval_s
         self._again_s = again_s
@@ -69,7 +77,7 @@ class Ranks:
         self._asked_s: dict[str, float] = {}  # of the last answer
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-        self._session = pages.session(api_key, timeout_s)
+        self._session = pages.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Stop asking, and close all connections."""

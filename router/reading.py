@@ -19,6 +19,7 @@ from functools import partial
 from router.core.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, spoken_on, tenancy
 from router.core.dialects.seen import Seen
+from router.core.dialects.wire import nests_deeper
 from router.core.facts import Ask
 from router.core.models import NoReplica, UnknownModel
 from router.exchange import HOP_HEADERS
@@ -81,6 +82,7 @@ class Reader:
         offload_bytes_min: int,
         ask_usage: bool,
         secret: str = "",
+        json_depth_max: int = 256,
     ) -> None:
         """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. From the `secret`
         isolated tenants' salts are made."""
@@ -88,6 +90,7 @@ class Reader:
         self._tokens = tokens
         self._offload_bytes_min = offload_bytes_min
         self.ask_usage = ask_usage
+        self._depth_max = json_depth_max
         self._thread = ThreadPoolExecutor(1, "parse")
         self._seen, self._seen_long = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
         self._secret = secret.encode()
@@ -147,11 +150,16 @@ class Reader:
         """What is asked, the model meant, and the prompt's keys. Raises BadBody and Refusal."""
         path = request.path
         if dialect is None:
-            ask = _parse_other(request)
+            if request.body_bytes < self._offload_bytes_min:
+                ask = _parse_other(request, self._depth_max)
+            else:
+                run = asyncio.get_running_loop().run_in_executor
+                ask = await run(self._thread, _parse_other, request, self._depth_max)
             return ask, self._model(ask, caller, required=_must_name_model(path, caller)), None
         keep = self._tokens is not None and self._placer.follows()
         salt = self._salting(caller)
         if request.body_bytes < self._offload_bytes_min:
+            _check_depth(request.body, self._depth_max)
             self._seen.apart(salt(b"") if salt else b"")
             ask = dialect.parse(path, request.body, keep=keep, seen=self._seen)
             if salt is not None:
@@ -159,7 +167,7 @@ class Reader:
             model = self._model(ask, caller, required=True)
             return ask, model, _hashed(ask, model)
         run = asyncio.get_running_loop().run_in_executor
-        ask, chain = await run(self._thread, _read_long, dialect, request, keep, self._seen_long, salt)
+        ask, chain = await run(self._thread, _read_long, dialect, request, keep, self._seen_long, self._depth_max, salt)
         model = self._model(ask, caller, required=True)
         if chain is None and ask.model is None:
             chain = await run(self._thread, _hashed, ask, model)
@@ -254,8 +262,19 @@ def _owned(request: Request, ask: Ask, tenant: Tenant) -> tuple[list[str], bytes
     return named, body
 
 
+def _check_depth(body: bytes, depth_max: int) -> None:
+    """Raises BadBody. Fields that are only passed on may have no depth either that ends an engine's process."""
+    if nests_deeper(body, depth_max):
+        raise BadBody("invalid_json", f"The request body has more than {depth_max} levels of JSON within one another.")
+
+
 def _read_long(
-    dialect: Dialect, request: Request, keep: bool, seen: Seen, salt: Callable[[bytes], bytes] | None
+    dialect: Dialect,
+    request: Request,
+    keep: bool,
+    seen: Seen,
+    depth_max: int,
+    salt: Callable[[bytes], bytes] | None,
 ) -> tuple[Ask, Chain | None]:
     """Put together, parse, and hash for the model that is named; a request that names none is hashed once it is known.
 
@@ -265,6 +284,7 @@ def _read_long(
     pause_s = max(0, request.body_bytes - PAUSE_BYTES_MIN) / PAUSE_BYTES_PER_S
     body = request.body
     time.sleep(pause_s)
+    _check_depth(body, depth_max)
     seen.apart(salt(b"") if salt else b"")
     ask = dialect.parse(request.path, body, keep=keep, seen=seen)
     if salt is not None:
@@ -275,13 +295,14 @@ def _read_long(
     return ask, chain
 
 
-def _parse_other(request: Request) -> Ask:
+def _parse_other(request: Request, depth_max: int) -> Ask:
     """A path whose prompts the index does not read: its model, and whatever keeps it with a replica."""
     if request.fields.get(b"content-type", b"").startswith(b"multipart/"):
         found = _MULTIPART_MODEL.search(request.body)
         return Ask(found[1].decode(errors="replace") if found else None)
     if not request.body:
         return Ask(None)
+    _check_depth(request.body, depth_max)
     ask = OPENAI.parse(request.path, request.body, keep=False)
     ask.prompt = None
     return ask

@@ -7,6 +7,7 @@ parser: its pieces are only collected. Everything that comes in has a limit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 from urllib.parse import unquote
@@ -16,7 +17,13 @@ import httptools
 HEAD_BYTES_MAX = 64 << 10
 VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
 LENGTH_DIGITS_MAX = 15
+LINES_MAX = 256  # of a head
+PIECE_BYTES_MIN = 4 << 10  # a smaller piece of a body is put to the one before, up to
+JOINED_BYTES_MAX = 64 << 10
 BETWEEN, HEAD, BODY = range(3)  # where in a request the reader is
+
+# A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
 
 
 class BadRequest(Exception):
@@ -91,7 +98,7 @@ class Request:
         self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value) as they came
         self.body_bytes = 0
         self._body = b""
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
 
     @property
     def body(self) -> bytes:
@@ -100,7 +107,7 @@ class Request:
             self._body, self._pieces = b"".join(self._pieces), []
         return self._body
 
-    def bring(self, pieces: list[bytes], body_bytes: int) -> None:
+    def bring(self, pieces: list[bytes | bytearray], body_bytes: int) -> None:
         """What its body consists of."""
         self._pieces, self.body_bytes = pieces, body_bytes
 
@@ -128,8 +135,8 @@ class Receiver:
     """Parses what comes on one connection."""
 
     __slots__ = (
-        "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_left_bytes", "_parser", "_pieces", "_reading",
-        "_reading_bytes", "_upgrades", "stage",
+        "_barren_bytes", "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_host", "_left_bytes", "_parser",
+        "_pieces", "_reading", "_upgrades", "reading_bytes", "requests", "stage",
     )  # fmt: skip
 
     def __init__(self, client: Connection, body_bytes_max: int) -> None:
@@ -139,10 +146,13 @@ class Receiver:
         self._reading = _NOTHING  # what is being read
         self.stage = BETWEEN
         self._upgrades = False
-        self._reading_bytes = 0  # of its body
+        self.reading_bytes = 0  # of its body
         self._left_bytes = -1  # of a body of known length whose pieces need no parser
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
+        self.requests = 0  # begun
+        self._barren_bytes = 0  # read since the last of a body's: chunk extensions, trailers
         self._head_bytes = 0
+        self._host = b""  # the last that was one
         self._fed_bytes = 0  # in the last read
 
     @property
@@ -160,6 +170,10 @@ class Receiver:
         self._parser, self._reading, self._pieces, self.stage = _NO_PARSER, _NOTHING, [], BETWEEN
         self._client = _NOBODY
 
+    def let_go(self) -> None:
+        """What has come of a body is not wanted any more."""
+        self._pieces = []
+
     def feed(self, data: bytes) -> None:
         """Read on. Raises BadRequest, and is then of no more use."""
         if self._left_bytes >= len(data):
@@ -173,8 +187,9 @@ class Receiver:
                 self._more_body(data[:end])
                 data = data[end:]
             self._fed_bytes = len(data)
+            before_bytes = self.reading_bytes if self.stage == BODY else -1
             self._parser.feed_data(data)
-            self._after_feed()
+            self._after_feed(before_bytes)
         except httptools.HttpParserUpgrade as upgrade:
             self._no_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
@@ -183,23 +198,37 @@ class Receiver:
         except httptools.HttpParserError as error:
             raise BadRequest(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
 
-    def _after_feed(self) -> None:
+    def _after_feed(self, before_bytes: int) -> None:
         if self.stage == HEAD:
             if self._head_bytes > HEAD_BYTES_MAX:
                 raise _head_too_large()
         elif self.stage == BODY:
+            self._barren_bytes = self._barren_bytes + self._fed_bytes if self.reading_bytes == before_bytes else 0
+            if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps a trailer until it ends
+                raise BadRequest(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
             length = self._reading.fields.get(b"content-length")
             if length is not None:  # the parser has seen to it that it is a number, and the only one
-                self._left_bytes = int(length) - self._reading_bytes
+                self._left_bytes = int(length) - self.reading_bytes
 
     def _more_body(self, data: bytes) -> None:
         """A body of known length needs no parser. The parser that waits for it is left behind."""
-        self._pieces.append(data)
+        self._keep(data)
         self._left_bytes -= len(data)
-        self._reading_bytes += len(data)
+        self.reading_bytes += len(data)
         if not self._left_bytes:
             self._parser = httptools.HttpRequestParser(self)
             self.on_message_complete()
+
+    def _keep(self, data: bytes) -> None:
+        """Small pieces are joined: each on its own would take many times its size."""
+        pieces = self._pieces
+        if pieces and len(data) < PIECE_BYTES_MIN and len(pieces[-1]) < JOINED_BYTES_MAX:
+            last = pieces[-1]
+            if not isinstance(last, bytearray):
+                last = pieces[-1] = bytearray(last)
+            last += data
+        else:
+            pieces.append(data)
 
     def _no_upgrade(self, rest: bytes) -> None:
         """We speak nothing else (RFC 9110 section 7.8 lets a server ignore Upgrade), but the parser stops at such a
@@ -220,8 +249,9 @@ class Receiver:
 
     def on_message_begin(self) -> None:
         """A head begins."""
+        self.requests += 1
         self._reading, self.stage = Request(self._client), HEAD
-        self._pieces, self._reading_bytes = [], 0
+        self._pieces, self.reading_bytes = [], 0
 
     def on_url(self, url: bytes) -> None:
         """Path and query; what is not ASCII the parser refused."""
@@ -242,14 +272,21 @@ class Receiver:
         else:
             request.fields[low] = value
         request.lines.append((low, name, value))
+        if len(request.lines) > LINES_MAX:
+            raise BadRequest(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
 
     def on_headers_complete(self) -> None:
         """What can be refused without the body is refused now."""
         request, parser, head_bytes = self._reading, self._parser, self._head_bytes
         self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
         request.method, request.version = parser.get_method().decode(), parser.get_http_version()
+        host = request.fields.get(b"host")
+        if host is not None and host != self._host:
+            if not _HOST.fullmatch(host):
+                raise BadRequest(400, "bad_http", "Host is no name or address with a port.")
+            self._host = host
         if request.version == "1.1":
-            if b"host" not in request.fields:
+            if host is None:
                 raise BadRequest(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
         elif request.version != "1.0":
             raise BadRequest(505, "bad_http", "This is a server of HTTP/1.1.")
@@ -267,9 +304,9 @@ class Receiver:
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
-        self._pieces.append(data)
-        self._reading_bytes += len(data)
-        if self._reading_bytes > self._body_bytes_max:
+        self._keep(data)
+        self.reading_bytes += len(data)
+        if self.reading_bytes > self._body_bytes_max:
             raise self._too_large()
 
     def on_message_complete(self) -> None:
@@ -277,7 +314,7 @@ class Receiver:
         if self._upgrades:
             return  # it will be read again: see _no_upgrade
         request = self._reading
-        request.bring(self._pieces, self._reading_bytes)
+        request.bring(self._pieces, self.reading_bytes)
         self._pieces, self._left_bytes, self.stage = [], -1, BETWEEN
         self._reading = _NOTHING  # its body is not kept until the next one comes
         _locate(request)

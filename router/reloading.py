@@ -25,7 +25,9 @@ LIVE = frozenset(
     (
         "replicas",
         "listen.metrics_on_main", "listen.keepalive_s", "listen.lame_duck_s", "listen.drain_s",
-        "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca",
+        "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
+        "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
+        "listen.send_timeout_s",
         "admin.token", "admin.token_file", "admin.replicas_allowed",
         "auth.keys_file", "auth.isolate", "auth.receipts",
         "admission.in_flight_max", "admission.waiting_max", "admission.queue_requests_max",
@@ -44,8 +46,7 @@ LIVE = frozenset(
 FIXED = frozenset(
     (
         "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
-        "listen.hub_timeout_s", "listen.connections_max", "listen.connections_per_client_max",
-        "listen.head_timeout_s", "listen.body_bytes_per_s_min", "listen.send_timeout_s",
+        "listen.hub_timeout_s", "admin.allow_python_parser",
         "auth.secret", "auth.secret_file", "auth.tenants_max",
         "routing.policy", "routing.index_bytes_max", "routing.blocks_max_default", "routing.kv_tokens_max",
         "routing.memory_max",

@@ -79,9 +79,10 @@ async def guarded(work: Coroutine[None, None, None]) -> None:
         raise
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
     """The URL of a bound address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def cannot_listen(error: OSError, host: str, port: int) -> OSError:

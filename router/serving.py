@@ -16,20 +16,25 @@ import select
 import socket
 import ssl
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import cast
 
+from router import patience
+from router.accepting import Acceptor, Places, bound
 from router.outbox import Outbox
+from router.patience import ClientLimits, Patience, acknowledged
 from router.receiving import BETWEEN, BadRequest, Receiver, Request, Sender
 
 WAITING_MAX = 8  # requests sent ahead
+WAITING_BYTES_MAX = 1 << 20  # of their bodies; the one that goes beyond is kept
 WRITE_BUFFER_BYTES_MAX = 256 << 10  # unread by the client; above it the engine is not read either
 LINGER_S = 2.0  # what a refused client still sends is read for so long, so that it gets to see why
-SWEEP_S = 1.0
 ACCEPT_S = 1.0  # that the last of the kernel's queue may take
+LOOKED_AT_ONCE_MAX = 256  # connections, in one turn of the loop
+CLOSED_AT_ONCE_MAX = 16  # likewise: to say why takes some 50 us
 LATE_S = 0.1  # after which connections without a request are closed by `drain`: one may be on its way
 LOOK_S = 0.02  # between two looks of `drain`
 BACKLOG = 1_024
@@ -53,13 +58,15 @@ class Client(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_holding", "_moved", "_receiver", "_refusal", "_request", "_server",
-        "_transport", "_unread_bytes", "_waiting", "chunked", "idle_since_s", "sender", "task", "write",
+        "_clogged", "_discarding", "_holding", "_patience", "_receiver", "_refusal", "_request", "_server",
+        "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
     )  # fmt: skip
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, address: str | None = None) -> None:
+        """`address`: the client's, when the server has let it in."""
         self._server = server
-        self._receiver = Receiver(self, server.body_bytes_max)
+        self._receiver = Receiver(self, server.limits.body_bytes_max)
+        self._patience = Patience()
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # what is being answered
         self._waiting: deque[Request] = deque()
@@ -68,9 +75,7 @@ class Client(asyncio.Protocol):
         self._holding = False  # the client is not read: it sent too far ahead
         self._discarding = False
         self._clogged = False  # the client does not read
-        self._moved = False  # something came since the last sweep
-        self._unread_bytes = 0  # at the last sweep
-        self.idle_since_s = server.loop.time()
+        self.address = address
         self.chunked = False
         self.sender: Sender | None = None
         self.write: Callable[[bytes], None] = _nowhere
@@ -79,6 +84,13 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Sockets have TCP_NODELAY from asyncio: a stream on a warm connection would else wait 40 ms for an ACK."""
+        if self.address is None:
+            peer = transport.get_extra_info("peername")
+            address = str(peer[0]) if peer else ""
+            if not self._server.lets_in(address):
+                _reset(cast("asyncio.Transport", transport))
+                return
+            self.address = address
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self.write = self._transport.write
@@ -86,6 +98,9 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left: its work is cancelled."""
+        if self.address is not None:
+            self._server.left(self.address)
+            self.address = None
         if self.sender is not None:
             self.sender.gone()
         self._transport, self.write, self.sender = None, _nowhere, None
@@ -114,7 +129,6 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on."""
-        self._moved = True
         if self._refusal is not None or self._discarding:
             return
         try:
@@ -136,9 +150,13 @@ class Client(asyncio.Protocol):
             self._start(request)
             return
         self._waiting.append(request)
-        if len(self._waiting) >= WAITING_MAX and not self._holding and self._transport is not None:
+        if self._far_ahead() and not self._holding and self._transport is not None:
             self._holding = True
             self._transport.pause_reading()
+
+    def _far_ahead(self) -> bool:
+        waiting = self._waiting
+        return len(waiting) >= WAITING_MAX or sum(each.body_bytes for each in waiting) >= WAITING_BYTES_MAX
 
     # -- one after the other -------------------------------------------------------------------------------------
 
@@ -160,7 +178,6 @@ class Client(asyncio.Protocol):
 
     def _next(self) -> None:
         self._request = self.task = self.sender = None
-        self.idle_since_s = self._server.loop.time()
         if not self._clogged:  # else answers that nobody reads would pile up
             self._go_on()
 
@@ -170,7 +187,7 @@ class Client(asyncio.Protocol):
             return
         if self._waiting:
             self._start(self._waiting.popleft())
-            if self._holding and len(self._waiting) < WAITING_MAX:
+            if self._holding and not self._far_ahead():
                 self._holding = False
                 transport.resume_reading()
         elif self._refusal is not None:
@@ -179,6 +196,7 @@ class Client(asyncio.Protocol):
     def _refuse(self, error: BadRequest) -> None:
         """Said behind what still waits; no more is read, since nobody knows where the next request would begin."""
         self._refusal = error
+        self._receiver.let_go()
         if self._request is None and not self._waiting:
             self._say(error)
 
@@ -190,9 +208,10 @@ class Client(asyncio.Protocol):
         self._server.refuse(request, error)
         self._server.outbox.flush()
         if self._transport is not None:
-            if self._transport.can_write_eof():
+            can_end = self._transport.can_write_eof()
+            if can_end:
                 self._transport.write_eof()
-            self._server.loop.call_later(LINGER_S, self.abort)
+            self._server.loop.call_later(LINGER_S, self.abort if can_end else self.close)  # TLS says goodbye in `close`
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -257,11 +276,17 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def cut(self) -> None:
-        """See Request.cut. Without chunks only a reset tells the client that something is missing."""
+        """See Request.cut. Without chunks only a reset tells the client that something is missing; and over TLS only
+        an end without a close_notify, which is what `close` would send."""
         self._server.outbox.flush()
-        if self._transport is not None:
-            if not self.chunked and (sock := self._transport.get_extra_info("socket")) is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        if self._transport is None:
+            return
+        if self.chunked:
+            self._transport.close()
+        elif self._transport.get_extra_info("ssl_object") is not None:
+            _reset(self._transport)
+        else:
+            _do_not_linger(self._transport)
             self._transport.close()
 
     def abort(self) -> None:
@@ -279,14 +304,28 @@ class Client(asyncio.Protocol):
         """Nothing is being read or answered."""
         return self._request is None and self._receiver.stage == BETWEEN
 
-    def stale(self, now_s: float, keepalive_s: float) -> bool:
-        """Nothing is being answered, and for so long nothing came (also not more of half a request) or was read."""
-        if self._request is not None:
-            return False
-        unread_bytes = self.unread_bytes
-        if self._moved or unread_bytes != self._unread_bytes:
-            self._moved, self._unread_bytes, self.idle_since_s = False, unread_bytes, now_s
-        return now_s - self.idle_since_s > keepalive_s
+    def overdue(self, now_s: float) -> str:
+        """Why it has taken too long, one of patience.REASONS, or ""."""
+        limits, receiver, unread_bytes = self._server.limits, self._receiver, self.unread_bytes
+        taken_bytes = 0
+        if unread_bytes and self._transport is not None:
+            taken_bytes = acknowledged(self._transport.get_extra_info("socket"), unread_bytes)
+        if not self._patience.reads(now_s, limits, unread_bytes, taken_bytes):
+            return patience.SEND_TIMEOUT
+        answering = receiver.stage == BETWEEN and self.busy
+        if answering or unread_bytes or self._holding or self._discarding or self._refusal is not None:
+            self._patience.pause()
+            return ""
+        return self._patience.sends(now_s, limits, receiver.stage, receiver.requests, receiver.reading_bytes)
+
+    def expire(self, why: str) -> None:
+        """Close it, and say why where that can still be said."""
+        if why in (patience.HEAD_TIMEOUT, patience.BODY_TIMEOUT):
+            self._refuse(BadRequest(408, "request_timeout", "The request came too slowly."))
+        elif why == patience.SEND_TIMEOUT and self._transport is not None:
+            _reset(self._transport)  # or the kernel would keep for it what it does not read
+        else:
+            self.abort()
 
 
 class Server:
@@ -296,52 +335,126 @@ class Server:
         self,
         handler: Handler,
         refuse: Refuse,
+        limits: ClientLimits,
         *,
-        body_bytes_max: int,
-        keepalive_s: float,
+        tls: ssl.SSLContext | None = None,
         outbox: Outbox | None = None,
     ) -> None:
         """`handler` answers a request; `refuse` says what is wrong with one that cannot be read, its method and path
-        empty where they are not known. Without an `outbox` it has one of its own."""
+        empty where they are not known. `tls` may be replaced by another: connections to come have that. Without an
+        `outbox` it has one of its own."""
         self.handler = handler
         self.refuse = refuse
-        self.body_bytes_max = body_bytes_max
+        self.limits = limits
+        self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
         self.clients: set[Client] = set()
         self.closing = False  # answers end their connections
         self._draining = False  # so do those that wait for no answer
-        self.keepalive_s = keepalive_s
-        self._listener: asyncio.Server | None = None
+        self.closed = Counter(dict.fromkeys(patience.REASONS, 0))  # connections, by why we closed them
+        self._places = Places(limits)
+        self._listener: asyncio.Server | Acceptor | None = None
         self._shared = False  # other processes accept on the same socket
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Handle | None = None
 
-    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns address and port. Raises OSError."""
-        return self._begin(await self.loop.create_server(lambda: Client(self), host, port, backlog=BACKLOG, ssl=tls))
+        if self.tls is not None:
+            return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
+        return self._begin(await self.loop.create_server(lambda: Client(self), host, port, backlog=BACKLOG))
 
-    async def take(self, listening: socket.socket, *, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+    async def take(self, listening: socket.socket) -> tuple[str, int]:
         """Accept on a socket that listens already; others may accept on it too."""
         self._shared = True
-        return self._begin(
-            await self.loop.create_server(lambda: Client(self), sock=listening, backlog=BACKLOG, ssl=tls)
-        )
+        return await self._accept_on(listening)
 
-    def _begin(self, listener: asyncio.Server) -> tuple[str, int]:
+    async def _accept_on(self, listening: socket.socket) -> tuple[str, int]:
+        if self.tls is not None:
+            return self._begin(Acceptor(self.loop, listening, self._arrived))
+        return self._begin(await self.loop.create_server(lambda: Client(self), sock=listening, backlog=BACKLOG))
+
+    def configure(self, limits: ClientLimits) -> None:
+        """What holds from now on."""
+        self.limits = limits
+        self._places.limits = limits
+
+    def _begin(self, listener: asyncio.Server | Acceptor) -> tuple[str, int]:
         self._listener = listener
-        self._sweep()
-        bound = listener.sockets[0].getsockname()
-        return bound[0], bound[1]
+        self._sweeper = self.loop.call_later(self.limits.sweep_s, self._sweep)
+        address = listener.sockets[0].getsockname()
+        return address[0], address[1]
+
+    # -- who comes -----------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        """Open, and those that still shake hands."""
+        return self._places.taken
+
+    def lets_in(self, address: str) -> bool:
+        """Whether there is room for one more; it is then counted until `left`."""
+        why = self._places.refuses(address)
+        if why:
+            self.closed[why] += 1
+        return not why
+
+    def left(self, address: str) -> None:
+        """A connection from there is gone."""
+        self._places.leave(address)
+
+    def _arrived(self, sock: socket.socket, address: str) -> None:
+        """With TLS, whoever is not let in does not get to shake hands."""
+        if not self.lets_in(address):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            sock.close()
+            return
+        task = self.loop.create_task(self._shake_hands(sock, address))
+        self._shaking.add(task)
+        task.add_done_callback(self._shaking.discard)
+
+    async def _shake_hands(self, sock: socket.socket, address: str) -> None:
+        """Handshakes have the time of a head. Closing, which sends what is left, has the time of sending."""
+        client = Client(self, address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: client,
+                sock,
+                ssl=self.tls,
+                ssl_handshake_timeout=self.limits.head_timeout_s,
+                ssl_shutdown_timeout=self.limits.send_timeout_s,
+            )
+        except OSError:
+            self.closed[patience.NO_HANDSHAKE] += 1
+        finally:
+            if client.address is not None and client not in self.clients:
+                client.address = None
+                self.left(address)
+
+    # -- who takes too long --------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Coarse on purpose: one timer for all connections, none for each."""
-        now_s = self.loop.time()
-        for client in list(self.clients):
-            if client.stale(now_s, self.keepalive_s):
-                client.abort()
+        self._look(list(self.clients))
+
+    def _look(self, clients: list[Client]) -> None:
+        """At all of these, some in each turn of the loop."""
+        now_s, looked, closed = self.loop.time(), 0, 0
+        while clients and looked < LOOKED_AT_ONCE_MAX and closed < CLOSED_AT_ONCE_MAX:
+            client = clients.pop()
+            looked += 1
+            if why := client.overdue(now_s):
+                self.closed[why] += 1
+                closed += 1
+                client.expire(why)
             elif self._draining and client.idle and not client.busy:
                 client.close()
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        if clients:
+            self._sweeper = self.loop.call_soon(self._look, clients)
+        else:
+            self._sweeper = self.loop.call_later(self.limits.sweep_s, self._sweep)
 
     def lame_duck(self) -> None:
         """Go on, but every answer ends its connection from now on: clients that keep theirs move elsewhere, each after
@@ -356,7 +469,7 @@ class Server:
         if self._listener is not None:
             await self._accept_last(self._listener)
         self._stop()
-        if self.clients:
+        if self.clients or self._shaking:
             await asyncio.sleep(LATE_S)
         for client in list(self.clients):
             if client.idle and not client.busy:
@@ -364,7 +477,7 @@ class Server:
         while any(client.busy for client in self.clients):  # noqa: ASYNC110 - at the end of a process, and short
             await asyncio.sleep(LOOK_S)
 
-    async def _accept_last(self, listener: asyncio.Server) -> None:
+    async def _accept_last(self, listener: asyncio.Server | Acceptor) -> None:
         """Return when the kernel's queue is empty; libuv takes one connection out of it in a turn of the loop."""
         waiting, until_s = select.poll(), self.loop.time() + ACCEPT_S
         for listening in listener.sockets:
@@ -392,6 +505,10 @@ class Server:
         self.outbox.flush()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        shaking = list(self._shaking)
+        for task in shaking:
+            task.cancel()
+        await asyncio.gather(*shaking, return_exceptions=True)
         for client in list(self.clients):
             client.abort()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
@@ -412,3 +529,16 @@ def date_line() -> bytes:
 
 def _nowhere(_: bytes) -> None:
     """Writes of a connection that is gone."""
+
+
+def _do_not_linger(transport: asyncio.Transport) -> None:
+    """When it is closed the other end sees a reset."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close it now, with a reset."""
+    _do_not_linger(transport)
+    transport.abort()

@@ -25,6 +25,7 @@ from router.addresses import event_problems, token_problems, url_problems
 from router.core.policies import POLICIES
 from router.keys import Keys, KeysError
 from router.networks import allowed_problems
+from router.tls import listener_problems, replica_problems
 
 ENV_PREFIX = "WARMROUTE_"
 SECRETS = ("admin.token", "auth.secret", "probe.api_key", "upstream.api_key")  # never shown
@@ -100,6 +101,9 @@ class AdminSettings:
     only. At least 16 characters."""
     token_file: str = ""
     """File that holds the token, such as a mounted secret; read again on SIGHUP."""
+    allow_python_parser: bool = False
+    """Whether the admin listener may start where aiohttp has no compiled HTTP parser. Off: its parser in Python is
+    slower, and the less tested one."""
     replicas_allowed: tuple[str, ...] = ()
     """Where replicas added at run time (`POST /admin/replicas`) may be: `http://10.0.0.0/8:8000`, an address or a
     network, never a name, with its port. Empty: none can be added."""
@@ -481,6 +485,9 @@ def _check(settings: Settings) -> list[str]:
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
+    listen, upstream = settings.listen, settings.upstream
+    problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
+    problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")

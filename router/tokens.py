@@ -7,6 +7,7 @@ looked up; a long new part is hashed off the event loop. Whether our ids can be 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import msgspec
@@ -28,8 +29,8 @@ RESPONSES = "/v1/responses"
 class Asker:
     """Asks replicas for `/tokenize`, over one HTTP session that `close` ends."""
 
-    def __init__(self, *, api_key: str, timeout_s: float) -> None:
-        self._session = pages.session(api_key, timeout_s)
+    def __init__(self, *, api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._session = pages.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Close all connections."""

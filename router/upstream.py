@@ -43,6 +43,7 @@ from router.core.dialects.sglang import with_rank
 from router.core.facts import Ending, Replica
 from router.exchange import Answer, BrokeEarly, BrokeMidway, Connection, Failure, say
 from router.outbox import Outbox
+from router.tls import replica_context
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
@@ -132,11 +133,11 @@ class Server:
 
     __slots__ = ("_forgotten", "_free", "_host", "_outbox", "_port", "_tls", "host_line", "path")
 
-    def __init__(self, url: str, outbox: Outbox) -> None:
+    def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox = outbox
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._tls = _tls() if parts.scheme == "https" else None
+        self._tls = tls if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._free: list[Connection] = []
         self._forgotten = False
@@ -156,7 +157,9 @@ class Server:
         loop, connection = asyncio.get_running_loop(), Connection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
+                await loop.create_connection(
+                    lambda: connection, self._host, self._port, ssl=self._tls() if self._tls else None
+                )
         except asyncio.CancelledError:
             connection.connection_lost(None)  # uvloop closes it, and does not always say so
             raise
@@ -199,9 +202,12 @@ class Upstream:
         held_bytes_max: int,
         outbox: Outbox | None = None,
         alive: Callable[[str], None] = lambda _: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Without an `outbox` it has one of its own. `alive(replica)` hears, twice a second at most, that streams of a
-        replica go on."""
+        """Without an `outbox` it has one of its own; without `tls` replicas must be known to the machine. `tls` may be
+        replaced by another: connections to come have that. `alive(replica)` hears, twice a second at most, that streams
+        of a replica go on."""
+        self.tls = tls
         self.configure(
             connect_timeout_s=connect_timeout_s,
             first_byte_timeout_s=first_byte_timeout_s,
@@ -295,7 +301,7 @@ class Upstream:
         """
         server = self._servers.get(replica)
         if server is None:
-            server = self._servers[replica] = Server(Replica(replica).url, self._outbox)
+            server = self._servers[replica] = Server(Replica(replica).url, self._outbox, lambda: self.tls or _tls())
         rank = Replica(replica).rank if "#" in replica else None
         if rank is not None:
             lines, body = _for_rank(rank, target, lines, body)
@@ -356,7 +362,7 @@ def _retry_after_s(answer: Answer) -> float | None:
 @cache
 def _tls() -> ssl.SSLContext:
     """One for all: to read the machine's certificates takes 20 ms, and a megabyte."""
-    return ssl.create_default_context()
+    return replica_context("", "", "")
 
 
 def _for_rank(rank: int, target: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:

@@ -19,7 +19,7 @@ from typing import Self
 
 from router.core.facts import Ending, Outcome, Receipt, Shed
 from router.core.models import NoReplica
-from router.placing import HUB_LOST, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
+from router.placing import CONNECTIONS, HUB_LOST, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 from router.workers.known import Known
@@ -351,6 +351,7 @@ class RemotePlacer:
     def _opened(self) -> list[wire.FromWorker]:
         """What the hub must hear first: what is open, and what happened without it."""
         self._viewed = False
+        self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}  # no total, but a level
         told: list[wire.FromWorker] = [
             wire.Hello(self._worker, os.getpid()),
             *map(_adopt, self._leases.values()),

@@ -20,7 +20,7 @@ from router.core.fair_queue import Ticket
 from router.core.fleet import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
-from router.placing import LocalPlacer, UnknownResponse, Wanted
+from router.placing import CONNECTIONS, LocalPlacer, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 
@@ -155,6 +155,7 @@ class Link(asyncio.Protocol):
         self._out: list[wire.FromHub] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
+        self._connections = 0  # of its clients
         self.worker = -1
         self._does: dict[type, Callable[[Any], None]] = {
             wire.Hello: self._hello,
@@ -168,7 +169,7 @@ class Link(asyncio.Protocol):
             wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
             wire.Alive: lambda said: self._placer.alive(said.replica),
             wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
-            wire.Counts: lambda said: self._hub.count(said.counts),
+            wire.Counts: self._counts,
             wire.PageWanted: self._page,
         }
 
@@ -205,6 +206,7 @@ class Link(asyncio.Protocol):
         for ticket in self._queued.values():  # first: none of them is to get a place of these
             self._placer.admission.take_back(ticket)
         self._queued.clear()
+        self._hub.count({CONNECTIONS: -self._connections})
         now_s = time.monotonic()
         for lease in self._leases.values():
             self._placer.finish(lease, LEFT, now_s)
@@ -330,6 +332,10 @@ class Link(asyncio.Protocol):
     def _report(self, said: wire.Report) -> None:
         receipt = self._receipts.pop(said.lease, None) if said.lease is not None else None
         self._hub.observe(carrying.record_of(said, receipt))
+
+    def _counts(self, said: wire.Counts) -> None:
+        self._connections += said.counts.get(CONNECTIONS, 0)
+        self._hub.count(said.counts)
 
     def _page(self, said: wire.PageWanted) -> None:
         async def answer() -> None:

@@ -111,7 +111,7 @@ class _Supervisor:
         for number in range(s.workers):
             spec = replace(spec, settings=settings, worker=number, main_fd=main.fileno())
             self._children.append(_Child(f"worker {number}", spec, (main.fileno(),)))
-        return url_of(*main.getsockname()[:2]), url_of(*admin.getsockname()[:2])
+        return url_of(*main.getsockname()[:2], tls=bool(s.tls_certificate)), url_of(*admin.getsockname()[:2])
 
     def _signalled(self, number: int) -> None:
         if self._stop.is_set():
@@ -257,10 +257,18 @@ class _Child:
 
 
 def _share(settings: Settings) -> Settings:
-    """A worker's settings: its retry budget is its own, so that each gets its part of the floor."""
-    upstream = settings.upstream
-    floor_per_s = upstream.retry_floor_per_s / settings.listen.workers
-    return dataclasses.replace(settings, upstream=dataclasses.replace(upstream, retry_floor_per_s=floor_per_s))
+    """A worker's settings: its retry budget and its connections are its own, so that each gets its part of them."""
+    upstream, listen = settings.upstream, settings.listen
+    floor_per_s = upstream.retry_floor_per_s / listen.workers
+    return dataclasses.replace(
+        settings,
+        upstream=dataclasses.replace(upstream, retry_floor_per_s=floor_per_s),
+        listen=dataclasses.replace(
+            listen,
+            connections_max=-(-listen.connections_max // listen.workers),
+            connections_per_client_max=-(-listen.connections_per_client_max // listen.workers),
+        ),
+    )
 
 
 def _bound(host: str, port: int) -> socket.socket:

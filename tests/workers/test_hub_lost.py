@@ -11,7 +11,7 @@ import pytest
 from router.core.facts import Ask, Ending, Grade, Outcome, Reason, Usage
 from router.core.keys import TokenPrompt
 from router.core.models import NoReplica, UnknownModel
-from router.placing import HUB_LOST, TokenView, Wanted
+from router.placing import CONNECTIONS, HUB_LOST, TokenView, Wanted
 from router.tallies import RequestRecord
 from router.workers import wire
 from tests.workers.stubs import StubHub, serving, until, worker
@@ -305,3 +305,19 @@ async def test_what_workers_count_adds_up_in_the_hub(path: Path) -> None:
         again = StubHub("http://a")
         async with serving(again, path):
             await until(lambda: again.counts["lines_dropped"] == 1)
+
+
+async def test_connections_of_workers_add_up_in_the_hub(path: Path) -> None:
+    """What is open is told anew to a hub that comes anew, and is gone from its sum with the worker."""
+    figures = {CONNECTIONS: 3}
+    hub, again = StubHub("http://a"), StubHub("http://a")
+    async with worker(path, figures=lambda: dict(figures)):
+        async with serving(hub, path):
+            await until(lambda: hub.counts[CONNECTIONS] == 3)
+            figures[CONNECTIONS] = 1
+            await until(lambda: hub.counts[CONNECTIONS] == 1)
+        async with serving(again, path):
+            await until(lambda: again.counts[CONNECTIONS] == 1)
+            async with worker(path, number=1, figures=lambda: {CONNECTIONS: 4}):
+                await until(lambda: again.counts[CONNECTIONS] == 5)
+            await until(lambda: again.counts[CONNECTIONS] == 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,12 @@ from router.core.dialects.base import BadBody
 from router.core.facts import Usage
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
+
+LOOKS_MAX = 2_048  # at brackets, before all of a body is looked at
+SLICE_BYTES = 32 << 10  # looked at in one go: half a millisecond at most
+_BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 ABSENT = Raw(b"")
 # Raw fields are checked for UTF-8 and for depth (CPython's recursion limit) only when they are decoded.
@@ -33,6 +40,46 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         return decoder.decode(body)
     except UNREADABLE as error:
         raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
+
+
+def nests_deeper(body: bytes, depth_max: int) -> bool:
+    """Whether objects and arrays in this JSON are within one another more than `depth_max` deep. What is no JSON may
+    be said to be either.
+
+    A few microseconds where few brackets are where an object or array may begin, else some 5 ms a megabyte.
+    """
+    left = depth_max - 1  # the first of all has nothing before it
+    if len(body) <= 2 * depth_max:
+        return False
+    for bracket in (b"[", b"{"):
+        at = body.find(bracket)
+        for _ in range(LOOKS_MAX):
+            if at < 0:
+                break
+            left -= body[at - 1] in _BEFORE_BRACKET
+            if left < 0:
+                return _depth(body, depth_max) > depth_max
+            at = body.find(bracket, at + 1)
+        else:
+            return _depth(body, depth_max) > depth_max
+    return False
+
+
+def _depth(body: bytes, enough: int) -> int:
+    """Of the deepest place, or of one deeper than `enough`. In slices, between which other threads may run."""
+    depth = deepest = at = inside = 0
+    while at < len(body) and deepest <= enough:
+        piece = body[at : at + SLICE_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape stays whole
+            piece = body[at : at + SLICE_BYTES + 1]
+        at += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        steps = b"".join(parts[inside::2]).translate(_STEPS, _NO_BRACKETS)
+        inside ^= ~len(parts) & 1
+        if steps:
+            deepest = max(deepest, *accumulate(memoryview(steps).cast("b"), initial=depth))
+            depth += 2 * steps.count(b"\x01") - len(steps)
+    return deepest
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:

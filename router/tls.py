@@ -1,0 +1,139 @@
+"""Contexts for TLS: of the main listener, and of connections to replicas.
+
+Each call reads its files anew, so that a certificate that was renewed is one call away; connections that exist keep
+what they agreed on. At least TLS 1.2 (RFC 8996 says why not less).
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Protocol
+
+
+class ListenerFiles(Protocol):
+    """The settings `listen`, as far as they concern TLS."""
+
+    @property
+    def tls_certificate(self) -> str:
+        """The chain."""
+
+    @property
+    def tls_key(self) -> str:
+        """Its key."""
+
+    @property
+    def tls_client_ca(self) -> str:
+        """Clients' authorities."""
+
+
+class ReplicaFiles(Protocol):
+    """The settings `upstream`, as far as they concern TLS."""
+
+    @property
+    def tls_ca(self) -> str:
+        """Replicas' authorities."""
+
+    @property
+    def tls_certificate(self) -> str:
+        """Our chain."""
+
+    @property
+    def tls_key(self) -> str:
+        """Its key."""
+
+
+def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:
+    """Of the main listener, None without a certificate; "" for a `key` is within `certificate`. With a `client_ca`
+    clients must show a certificate of its. Raises OSError (ssl.SSLError is one)."""
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(certificate, key or None, password=_no_password)
+    if client_ca:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
+    """For replicas; "" for a `ca` stands for the machine's. To read those takes 20 ms, and a megabyte. Raises OSError
+    (ssl.SSLError is one)."""
+    context = ssl.create_default_context(cafile=ca or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate:
+        context.load_cert_chain(certificate, key or None, password=_no_password)
+    return context
+
+
+def for_listener(files: ListenerFiles) -> ssl.SSLContext | None:
+    """See `listener_context`."""
+    return listener_context(files.tls_certificate, files.tls_key, files.tls_client_ca)
+
+
+def for_replicas(files: ReplicaFiles) -> ssl.SSLContext | None:
+    """None where nothing is set: the machine's authorities are read when they are needed."""
+    named = files.tls_ca or files.tls_certificate
+    return replica_context(files.tls_ca, files.tls_certificate, files.tls_key) if named else None
+
+
+def listener_problems(certificate: str, key: str, client_ca: str) -> list[str]:
+    """What is wrong with the listener's files, by the names of their settings."""
+    if not certificate:
+        named = [name for name, value in (("tls_key", key), ("tls_client_ca", client_ca)) if value]
+        return [f"'listen.{name}': needs 'listen.tls_certificate' too" for name in named]
+    return _chain_problem("listen", certificate, key) + _ca_problem("listen.tls_client_ca", client_ca)
+
+
+def replica_problems(ca: str, certificate: str, key: str) -> list[str]:
+    """What is wrong with the files for replicas, by the names of their settings."""
+    if key and not certificate:
+        return ["'upstream.tls_key': needs 'upstream.tls_certificate' too"]
+    return _ca_problem("upstream.tls_ca", ca) + (_chain_problem("upstream", certificate, key) if certificate else [])
+
+
+def _chain_problem(section: str, certificate: str, key: str) -> list[str]:
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        if path and (why := _unreadable(path)):
+            return [f"'{section}.{name}': {path}: {why}"]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key or None, password=_no_password)
+    except ssl.SSLError as error:
+        name = "tls_key" if key and error.reason == "KEY_VALUES_MISMATCH" else "tls_certificate"
+        return [f"'{section}.{name}': {certificate}, {key or 'its key in it'}: {_said(error)}"]
+    return []
+
+
+def _ca_problem(name: str, path: str) -> list[str]:
+    if not path:
+        return []
+    if why := _unreadable(path):
+        return [f"'{name}': {path}: {why}"]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError as error:
+        return [f"'{name}': {path}: {_said(error)}"]
+    return []
+
+
+def _unreadable(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _said(error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is another certificate's"
+    return f"not what is wanted in PEM ({error.reason or error})"
+
+
+def _no_password() -> str:
+    """Without this OpenSSL would ask the terminal for one."""
+    return ""

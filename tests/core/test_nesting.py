@@ -1,0 +1,53 @@
+"""How deep JSON may nest, found without decoding it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.dialects import wire
+from router.core.dialects.wire import nests_deeper
+
+TEXT = st.text(st.sampled_from('[]{}"\\:, \né\u2028x'), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=30,
+)
+STYLES: list[dict[str, Any]] = [{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}]
+
+
+def depth(value: object) -> int:
+    """By recursion."""
+    inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+@given(VALUES, st.integers(1, 12), st.integers(0, 30), st.sampled_from(STYLES), st.integers(1, 64))
+def test_depth(value: object, depth_max: int, more: int, style: dict[str, Any], slice_bytes: int) -> None:
+    """Exactly the JSON that nests deeper is found, whatever its strings hold, and wherever it is cut in slices."""
+    for _ in range(more):
+        value = {"a]": value} if more % 2 else ["[", value]
+    body = json.dumps(value, **style).encode()
+    before, wire.SLICE_BYTES = wire.SLICE_BYTES, slice_bytes
+    try:
+        assert nests_deeper(body, depth_max) == (depth(value) > depth_max)
+    finally:
+        wire.SLICE_BYTES = before
+
+
+@given(st.binary(max_size=2_000) | st.text('[]{}"\\:, \n', max_size=2_000).map(str.encode), st.integers(1, 20))
+def test_any_bytes(body: bytes, depth_max: int) -> None:
+    """What is no JSON is looked at without an error."""
+    nests_deeper(body, depth_max)
+
+
+def test_long_bodies() -> None:
+    """Depth is found behind megabytes of text with brackets, and such text is no depth."""
+    text = json.dumps("x[0] = {'a': [1, \"b\"]}; " * 100_000)
+    for levels, found in ((255, False), (256, True), (100_000, True)):
+        body = f'{{"a":{text},"b":{"[" * levels}{"]" * levels}}}'.encode()
+        assert nests_deeper(body, 256) == found
