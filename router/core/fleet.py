@@ -29,6 +29,7 @@ SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share s
 ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token within its modelled time, so many times, and this is on time
 LATE_S = 3.0  # after a first token that was not, others that came with it prove nothing
 HIDDEN_FACTOR = 3.0  # of the modelled time of work that is not seen to end
+BATCH_MS = 5.0  # between two first tokens of one batch, at most
 TIMED_MAX = 8  # first tokens of a replica that are compared with others'
 ANSWER_FADE = 0.995  # of the longest answer, per answer
 
@@ -62,7 +63,8 @@ class Lease(Struct, gc=False, eq=False):  # see facts.py
     role: str = "both"
     first_token_s: float | None = None
     service_ms: float | None = None
-    alone_ms: float | None = None  # of that, what its own prefill took; None where others' may be part of it
+    queued: bool = True  # others waited at the replica when it was placed
+    own_ms: float | None = None  # of the service time, what its own prefill took; None where that is not known
 
     @property
     def uncached_tokens(self) -> int:
@@ -75,6 +77,7 @@ class Timed(Struct, gc=False):
 
     at_s: float
     took_ms: float
+    queued: bool
     expected_ms: float  # by the fleet's model
 
 
@@ -139,7 +142,7 @@ class Member:
         if self._head is not None:
             self._decay(now_s)
         if self._head is None:
-            self._head, self._head_since_s = lease, now_s
+            self._head, self._head_since_s, lease.queued = lease, now_s, False
         self.leases[lease.id] = lease
         self.kv_tokens_in_use += lease.kv_tokens
         self.placed_sum_s += lease.placed_s
@@ -169,7 +172,8 @@ class Member:
             if hidden_ms and not self.fit.observations:
                 return  # and nobody knows how long that takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        lease.alone_ms = max(0.0, took_ms)
+        if not lease.queued or took_ms > BATCH_MS:
+            lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms + ON_TIME_MS:
             self.late_s = now_s
         elif now_s - self.late_s > LATE_S:
@@ -261,6 +265,11 @@ def _moved(before: Load, after: Load) -> bool:
         and after.generation_tokens_total is not None
         and after.generation_tokens_total > before.generation_tokens_total
     )
+
+
+def _faded_max(known: float, new: float) -> float:
+    known *= ANSWER_FADE
+    return known if known > new else new  # noqa: FURB136 - half the time
 
 
 @dataclass(slots=True)
@@ -398,9 +407,9 @@ class Fleet:
         open_ms = (now_s - lease.placed_s) * 1e3
         tokens = usage.completion_tokens if usage is not None else outcome.events
         self.answers += 1
-        self.answer_ms_max = max(self.answer_ms_max * ANSWER_FADE, open_ms)
-        self.token_ms_max = max(self.token_ms_max * ANSWER_FADE, open_ms / max(1, tokens))
-        self.longest_tokens = max(self.longest_tokens * ANSWER_FADE, uncached)
+        self.answer_ms_max = _faded_max(self.answer_ms_max, open_ms)
+        self.token_ms_max = _faded_max(self.token_ms_max, open_ms / tokens if tokens else open_ms)
+        self.longest_tokens = _faded_max(self.longest_tokens, uncached)
         self.mean_open_ms += (1 - WORK_FADE) * (open_ms - self.mean_open_ms)
         self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)

@@ -1,10 +1,13 @@
 """Is a replica slow? Its answers come, but its first tokens take far longer than its peers'.
 
-A first token that nobody stood before in the replica's queue is compared with what the fleet's model says of a prefill
-of that size; the model is only a yardstick here, by which prompts of different sizes become comparable. A replica is
-slow when each of its last eight first tokens took SLOW times as long as its peers' did in the same span of time, by
-that yardstick, and each by more than SLOW_MS. Peers without first tokens in that span say nothing; without any, nobody
-is slow. So engines that are all slow alike stay, and so does one that is two or three times slower than others: the
+A first token is compared with what the fleet's model says of a prefill of that size; the model is only a yardstick
+here, by which prompts of different sizes become comparable. What counts is the time since the first token before it,
+where it waited behind others. A replica is slow when each of its last eight first tokens took SLOW times as long as
+its peers' did in the same span of time, by that yardstick, and each by more than SLOW_MS.
+
+Of peers only requests count that found nobody waiting: engines prefill short prompts together, and of a batch all
+tokens but the first seem to take no time. Peers without such tokens in that span say nothing; without any, nobody is
+slow. So engines that are all slow alike stay, and so does one that is two or three times slower than others: the
 policy sends less to it.
 """
 
@@ -22,13 +25,16 @@ PEER_TOKENS_MIN = 2  # first tokens of a peer in the same span
 
 def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: int, now_s: float) -> bool:
     """Take what the engine says was computed for an answer that streamed. Returns whether the member is slow now."""
-    if lease.alone_ms is None or lease.first_token_s is None:
+    took_ms = lease.own_ms
+    if took_ms is None or lease.first_token_s is None:
         return False
-    expected_ms = max(fleet.prefill.model.ms(uncached, cached), FLEET_FLOOR_MS)
-    if uncached < LEARN_TOKENS_MIN:
-        expected_ms = max(expected_ms, fleet.short_ms)
-    member.timed.append(Timed(lease.first_token_s, lease.alone_ms, expected_ms))
-    if lease.alone_ms <= expected_ms or len(member.timed) < TIMED_MAX:
+    expected_ms = fleet.prefill.model.ms(uncached, cached)
+    if expected_ms < FLEET_FLOOR_MS:
+        expected_ms = FLEET_FLOOR_MS
+    if uncached < LEARN_TOKENS_MIN and expected_ms < fleet.short_ms:
+        expected_ms = fleet.short_ms
+    member.timed.append(Timed(lease.first_token_s, took_ms, lease.queued, expected_ms))
+    if took_ms <= expected_ms or len(member.timed) < TIMED_MAX:
         return False
     level = _level(fleet, member, min(each.at_s for each in member.timed))
     return level is not None and all(_slower(each, SLOW, level) for each in member.timed)
@@ -51,7 +57,8 @@ def _level(fleet: Fleet, member: Member, since_s: float) -> float | None:
     for peer in fleet.usable():
         if peer is member or peer.models.keys().isdisjoint(member.models):
             continue
-        ratios = [each.took_ms / each.expected_ms for each in peer.timed if each.at_s >= since_s]
+        timed = [each for each in peer.timed if each.at_s >= since_s and not each.queued]
+        ratios = [each.took_ms / each.expected_ms for each in timed]
         if len(ratios) >= PEER_TOKENS_MIN:
             levels.append(median(ratios))
     return median(levels) if levels else None

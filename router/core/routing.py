@@ -179,7 +179,7 @@ class Router:
         """Look for replicas from which nothing comes; to be called a few times a second. Returns those whose silent
         requests are to be tried elsewhere."""
         stuck = []
-        for member in self.fleet.usable():
+        for member in self.fleet.members.values():  # one whose health checks failed may still owe answers
             verdict = silence.judge(self.fleet, member, now_s, self._stuck_after_s)
             if verdict is not None:
                 if verdict.placed_s >= member.breaker.until_s:  # else it is left from before its rest: no trial
@@ -428,7 +428,7 @@ class Router:
     def _learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
         usage = outcome.usage
         uncached, cached = self.fleet.learn(member, lease, outcome, now_s)
-        if lease.alone_ms is not None:
+        if lease.own_ms is not None:
             slow = pace.observe(self.fleet, member, lease, uncached, cached, now_s)
             if slow or member.breaker.backoff_s:
                 self.standing.timed(member, lease, slow=slow, now_s=now_s)

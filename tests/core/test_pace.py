@@ -19,23 +19,24 @@ def test_ten_times_slower_than_its_peers(count: int, tokens: int) -> None:
     """A replica that becomes ten times slower is out after some dozen requests, draws at most 2 % of the next 1,000,
     and is back after a trial that is fast."""
     world = World(fleet(count), policy="least_loaded")
-    world.run(30, every_s=0.25, tokens=tokens)
+    every_s = 1.0 / count  # a third of what the fleet can do
+    world.run(30, every_s=every_s, tokens=tokens)
     slow = world.engines["http://0"]
     slow.speed /= 10
     if tokens < 1_000:
         slow.floor_s = 0.3
     before, at_s = world.sent["http://0"], world.now_s
     while not world.opened and world.now_s < at_s + 60:
-        world.run(0.25, every_s=0.25, tokens=tokens)
+        world.run(every_s, every_s=every_s, tokens=tokens)
     assert world.opened == ["http://0"]
     assert world.sent["http://0"] - before <= 40
     before, number = world.sent["http://0"], world.number
     while world.number < number + 1_000:
-        world.run(0.25, every_s=0.25, tokens=tokens)
+        world.run(every_s, every_s=every_s, tokens=tokens)
     assert world.sent["http://0"] - before <= 20
     assert world.opened == ["http://0"]
     slow.speed, slow.floor_s = 10_000.0, 0.0
-    world.run(65, every_s=0.25, tokens=tokens)
+    world.run(65, every_s=every_s, tokens=tokens)
     assert not world.router.fleet.members["http://0"].breaker.backoff_s
     assert world.ended["failed twice"] == world.ended["nowhere"] == 0
 

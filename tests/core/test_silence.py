@@ -196,3 +196,17 @@ def test_whoever_works_is_never_stuck(
         )
     world.run(20)
     assert (world.opened, world.moved) == ([], 0), world.told
+
+
+def test_requests_on_a_replica_that_is_out_already() -> None:
+    """When health checks have taken a hung replica out first, what is silent there is tried elsewhere all the same."""
+    world = World(fleet())
+    world.run(20, every_s=0.1, tokens=2_000)
+    world.engines["http://0"].hung = True
+    for _ in range(3):
+        world.send(2_000, only="http://0")
+    for _ in range(2):
+        world.router.observe_health("http://0", False, "no answer in time", silent=True)
+    world.run(12, every_s=0.1, tokens=2_000)
+    assert world.moved >= 3
+    assert not world.engines["http://0"].waiting

@@ -133,7 +133,7 @@ async def test_clients_that_give_up_show_it(engine: FakeEngine, other: FakeEngin
                 asked += 1
             assert asked <= 6
             assert list(app.router.fleet.guarded) == [first.url]
-            assert idle(app)
+            await until(lambda: idle(app))
 
 
 async def test_rests_reach_the_hub(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Replicas that die and come back, and fleets of which nothing is left, through the whole router."""
+
+import asyncio
+import time
+from typing import Any
+
+from aiohttp import ClientSession, web
+
+from tests.fakes import FakeEngine, events, idle, reset, running
+from tests.workers.stubs import until
+
+CHAT = "/v1/chat/completions"
+PROBING = {"probe__interval_s": 0.2, "probe__timeout_s": 0.2}
+
+
+class Shy(FakeEngine):
+    """Its health checks have no answer while it is shy."""
+
+    shy = False
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.shy:
+            await asyncio.sleep(1.0)
+        return await super()._health(request)
+
+
+async def ask(client: ClientSession, url: str, text: str = "x") -> tuple[int, str]:
+    """One request: status and replica. What is answered is answered whole."""
+    body: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": text}]}
+    async with client.post(url + CHAT, json=body) as response:
+        page = await response.read()
+        assert response.status != 200 or page == b"".join(events())
+        return response.status, response.headers.get("x-warmroute-replica", "")
+
+
+async def test_killed_and_back(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
+    """Under load a replica dies and comes back: no request fails, and within three seconds of its return it is used
+    again, a little at first."""
+    async with running(engine, other, **PROBING, upstream__slow_start_s=1.0) as app:
+        for n in range(20):
+            await ask(client, app.url, f"{n}")
+        await engine.stop()
+        for n in range(40):
+            assert await ask(client, app.url, f"{n}") == (200, other.url)
+        async with FakeEngine(port=engine.port) as again:
+            back_s = time.monotonic()
+            n = 0
+            while not again.seen:
+                assert (await ask(client, app.url, f"back {n}"))[0] == 200
+                n += 1
+            assert time.monotonic() - back_s < 3.0
+            assert engine.url in app.router.fleet.guarded
+            await asyncio.sleep(1.0)
+            for n in range(20):
+                assert (await ask(client, app.url, f"later {n}"))[0] == 200
+            assert not app.router.fleet.guarded
+            await until(lambda: idle(app))
+
+
+async def test_everything_dead_and_one_back(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
+    """After an outage of the whole fleet, with all breakers open, requests are answered within a second of the first
+    replica's return."""
+    async with running(engine, other, **PROBING) as app:
+        engine.script.extend([reset] * 8)
+        other.script.extend([reset] * 8)
+        while engine.script or other.script:
+            assert (await ask(client, app.url))[0] in (200, 502)
+        await engine.stop()
+        await other.stop()
+        for _ in range(5):
+            assert (await ask(client, app.url))[0] in (502, 503)
+        await until(lambda: not app.router.fleet.ready())
+        async with FakeEngine(port=other.port) as again:
+            back_s = time.monotonic()
+            while (await ask(client, app.url))[0] != 200:
+                await asyncio.sleep(0.02)
+            assert time.monotonic() - back_s < 0.3 + 1.0
+            assert again.seen
+
+
+async def test_health_checks_of_all_time_out(client: ClientSession) -> None:
+    """When no health check is answered any more, requests still are; one that refuses connections gets none, and
+    `/readyz` says what the checks say."""
+    async with Shy() as one, Shy() as two, FakeEngine() as three, running(one, two, three, **PROBING) as app:
+        one.shy = two.shy = True
+        await three.stop()
+        await until(lambda: not app.router.fleet.ready())
+        assert {await ask(client, app.url, f"{n}") for n in range(12)} <= {(200, one.url), (200, two.url)}
+        async with client.get(app.admin_url + "/metrics") as response:
+            assert "warmroute_panic_placements_total 12.0" in await response.text()
+        async with client.get(app.admin_url + "/readyz") as response:
+            assert response.status == 503
+        one.shy = False
+        await until(lambda: app.router.fleet.ready())
+        assert {await ask(client, app.url, f"{n}") for n in range(5)} == {(200, one.url)}
