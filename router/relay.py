@@ -19,6 +19,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from router.core import sse
 from router.core.dialects import Dialect
 from router.core.facts import Ending
 from router.core.sse import EventSplitter
@@ -27,6 +28,7 @@ from router.receiving import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
 TAIL_BYTES = 8 << 10  # kept of each
+NAME_BYTES = 512  # of an event that is not kept whole, and of those before it: enough to know what they are
 HELD_BYTES_MAX = 64 << 10
 
 _END_BYTES = 2  # of the longest end of an event, less one
@@ -102,7 +104,7 @@ class Relay:
     def end(self) -> None:
         """The body is whole. Raises Unfinished, with nothing of the end written, when what it holds is not."""
         if self._judge is not None:
-            self.ending = self._ended(self._judge, self.tail + self._held)
+            self.ending = self._ended(self._judge, self.tail + (self._held if _is_event(bytes(self._held)) else b""))
             if self.ending is None:
                 raise Unfinished("it did not say that it was whole")
         self._close()
@@ -179,19 +181,38 @@ class Relay:
         self._client.write(piece)
 
     def _ended(self, judge: Dialect, tail: bytes) -> Ending | None:
-        return None if self._dropping else judge.ended(tail) or self._long_ended
+        if self._dropping:
+            return None
+        return judge.ended(tail) or (self._long_ended if tail.endswith((b"\n\n", b"\n\r\n")) else None)
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if data and self._client.chunked else data
 
     def _remember(self, piece: bytes) -> None:
         if len(piece) > TAIL_BYTES:
-            if self._judge is not None and piece.count(b"\n\n") == 1:
-                self._long_ended = self._judge.ended(_unframed(piece) if self._client.chunked else piece)
+            if self._judge is not None:
+                body = _unframed(piece) if self._client.chunked else piece
+                ended = self._judge.ended(self.tail) or self._judge.ended(_before_cut(body))
+                self._long_ended = ended or self._long_ended
             self._tail.clear()  # what has lost its beginning must come first: that is how dialects know it
             piece = _CUT + piece[-TAIL_BYTES:]
         if piece:
             self._tail.append(piece)
+
+
+def _before_cut(body: bytes) -> bytes:
+    """What a long piece says just before its end, of which TAIL_BYTES are kept: the last whole events, and the
+    beginning of the one that is cut."""
+    cut = len(body) - TAIL_BYTES
+    start = max(body.rfind(b"\n\n", 0, cut) + 2, body.rfind(b"\n\r\n", 0, cut) + 3)
+    start = start if start > 2 else 0  # neither was found
+    return body[max(0, start - NAME_BYTES) : start + NAME_BYTES] + b"\n\n"
+
+
+def _is_event(held: bytes) -> bool:
+    """Whether all of an event is there but its blank line."""
+    data = sse.payload(held.rstrip())
+    return data == b"[DONE]" or (bool(data) and sse.begins_well(held + b"\n\n"))
 
 
 def _unframed(piece: bytes) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from router.upstream import ConnectFailed, Upstream
 from tests.fakes import (
     FakeEngine,
     Reply,
@@ -109,6 +110,19 @@ async def test_without_retries_there_are_none(client: ClientSession, engine: Fak
             assert response.status == 502
         assert len(engine.seen) + len(other.seen) == 1
         assert idle(app)
+
+
+async def test_no_tls_is_no_connection(engine: FakeEngine) -> None:
+    """A replica that should speak TLS and does not is a failed connection: nothing was sent, and another may try."""
+    upstream = Upstream(
+        connect_timeout_s=2.0, first_byte_timeout_s=9.0, idle_timeout_s=9.0, keepalive_s=3.0, held_bytes_max=1_000
+    )
+    with pytest.raises(ConnectFailed) as caught:
+        await upstream.call(engine.url.replace("http:", "https:"), "POST", CHAT, [], b"{}", hold=True)
+    assert (caught.value.refused, caught.value.timed_out, caught.value.retry) == (False, False, True)
+    assert "127.0.0.1" not in str(caught.value)
+    assert engine.seen == []
+    await upstream.close()
 
 
 @pytest.mark.parametrize("ends", ["FIN", "RST"])

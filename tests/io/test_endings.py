@@ -13,7 +13,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientPayloadError, ClientSession
 
 import router.upstream
 from router.app import App
@@ -196,6 +196,52 @@ async def test_what_cannot_be_judged_is_not(client: ClientSession, monkeypatch: 
             assert await response.read() == b"".join(faults.events)
 
 
+async def test_compressed_streams(client: ClientSession) -> None:
+    """Nor is one that the engine has compressed, however it ends."""
+    body = b"\x1f\x8b\x08\x00 not for us\n\n"
+
+    async def play(wire: Wire) -> None:
+        wire.transport.write(head(SSE, "content-encoding: gzip", f"content-length: {len(body)}") + body)
+
+    async with RawEngine(play) as engine, running(engine.url) as app:
+        async with client.post(app.url + CHAT, json={"model": "m", "stream": True, "messages": SAID}) as response:
+            assert await response.read() == body
+        assert app.hub.pages.decisions[-1].ending == "ok"
+
+
+async def test_a_break_within_a_long_event(client: ClientSession) -> None:
+    """An event too long to be held back has no end behind which an error could stand: the connection breaks."""
+
+    async def play(wire: Wire) -> None:
+        beginning = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 200_000
+        wire.transport.write(head(SSE, "transfer-encoding: chunked") + chunk(events()[0]) + chunk(beginning))
+        wire.transport.close()
+
+    async with RawEngine(play) as engine, running(engine.url) as app:
+        async with client.post(app.url + CHAT, json={"model": "m", "stream": True, "messages": SAID}) as response:
+            with pytest.raises(ClientPayloadError):
+                await response.read()
+        assert app.hub.pages.decisions[-1].ending == "failed"
+
+
+async def test_a_long_last_event(client: ClientSession) -> None:
+    """An answer whose last event is longer than what is kept of a stream's end is whole."""
+    for path, last in (
+        (CHAT, b'data: {"choices":[{"index":0,"delta":{"hidden_states":[' + b"0.5," * 30_000 + b"0]}}]}\n\n"),
+        (RESPONSES, response_events()[-1].replace(b"w0 w1 ", b"w" * 100_000)),
+    ):
+        begun_ = [*events()[:-1], last, DONE] if path == CHAT else [*response_events()[:-1], last]
+
+        async def play(wire: Wire, pieces: list[bytes] = begun_) -> None:
+            wire.transport.write(head(SSE, "transfer-encoding: chunked") + b"".join(map(chunk, pieces)) + b"0\r\n\r\n")
+
+        async with RawEngine(play) as engine, running(engine.url) as app:
+            body = {"model": "m", "stream": True, "messages": SAID, "input": "x"}
+            async with client.post(app.url + path, json=body) as response:
+                assert await response.read() == b"".join(begun_)
+            assert app.hub.pages.decisions[-1].ending == "ok"
+
+
 async def test_answers_that_do_not_stream(client: ClientSession) -> None:
     """An answer that is cut reaches no client as if it were whole: a held one is 502, a longer one is broken off."""
     for length, status in ((1_000, 502), (100_000, 200)):
@@ -211,6 +257,6 @@ async def test_answers_that_do_not_stream(client: ClientSession) -> None:
                     if status == 502:
                         assert (await response.json())["error"]["code"] == "engine_failed"
                     else:
-                        with pytest.raises(Exception, match="payload"):
+                        with pytest.raises(ClientPayloadError):
                             await response.read()
                 assert idle(app)

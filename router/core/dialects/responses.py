@@ -110,6 +110,7 @@ _decode_text = msgspec.json.Decoder(_Text).decode
 _EARLY = frozenset((b"response.created", b"response.queued", b"response.in_progress"))
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FAILED = ("error", "response.failed")
+_NAMED_LAST = re.compile(rb"^event: ?response\.(completed|incomplete|failed)\r?\n[^\n]*\n\r?\n", re.MULTILINE)
 _NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
 
 
@@ -167,7 +168,9 @@ class Responses(OpenAI):
         return wire.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By the last event, or by an error."""
+        """By the last event, of which the name is enough: a long answer makes it long. Or by an error."""
+        if found := _NAMED_LAST.findall(tail):
+            return Ending.FAILED if found[-1] == b"failed" else Ending.OK
         for data in sse.payloads_backwards(tail):
             if self.event_error(b"data: " + data) is not None:
                 return Ending.FAILED
