@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -58,11 +59,20 @@ def main() -> int:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1
     finally:
-        if spec.worker is None and os.getppid() != spec.supervisor:  # which would have removed its folder
+        if spec.worker is None and _abandoned():
             with suppress(OSError):
                 Path(spec.path).unlink()
                 Path(spec.path).parent.rmdir()
     return 0
+
+
+def _abandoned() -> bool:
+    """Whether standard input has ended: the supervisor has removed its folder by then, or was killed and never will.
+    Not by our parent's id: while the supervisor dies, its files are closed some time before it is no parent any more.
+    """
+    asking = select.poll()
+    asking.register(0, select.POLLIN)
+    return any(events & select.POLLHUP for _, events in asking.poll(0))
 
 
 def _exactly(size: int) -> bytes:

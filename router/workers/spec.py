@@ -15,7 +15,6 @@ class Spec(msgspec.Struct, kw_only=True):
 
     settings: Settings
     path: str  # of the hub's socket
-    supervisor: int  # its process id
     worker: int | None = None  # its number, from 0; None is the hub
     hub_fd: int = -1  # the hub's: the bound unix socket
     admin_fd: int = -1  # likewise: the admin listener's socket

@@ -104,7 +104,7 @@ class _Supervisor:
         except OSError as error:  # over 107 bytes, for one
             raise OSError(f"no unix socket can be bound in the temporary folder (TMPDIR): {error}") from error
         hub.listen(HUB_BACKLOG)
-        spec = Spec(settings=self._settings, path=os.fspath(path), supervisor=os.getpid())
+        spec = Spec(settings=self._settings, path=os.fspath(path))
         fds = (hub.fileno(), admin.fileno())
         self._children = [_Child("hub", replace(spec, hub_fd=fds[0], admin_fd=fds[1]), fds)]
         settings = _share(self._settings)
