@@ -75,6 +75,7 @@ class State:
         self.connections: set[Connection] = set()
         self.opened = self.running = self.waiting = self.flooded_bytes = self.prompt_tokens = self.tokens = 0
         self.slots: asyncio.Semaphore | None = None
+        self.healthy_s: float | None = None  # the first good answer of /health since it was opened
 
     def behave(self, fields: dict[str, Any]) -> None:
         """From now on, with what is not told as by default."""
@@ -182,7 +183,10 @@ class Connection(asyncio.Protocol):
         if path == b"/health":
             if not state.behaviour.health:
                 await asyncio.Event().wait()
-            status = "200 OK" if state.behaviour.health == 200 else "503 Service Unavailable"
+            healthy = state.behaviour.health == 200
+            if healthy and state.healthy_s is None:
+                state.healthy_s = time.monotonic()
+            status = "200 OK" if healthy else "503 Service Unavailable"
             self._transport.write(answers.plain(status))
         elif path == b"/metrics":
             page = answers.metrics(state.running, state.waiting, state.prompt_tokens, state.tokens)
@@ -355,7 +359,7 @@ class Replica:
             case "seen":
                 return state.seen[fields.get("since", 0) :]
             case "figures":
-                names = ("opened", "running", "waiting", "flooded_bytes")
+                names = ("opened", "running", "waiting", "flooded_bytes", "healthy_s")
                 return {"requests": len(state.seen), **{name: getattr(state, name) for name in names}}
             case "clear":
                 state.seen.clear()
@@ -363,6 +367,7 @@ class Replica:
             case "refuse":
                 self.refuse()
             case "open":
+                state.healthy_s = None
                 await self.open()
             case _:
                 return {"error": f"there is no command {what!r}"}
