@@ -113,6 +113,10 @@ class Connection(asyncio.Protocol):
         """Whether a request is being answered."""
         return self._task is not None
 
+    def abort(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -323,7 +327,7 @@ class Replica:
     """The listener, which can be closed and opened again, and its control port."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
-        self._state = State(name)
+        self.state = State(name)
         self._host, self.port = host, port
         self._server: asyncio.AbstractServer | None = None
 
@@ -331,7 +335,7 @@ class Replica:
         """Listen, on the same port as before."""
         if self._server is None:
             loop = asyncio.get_running_loop()
-            server = await loop.create_server(lambda: Connection(self._state), self._host, self.port, backlog=BACKLOG)
+            server = await loop.create_server(lambda: Connection(self.state), self._host, self.port, backlog=BACKLOG)
             self.port, self._server = server.sockets[0].getsockname()[1], server
 
     def refuse(self) -> None:
@@ -339,9 +343,9 @@ class Replica:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for connection in tuple(self._state.connections):
+        for connection in tuple(self.state.connections):
             if not connection.busy:
-                connection._transport.abort()  # noqa: SLF001
+                connection.abort()
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A command a line, each answered by a line."""
@@ -351,7 +355,7 @@ class Replica:
         writer.close()
 
     async def _do(self, what: str, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON of any kind
-        state = self._state
+        state = self.state
         match what:
             case "behave":
                 state.behave(fields)

@@ -17,7 +17,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import uvloop
@@ -34,15 +34,17 @@ from loadtest.report import Row, write_json
 
 TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0
-PAGE_WIDTH = 140
+PAGE_WIDTH, NOTE_CHARACTERS = 140, 300
 SOAK_S = 1_800.0
 
 
-async def measure(bench: Bench, goals: Sequence[int], console: Console) -> list[Row]:
+async def measure(
+    bench: Bench, goals: Sequence[int], console: Console, matrix: Mapping[int, Sequence[Rows]]
+) -> list[Row]:
     """All rows of one router. A rival that does not come up has rows that say so."""
     found: list[Row] = []
     for goal in goals:
-        for rows in GOALS[goal]:
+        for rows in matrix[goal]:
             began_s = time.monotonic()
             some = await _tries(bench, goal, rows)
             for row in some:
@@ -78,7 +80,7 @@ async def _once(bench: Bench, goal: int, rows: Rows) -> list[Row]:
     except (ProcessError, rivals.RivalError, OSError) as error:
         if bench.ours:
             return [Row(goal=str(goal), case=rows.__name__, ok=False, note=str(error))]
-        return [Row(goal=str(goal), case=rows.__name__, note=f"n/a: {str(error).splitlines()[0]}")]
+        return [Row(goal=str(goal), case=rows.__name__, note=f"n/a: {' '.join(str(error).split())[:NOTE_CHARACTERS]}")]
 
 
 async def run(options: argparse.Namespace, console: Console) -> list[Row]:
@@ -97,7 +99,7 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
                     row.router = router.name
                 found += rows
             else:
-                found += await measure(bench, options.rows, console)
+                found += await measure(bench, options.rows, console, GOALS)
     return found
 
 

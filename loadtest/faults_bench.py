@@ -83,6 +83,7 @@ class Upstream:
         self.port = 0
         self._stack = AsyncExitStack()
         self._starts = 0
+        self._writer: asyncio.StreamWriter | None = None
 
     @property
     def url(self) -> str:
@@ -105,15 +106,25 @@ class Upstream:
 
     async def kill(self) -> None:
         """kill -9."""
-        self._writer.close()
+        await self._hang_up()
         await self.process.kill()
 
     async def stop(self) -> None:
         """End it."""
+        await self._hang_up()
         await self._stack.aclose()
 
+    async def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+            self._writer = None
+
     async def tell(self, do: str, **fields: Any) -> Any:  # noqa: ANN401 - JSON of any kind
-        """A command to its control port."""
+        """A command to its control port. Raises ConnectionError where it was killed."""
+        if self._writer is None:
+            raise ConnectionError(f"{self.name} is not there")
         self._writer.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         return json.loads(await self._reader.readline())
 

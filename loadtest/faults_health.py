@@ -20,7 +20,7 @@ BACK_MAX_S, RECOVERY_MAX_S = 3.0, 1.0
 async def gray(bench: Bench) -> list[Row]:
     """Goal 8: /health says 200 all the time."""
     found = []
-    for fault, replicas, seconds_s in (("hang", 2, 8.0), ("hang_headers", 2, 8.0), ("rst", 4, 3.0), ("slow", 4, 8.0)):
+    for fault, replicas, seconds_s in (("hang", 2, 6.0), ("hang_headers", 2, 6.0), ("rst", 4, 3.0), ("slow", 4, 6.0)):
         async with bench.running(replicas) as run:
             found += await _shunned(bench, run, fault, seconds_s)
     async with bench.running(2) as run:
@@ -40,7 +40,7 @@ async def _shunned(bench: Bench, run: Run, fault: str, seconds_s: float) -> list
         await bad.tell("behave", fault=fault, ttft_s=normal_s)
     first = await at_rate(20, int(20 * seconds_s), lambda _: run.ask(timeout_s=PATIENCE_S))
     await run.all("clear")
-    asked = await at_rate(50, bench.scale.of(300, 1_000), lambda _: run.ask(timeout_s=10.0))
+    asked = await at_rate(50, bench.scale.of(200, 1_000), lambda _: run.ask(timeout_s=8.0))
     touched = len({record["id"] for record in await bad.seen()}) / len(asked)
     failed = sum(not a.ok for a in asked)
     name = {"hang": "accepts and never answers", "hang_headers": "sends headers, then nothing"}

@@ -28,7 +28,7 @@ RSS_TIMES_MAX = 1.25
 SECONDS_S, FULL_SECONDS_S = 60, 600
 REPLICAS, PROMPT_KEYS, TURN_KEYS = 8, 64, 16
 LOOK_EVERY = 500
-SAMPLE_EVERY, SAMPLE_MAX = 50, 4_000
+SAMPLE_EVERY, SAMPLE_MAX = 49, 4_000  # one that the replicas do not divide
 GROW, AGAIN = 0.2, 0.1
 
 
@@ -38,6 +38,7 @@ class Churn:
 
     seconds_s: float
     index: PrefixIndex
+    sample_every: int = SAMPLE_EVERY
     chance: random.Random = field(default_factory=lambda: random.Random(16))
     distinct: int = 0
     steps: int = 0
@@ -76,12 +77,12 @@ class Churn:
         self._keys = keys
         self.index.pin(name, self.steps, keys, now_s)
         self.index.unpin(name, self.steps, now_s)
-        if keys[0] in self.sample or self.steps % SAMPLE_EVERY == 0:
+        if keys[0] in self.sample or self.steps % self.sample_every == 0:
             self.sample.pop(keys[0], None)
             self.sample[keys[0]] = (self.steps, name, keys)
             if len(self.sample) > SAMPLE_MAX:
                 del self.sample[next(iter(self.sample))]
-        if self.sample and self.chance.random() < AGAIN / SAMPLE_EVERY:
+        if self.sample and self.chance.random() < AGAIN / self.sample_every:
             first = self.chance.choice(list(self.sample))
             _, holder, again = self.sample.pop(first)
             self.index.touch(holder, again, now_s)
@@ -92,17 +93,10 @@ class Churn:
         wrong, held = 0, set[str]()
         for _, name, keys in self.sample.values():
             depth = self.index.depth(name, keys)
-            if depth:
+            wrong += name in held and depth < len(keys)
+            if depth:  # of the first one the leaf may be gone: it is next to go
                 held.add(name)
-            wrong += name in held and depth < len(keys) and not self._at_the_edge(name, keys)
         return wrong
-
-    def _at_the_edge(self, name: str, keys: list[int]) -> bool:
-        """The one prompt of which the leaf is gone, since it is next to go."""
-        edge = self._edges.setdefault(name, keys[0])
-        return edge == keys[0]
-
-    _edges: dict[str, int] = field(default_factory=dict)
 
 
 def churn(seconds_s: float, bytes_max: int) -> dict[str, float]:

@@ -26,10 +26,10 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
     """A table a router, and how many rows each has met."""
     routers = list(dict.fromkeys(row.router or "" for row in rows))
     for router in sorted(routers, key=lambda name: name != OURS):
-        own = [row for row in rows if row.router == router]
+        own = sorted((row for row in rows if row.router == router), key=lambda row: int(row.goal or 0))
         drawn = Table(title=f"{router}: faults, overload, abuse", title_justify="left")
-        for head in ("goal", "case", "at most", "got", "", "note"):
-            right = head in {"goal", "at most", "got"}
+        for head in ("goal", "case", "expected", "got", "", "note"):
+            right = head in {"goal", "expected", "got"}
             drawn.add_column(head, justify="right" if right else "left", overflow="fold", ratio=None)
         for row, after in zip(own, [*own[1:], None], strict=True):
             note = "; ".join(part for part in (row.note, str(row.errors_by_kind) if row.errors_by_kind else "") if part)
