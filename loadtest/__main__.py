@@ -8,6 +8,7 @@ import sys
 INSTRUMENTS = {
     "cost": "CPU of an exact decision, and of following KV events",
     "engine": "simulated replicas with vLLM's HTTP surface and KV events",
+    "faults": "what becomes of requests when things go wrong: faults, overload, abuse",
     "overhead": "what routers cost, side by side: CPU, added TTFT, memory",
     "replay": "drive any OpenAI-compatible URL with a trace",
     "sidechannel": "whether one tenant finds out by time what another has asked",

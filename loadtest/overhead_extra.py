@@ -139,6 +139,24 @@ async def _read_all(client: socket.socket) -> int:
 
 async def long_prompts(address: Address, folder: Path, seconds_s: float) -> Row:
     """The row; `got` is the p99 of /healthz in ms. Raises LoadError, ProcessError."""
+    times_s, done, errors = await health_beside_long_prompts(address, folder, seconds_s)
+    p99_ms = 1e3 * (percentile(times_s, 99) or 0.0)
+    return Row(
+        workload="long_prompts",
+        requests=done,
+        errors=sum(errors.values()),
+        errors_by_kind=errors,
+        goal=f"/healthz p99 < {HEALTH_P99_MAX_MS:g} ms beside {PROMPTS} prompts of {PROMPT_BYTES / 1e6:g} MB",
+        expected=HEALTH_P99_MAX_MS,
+        got=round(p99_ms, 2),
+        ok=p99_ms < HEALTH_P99_MAX_MS and not errors and done > 0,
+    )
+
+
+async def health_beside_long_prompts(
+    address: Address, folder: Path, seconds_s: float
+) -> tuple[list[float], int, dict[str, int]]:
+    """Seconds that each /healthz took, prompts answered meanwhile, and errors. Raises LoadError, ProcessError."""
     tally, times_s = Tally(), list[float]()
     command = [sys.executable, "-m", "loadtest.overhead_extra", str(address[1]), "--seconds", str(seconds_s)]
     async with Connections([address], HEALTH_LANES, tally) as lanes, started("sender", command, folder) as sender:
@@ -160,18 +178,7 @@ async def long_prompts(address: Address, folder: Path, seconds_s: float) -> Row:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         await until(lambda: not sender.running, SENDER_GRACE_S, "prompts of 8 MB were not answered")
         said = json.loads(output.read_text().splitlines()[-1])
-    errors = {**tally.errors, **said["errors"]}
-    p99_ms = 1e3 * (percentile(times_s, 99) or 0.0)
-    return Row(
-        workload="long_prompts",
-        requests=said["done"],
-        errors=sum(errors.values()),
-        errors_by_kind=errors,
-        goal=f"/healthz p99 < {HEALTH_P99_MAX_MS:g} ms beside {PROMPTS} prompts of {PROMPT_BYTES / 1e6:g} MB",
-        expected=HEALTH_P99_MAX_MS,
-        got=round(p99_ms, 2),
-        ok=p99_ms < HEALTH_P99_MAX_MS and not errors and said["done"] > 0,
-    )
+    return times_s, said["done"], {**tally.errors, **said["errors"]}
 
 
 async def send(port: int, seconds_s: float, concurrency: int, size: int) -> Tally:

@@ -133,6 +133,19 @@ class Process:
         self._signal(signal.SIGKILL)
         await self._process.wait()
 
+    async def kill(self) -> None:
+        """SIGKILL to its group, with nothing said before."""
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+
+    async def ended(self) -> int:
+        """Wait until it ends. Returns its exit status, below 0 for the signal that ended it."""
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM to its group."""
+        self._signal(signal.SIGTERM)
+
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)

@@ -70,6 +70,10 @@ class Row:
     expected: float | None = None
     got: float | None = None
     ok: bool | None = None
+    timed: bool | None = None
+    """Whether it is a time, which depends on what else the machine does."""
+    note: str | None = None
+    """What else is to be known of it, such as why it was not measured."""
     duration_s: float | None = None
     hit_rate_source: str | None = None
     """`engines` (their counters) or `usage` (what answers reported)."""
