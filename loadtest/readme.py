@@ -34,7 +34,7 @@ from loadtest.overhead_workers import TEXT as OF_WORKERS
 from loadtest.report import COLUMNS, Row, shown
 from loadtest.traces import TraceError, read_trace
 from router import settings
-from router.core.facts import Grade, Load, Reason, Receipt, Replica, Usage
+from router.core.facts import Grade, Load, Priority, Reason, Receipt, Replica, Usage
 from router.core.knowledge import Held
 from router.core.policies import POLICIES
 from router.core.routing import Router
@@ -128,6 +128,7 @@ def _exercised_metrics() -> Metrics:
     record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
     metrics.observe(record)
     metrics.failed(id_, "connect")
+    metrics.shed("overloaded", Priority.NORMAL)
     return metrics
 
 

@@ -147,7 +147,7 @@ class _Gauges(Collector):
         waiting, size_bytes = self._queued()
         counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
         yield _gauge("queued_requests", "Requests that wait for a place.", ("priority",), counts)
-        yield _gauge("queued_bytes", "Bytes of their bodies.", (), [((), size_bytes)])
+        yield _gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), size_bytes)])
         tallies = self._tallies
         rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
         yield _gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)
