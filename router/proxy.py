@@ -165,6 +165,11 @@ class Proxy:
                 record.error = f"{error.kind}: {error}"
                 self._placer.failed(lease.replica, error.kind)
                 return False
+        except asyncio.CancelledError:
+            if self.cut_why:  # it is we who leave, and the client is still there
+                answer.detour()
+                relay.broke(_drained)
+            raise
         return True
 
     # -- answer --------------------------------------------------------------------------------------------------
@@ -231,6 +236,10 @@ def _broken(dialect: Dialect, tail: bytes) -> bytes:
 
 def _stalled(dialect: Dialect, tail: bytes) -> bytes:
     return dialect.error_event(504, "stream_stalled", "The replica fell silent: this is not all of its answer.", tail)
+
+
+def _drained(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(503, DRAINED, "The router stops: this is not all of the answer.", tail)
 
 
 def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
