@@ -85,3 +85,17 @@ def test_one_slow_trial_prolongs_the_rest() -> None:
     breaker = world.router.fleet.members["http://0"].breaker
     assert (world.opened, breaker.cause) == (["http://0"], Cause.SLOW)
     assert breaker.backoff_s > 4.0
+
+
+def test_peers_are_compared_in_the_same_span() -> None:
+    """What peers took before all became slow says nothing: whoever gets all the traffic then stays."""
+    world = World(fleet(2))
+    for n in range(40):
+        world.send(3_000, only=f"http://{n % 2}")
+        world.run(1.0)
+    for engine in world.engines.values():
+        engine.speed /= 20
+    for _ in range(20):
+        world.send(3_000, only="http://0")
+        world.run(8.0)
+    assert world.opened == []
