@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from router.core import pace
 from router.core.breaker import Cause
+from router.core.facts import Ask
+from router.core.fleet import Timed
 from tests.core.simulated import Engine, World
 
 
@@ -85,3 +88,18 @@ def test_one_slow_trial_prolongs_the_rest() -> None:
     breaker = world.router.fleet.members["http://0"].breaker
     assert (world.opened, breaker.cause) == (["http://0"], Cause.SLOW)
     assert breaker.backoff_s > 4.0
+
+
+@pytest.mark.parametrize(
+    ("peer_s", "queued", "slow"), [(0.0, False, False), (100.0, False, True), (100.0, True, False)]
+)
+def test_peers_are_compared_in_the_same_span(peer_s: float, queued: bool, slow: bool) -> None:
+    """What peers took before that span says nothing, nor do tokens of requests that waited behind others."""
+    router = World(fleet(2)).router
+    member, peer = router.fleet.members.values()
+    for n in range(8):
+        member.timed.append(Timed(100.0 + n, 1_000.0, False, 100.0))
+        peer.timed.append(Timed(peer_s + n, 100.0, queued, 100.0))
+    lease = router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", only=member.id)
+    lease.own_ms, lease.first_token_s = 1_000.0, 109.0
+    assert pace.observe(router.fleet, member, lease, 1_000, 0, 110.0) is slow

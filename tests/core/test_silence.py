@@ -210,3 +210,14 @@ def test_requests_on_a_replica_that_is_out_already() -> None:
     world.run(12, every_s=0.1, tokens=2_000)
     assert world.moved >= 3
     assert not world.engines["http://0"].waiting
+
+
+def test_a_long_prefill_beside_short_prompts() -> None:
+    """Short prompts answered on time elsewhere prove nothing of a long one, before any speed is learned either."""
+    world = World(fleet(2, speed=300.0))
+    world.send(100_000, only="http://0")
+    for _ in range(200):
+        world.send(50, only="http://1")
+        world.run(1.0)
+    assert world.router.fleet.members["http://1"].on_time_s > world.now_s - 5
+    assert (world.opened, world.moved) == ([], 0)
