@@ -46,6 +46,8 @@ class EventSplitter:
 def begins_well(head: bytes) -> bool:
     """Whether the first bytes of a body are the beginning of a stream of JSON events: a field or a comment, and in the
     first event, where it is whole, an object."""
+    if head.startswith(b"data: {") and _is_json(head[6 : head.find(b"\n\n")]):
+        return True  # as nearly all do
     if not _FIELD.match(head):
         return False
     first, *more = _END.split(head, 1)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core import sse
-from router.core.sse import EventSplitter, payload, payloads_backwards
+from router.core.sse import EventSplitter, begins_well, payload, payloads_backwards
 
 PIECES = st.sampled_from(
     [b"data: {}", b"data:x", b"event: e", b": ping", b"\n", b"\r\n", b"\r", b"\n\n", b"\r\n\r\n", b" "]
@@ -63,3 +63,31 @@ def test_close_empties_the_splitter() -> None:
     splitter = EventSplitter()
     splitter.feed(b"data: half")
     assert (splitter.close(), splitter.close()) == (b"data: half", b"")
+
+
+@pytest.mark.parametrize(
+    ("head", "well"),
+    [
+        (b'data: {"a": 1}\n\n', True),
+        (b'data:{"a": 1}\r\n\r\ndata: x', True),
+        (b'data: {"a":\ndata: 1}\n\n', True),
+        (b"\xef\xbb\xbf\n: hello\n\n", True),
+        (b"event: ping\ndata: {}\n\n", True),
+        (b'data: {"a": "' + b"x" * 70_000, True),  # not whole: who knows
+        (b'data: {"a": 1\n\n', False),
+        (b'data: {"a": 1}x\n\n', False),
+        (b"data: [DONE]\n\n", False),
+        (b"data: 7\n\n", False),
+        (b"<html>\n\n", False),
+        (b"database: {}\n\n", False),
+    ],
+)
+def test_how_a_stream_begins(head: bytes, well: bool) -> None:
+    """A field or a comment, and an object in the first event, as far as it is there."""
+    assert begins_well(head) is well
+
+
+@given(st.binary(max_size=60))
+def test_any_beginning_is_judged(head: bytes) -> None:
+    """Nothing raises, whatever comes."""
+    assert begins_well(head) in (True, False)
