@@ -27,6 +27,7 @@ from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.events import Subscriber
 from router.metrics import Metrics, RequestRecord
+from router.patience import REASONS
 from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
@@ -272,8 +273,7 @@ class Hub:
     def _connection_figures(self) -> tuple[int, dict[str, int]]:
         figures = Counter(self._of_workers)
         figures.update(self.connections())
-        closed = {why.removeprefix(CLOSED): count for why, count in figures.items() if why.startswith(CLOSED)}
-        return figures[CONNECTIONS], closed
+        return figures[CONNECTIONS], {why: figures[CLOSED + why] for why in REASONS}
 
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None
