@@ -33,6 +33,7 @@ from router.guard import BODY_BYTES_MAX, guarding
 from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
 from router.networks import allowed
+from router.patience import REASONS
 from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
@@ -267,10 +268,11 @@ class Hub:
         May raise SettingsError, but only before anything has changed."""
         keys = keys_of(settings)  # what is read from files comes first, since it may fail
         admin_token = secret.read(settings.admin.token, settings.admin.token_file)
+        upstream = settings.upstream
+        if self._tls is not None and upstream.tls_certificate:  # its sessions go on with the same context
+            self._tls.load_cert_chain(upstream.tls_certificate, upstream.tls_key or None)
         self.settings, self.keys, self.admin_token = settings, keys, admin_token
-        self.router.configure(
-            slow_start_s=settings.upstream.slow_start_s, stuck_after_s=settings.upstream.stuck_after_s
-        )
+        self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stuck_after_s)
         self.admission.configure(settings.admission)
         self._additions.allowed = allowed(settings.admin.replicas_allowed)
         self._replicas.replace(settings.replicas)
@@ -346,8 +348,7 @@ class Hub:
     def _connection_figures(self) -> tuple[int, dict[str, int]]:
         figures = Counter(self._of_workers)
         figures.update(self.connections())
-        closed = {why.removeprefix(CLOSED): count for why, count in figures.items() if why.startswith(CLOSED)}
-        return figures[CONNECTIONS], closed
+        return figures[CONNECTIONS], {why: figures[CLOSED + why] for why in REASONS}
 
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None

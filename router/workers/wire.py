@@ -139,7 +139,7 @@ class Failed(Struct, tag=8, array_like=True, gc=False):
 class Counts(Struct, tag=9, array_like=True, gc=False):
     """What else was counted in the worker since this was last said; see placing.py for the names."""
 
-    counts: dict[Name, Count]
+    counts: dict[Name, int]  # a level, such as connections that are open, may also fall
 
 
 class PageWanted(Struct, tag=10, array_like=True, gc=False):

@@ -45,6 +45,7 @@ class Read:
 
     def __init__(self) -> None:
         self.said: list[Said] = []
+        self.whole = 0  # of these
         self.error = ""
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
 
@@ -62,6 +63,7 @@ class Read:
                     self.said[-1].body += event.data
                 elif isinstance(event, h11.EndOfMessage):
                     whole.append(self.said[-1])
+                    self.whole += 1
                     self._next()
                 else:
                     break
@@ -87,6 +89,7 @@ class StrictWire(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
         self._engine.transports.append(self._transport)
+        self._engine.reads.append(self._read)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -107,6 +110,7 @@ class StrictEngine:
     seen: list[Said] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     transports: list[asyncio.Transport] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
     url: str = ""
 
     async def __aenter__(self) -> Self:
@@ -137,6 +141,7 @@ async def exchanged(app: App, engine: StrictEngine, raw: bytes, messages: int) -
 def judge(raw: bytes, client: Client, went_on: list[Said], engine: StrictEngine, name: str) -> None:
     """What went on is clear, and what h11 finds in the client's bytes."""
     assert engine.errors == [], name
+    assert all(len(read.said) == read.whole for read in engine.reads), name
     assert client.error is None, name
     reading = Read()
     meant = reading.feed(raw)
@@ -270,6 +275,7 @@ async def test_valid_ones_are_served() -> None:
     ("message", "meant"),
     [
         (b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}", b"{}"),
+        (b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", b"{}"),
         (b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", b"{}"),
         (b"content-length: 2\r\n\r\n{}", b"[]"),
     ],
@@ -278,7 +284,7 @@ def test_the_judge(message: bytes, meant: bytes) -> None:
     """It objects to two ways of saying how long a body is, to the wrong one, and to another body."""
     read, client = Read(), Client()
     went_on = read.feed(b"POST /a HTTP/1.1\r\nhost: x\r\n" + message)
-    engine = StrictEngine(errors=[read.error] if read.error else [])
+    engine = StrictEngine(errors=[read.error] if read.error else [], reads=[read])
     with pytest.raises(AssertionError):
         judge(HOST + length(len(meant)) + b"\r\n" + meant, client, went_on, engine, "")
 

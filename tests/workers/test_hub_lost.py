@@ -307,15 +307,17 @@ async def test_what_workers_count_adds_up_in_the_hub(path: Path) -> None:
             await until(lambda: again.counts["lines_dropped"] == 1)
 
 
-async def test_connections_of_workers_add_up_in_the_hub(path: Path) -> None:
+async def test_connections_of_workers_add_up_in_the_hub(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What is open is told anew to a hub that comes anew, and is gone from its sum with the worker."""
     figures = {CONNECTIONS: 3}
     hub, again = StubHub("http://a"), StubHub("http://a")
     async with worker(path, figures=lambda: dict(figures)):
-        async with serving(hub, path):
+        async with serving(hub, path) as server:
             await until(lambda: hub.counts[CONNECTIONS] == 3)
             figures[CONNECTIONS] = 1
             await until(lambda: hub.counts[CONNECTIONS] == 1)
+            assert len(server.links) == 1
+            assert "not understood" not in caplog.text
         async with serving(again, path):
             await until(lambda: again.counts[CONNECTIONS] == 1)
             async with worker(path, number=1, figures=lambda: {CONNECTIONS: 4}):
