@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from loadtest import fault_answers as answers
-from loadtest.fault_upstream import MID
+from loadtest.fault_connection import MID
 from loadtest.faults_bench import Answer, Bench, NotForThis, Run, at_most, row
 from loadtest.faults_judge import verdict
 from loadtest.report import Row

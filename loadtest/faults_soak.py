@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from loadtest import fault_answers as answers
-from loadtest.fault_upstream import EARLY, MID
+from loadtest.fault_connection import EARLY, MID
 from loadtest.faults_bench import Answer, Bench, Run, Upstream, at_rate, row
 from loadtest.faults_leaving import gauges, request
 from loadtest.overhead_process import rss_mb

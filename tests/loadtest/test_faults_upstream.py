@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from loadtest import fault_answers as answers
-from loadtest.fault_upstream import EARLY, MID, Behaviour, Replica
+from loadtest.fault_connection import EARLY, MID, Behaviour
+from loadtest.fault_upstream import Replica
 from loadtest.faults_judge import events, finished, verdict
 
 
