@@ -77,7 +77,7 @@ async def test_readiness_needs_no_hub(client: ClientSession, engine: FakeEngine)
 
 async def test_what_is_cut_by_the_drain_says_so(client: ClientSession, engine: FakeEngine) -> None:
     """An answer that takes longer than the drain is not the client's doing: one that has not begun ends with 503 in
-    the words of its dialect, one that has begun in its error event; both are recorded as drained, nobody is to blame."""
+    the words of its dialect, one that has begun in its error event; both are recorded as drained, nobody is blamed."""
     engine.script.extend([mute, half_then_waits])
     async with running(engine, listen__drain_s=0.2) as app:
         waiting = asyncio.ensure_future(client.post(app.url + CHAT, json=BODY | {"stream": False}))
