@@ -19,6 +19,7 @@ from itertools import count
 from math import ceil
 
 from router.attempts import Attempts, judge_of
+from router.client_connection import ClientLeft
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
@@ -28,7 +29,7 @@ from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Reader, Refusal
 from router.receiving import BadRequest, Request
 from router.relay import Relay
-from router.serving import ClientLeft, date_line
+from router.serving import date_line
 from router.tallies import RequestRecord
 from router.upstream import Stalled, Upstream
 

@@ -10,7 +10,7 @@ the last pieces too, when its end comes; what clients take for the end (`[DONE]`
 its own or through the parser, never by the shortcut, and is not passed on behind a stream that is not whole.
 
 A client that does not read stops the engine's socket: at most what one read brings is kept for it beyond the
-transport's buffer (serving.WRITE_BUFFER_BYTES_MAX).
+transport's buffer (client_connection.WRITE_BUFFER_BYTES_MAX).
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from router.client_connection import WAITING_BYTES_MAX
 from router.patience import ClientLimits
 from router.receiving import BadRequest, Request
-from router.serving import WAITING_BYTES_MAX, Server
+from router.serving import Server
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 
