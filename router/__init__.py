@@ -19,12 +19,13 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     reading     what a client asks: parsed, hashed
     tokens      its token ids and their keys
     relay       bytes from engine to client
-    upstream    call one engine; failures typed by what a retry may do
+    upstream    call one engine
     probe       loops that ask engines for health, models and load
     ranks       how many data-parallel ranks a server has
     events      what engines say of their KV caches, over ZeroMQ
     announce    have an engine repeat what it said before we listened
     discovery   which replicas there are
+    failures    what may go wrong with that, typed by what a retry may do
     placing     the seam between edge and hub
     admission   who is placed now, who waits, who is turned away
     exchange    one request and its answer on a connection to an engine

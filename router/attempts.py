@@ -22,10 +22,11 @@ from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, Failure
+from router.failures import ConnectFailed, EngineFailed, EngineShed, NotStream, Stale, TimedOut
 from router.placing import Placed, Placer, UnknownResponse
 from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
 from router.tallies import RequestRecord
-from router.upstream import ConnectFailed, EngineFailed, EngineShed, NotStream, Stale, TimedOut, Upstream
+from router.upstream import Upstream
 
 UNSENT_MAX = 3
 ID_CHARS_MAX = 128

@@ -24,6 +24,7 @@ from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
 from router.exchange import Answer, BrokeMidway
+from router.failures import Stalled
 from router.keys import ANYBODY, Caller
 from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Reader, Refusal
@@ -31,7 +32,7 @@ from router.receiving import BadRequest, Request
 from router.relay import Relay
 from router.serving import date_line
 from router.tallies import RequestRecord
-from router.upstream import Stalled, Upstream
+from router.upstream import Upstream
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from router.app import App
 from router.core.dialects import PATHS
 from router.core.facts import Grade, Reason
 from router.core.policies import POLICIES
+from router.exchange import Failure
 from router.settings import Settings, field_keys, load
-from router.upstream import Failure
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from router.upstream import ConnectFailed, Upstream
+from router.failures import ConnectFailed
+from router.upstream import Upstream
 from tests.fakes import (
     FakeEngine,
     Reply,

@@ -13,9 +13,10 @@ from router.core.facts import Load, Replica
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.exchange import Answer
+from router.failures import ReplicaLost
 from router.probe import Prober
 from router.ranks import Ranks, expand
-from router.upstream import RANK_HEADER, ReplicaLost, Upstream
+from router.upstream import RANK_HEADER, Upstream
 from tests.fakes import FakeEngine, mute
 
 METRICS = """\
