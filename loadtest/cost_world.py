@@ -23,10 +23,10 @@ from xxhash import xxh3_64_intdigest
 from router.core.blocks import chain_of, token_chain
 from router.core.dialects import PATHS
 from router.core.facts import Ending, Grade, Load, Outcome, Replica, ServedModel, Usage
-from router.core.fleet import Lease
 from router.core.keys import KeyCache, TokenPrompt, rest
 from router.core.knowledge import Knowledge
 from router.core.kv_events import decode, slices
+from router.core.member import Lease
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.placing import LocalPlacer

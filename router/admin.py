@@ -11,7 +11,7 @@ from aiohttp import http_parser, web
 
 from router.core.breaker import State
 from router.core.facts import Candidate
-from router.core.fleet import Member
+from router.core.member import Member
 from router.core.routing import Router
 from router.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from router.placing import Page

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from router.core.admission import Admission, Limits
 from router.core.facts import Ending, Outcome, Priority, Shed
 from router.core.fair_queue import Pool, Ticket
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.quotas import Quotas, Rates
 from router.core.routing import Router
 

@@ -19,8 +19,8 @@ What stores an answer (Responses) is only tried again where nothing was sent, or
 other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
 
 Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
-body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation has no
-side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
+body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation
+has no side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 from router import __version__
 from router.core.breaker import State
 from router.core.facts import Grade, Priority
-from router.core.fleet import Member
+from router.core.member import Member
 from router.core.routing import Router
 from router.tallies import Counter, Histogram, RequestRecord, Tallies
 

@@ -18,8 +18,8 @@ from router.core.admission import Limits, NoLimits
 from router.core.blocks import Chain
 from router.core.facts import Ask, Ending, Outcome, Priority, Receipt
 from router.core.fair_queue import Pool, Ticket
-from router.core.fleet import Lease
 from router.core.keys import TokenPrompt
+from router.core.member import Lease
 from router.core.routing import Router
 from router.tallies import RequestRecord
 

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from router.core.facts import Load, Priority, Shed
 from router.core.fair_queue import FairQueue, Pool, Ticket
-from router.core.fleet import Lease, Member
+from router.core.member import Lease, Member
 from router.core.models import NoReplica
 from router.core.routing import Router
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from router.core.facts import Grade
-from router.core.fleet import Fleet, Member
+from router.core.fleet import Fleet
 from router.core.knowledge import Knowledge
+from router.core.member import Member
 from router.core.tokens import ModelTokens
 
 MODELS_MAX = 1_024  # models whose tokens are learned

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from router.core.fleet import TIMED_MAX, Fleet, Lease, Member, Timed
+from router.core.fleet import Fleet
+from router.core.member import TIMED_MAX, Lease, Member, Timed
 from router.core.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
 
 SLOW, SLOW_MS = 5.0, 50.0

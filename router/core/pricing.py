@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from router.core.blocks import BLOCK_BYTES
 from router.core.facts import Candidate, Grade
-from router.core.fleet import Fleet, Member
+from router.core.fleet import Fleet
 from router.core.knowledge import Held, Knowledge
+from router.core.member import Member
 from router.core.prefix import PrefixIndex
 from router.core.reuse import ReuseMemory
 

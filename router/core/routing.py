@@ -35,9 +35,10 @@ from router.core.facts import (
     ServedModel,
     Usage,
 )
-from router.core.fleet import ANSWER_TOKENS_MAX, Fleet, Lease, Member
+from router.core.fleet import Fleet
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Knowledge
+from router.core.member import ANSWER_TOKENS_MAX, Lease, Member
 from router.core.models import Models, NoReplica
 from router.core.policies import Policy
 from router.core.prefill import PrefillModel

@@ -29,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from router.core.fleet import ANSWER_TOKENS_MAX, Fleet, Lease, Member
+from router.core.fleet import Fleet
+from router.core.member import ANSWER_TOKENS_MAX, Lease, Member
 from router.core.prefill import LEARN_TOKENS_MIN
 
 FACTOR, FACTOR_LENT, FULL = 3.0, 10.0, 1.5

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from router.core import pace
 from router.core.breaker import Cause, State
 from router.core.facts import Ending, Shed
-from router.core.fleet import Fleet, Lease, Member
+from router.core.fleet import Fleet
+from router.core.member import Lease, Member
 
 SLOW_START_LEASES = 4
 

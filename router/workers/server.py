@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, cast
 
 from router.core.facts import Ask, Ending, Outcome, Receipt, Shed
 from router.core.fair_queue import Ticket
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
 from router.placing import CONNECTIONS, LocalPlacer, UnknownResponse, Wanted

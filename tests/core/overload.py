@@ -17,7 +17,7 @@ from typing import Any
 from router.admission import TICK_S
 from router.core.facts import Ask, Ending, Load, Outcome, Priority, Shed, Usage
 from router.core.fair_queue import Ticket
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.quotas import Rates
 from router.placing import LocalPlacer, Page, Wanted
 from router.settings import AdmissionSettings

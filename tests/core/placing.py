@@ -9,7 +9,7 @@ from typing import Any
 from router.core.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
 from router.core.facts import Ask, Ending, Outcome, Replica, ServedModel, Usage
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.policies import POLICIES
 from router.core.routing import Router
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from router.core.breaker import State
 from router.core.facts import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.models import NoReplica
 from router.core.policies import POLICIES
 from router.core.routing import Router

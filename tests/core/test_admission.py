@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from router.core.admission import BURST_MAX, WINDOW_MIN, Admission, TurnRate
 from router.core.facts import Ask, Ending, Load, Outcome, Priority, Replica, ServedModel, Shed, Usage
 from router.core.fair_queue import Ticket
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.models import NoReplica
 from router.placing import LocalPlacer, Wanted
 from router.settings import AdmissionSettings

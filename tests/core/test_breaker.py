@@ -3,7 +3,7 @@
 from router.core.blocks import chain_of
 from router.core.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
 from router.core.facts import Ask, Ending, Outcome, Prompt, Replica, ServedModel, Usage
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.policies import POLICIES
 from router.core.routing import Router
 

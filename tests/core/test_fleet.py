@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.facts import Ending, Grade, Load, Outcome, Reason, Receipt, Replica, ServedModel, Usage
-from router.core.fleet import SHARE_TOKENS_MIN, Fleet, Lease, Member
+from router.core.fleet import Fleet
+from router.core.member import SHARE_TOKENS_MIN, Lease, Member
 
 RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
 

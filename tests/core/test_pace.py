@@ -7,7 +7,7 @@ import pytest
 from router.core import pace
 from router.core.breaker import Cause
 from router.core.facts import Ask
-from router.core.fleet import Timed
+from router.core.member import Timed
 from tests.core.simulated import Engine, World
 
 

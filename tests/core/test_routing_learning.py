@@ -12,7 +12,7 @@ from router.core import blocks
 from router.core.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
 from router.core.facts import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.models import MODELS_MAX, NoReplica
 from tests.core.placing import CHAT, MODEL, World, chat, words
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.breaker import BACKOFF_MIN_S, BREAKER_FAILURES, Cause, State
 from router.core.facts import Ask, Ending, Outcome, Replica, ServedModel, Shed
-from router.core.fleet import Lease
+from router.core.member import Lease
 from router.core.models import NoReplica
 from router.core.policies import POLICIES
 from router.core.routing import Router
