@@ -15,7 +15,8 @@ from router import __version__, logs
 from router.core.facts import Priority
 from router.core.policies import POLICIES
 from router.keys import KeysError, entry_of, make_key
-from router.settings import Settings, SettingsError, load
+from router.settings import Settings, SettingsError
+from router.settings_loading import load
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,7 +24,8 @@ from router.core.dialects import PATHS
 from router.core.facts import Grade, Reason
 from router.core.policies import POLICIES
 from router.exchange import Failure
-from router.settings import Settings, field_keys, load
+from router.settings import Settings, field_keys
+from router.settings_loading import load
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

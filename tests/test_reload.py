@@ -17,7 +17,8 @@ from aiohttp import ClientSession
 
 from router.app import App
 from router.reloading import FILES, FIXED, LIVE, REFUSED, SWITCHES, Reloader, change
-from router.settings import Settings, field_keys, load
+from router.settings import Settings, field_keys
+from router.settings_loading import load
 from tests.fakes import FakeEngine, events, half_then_waits, idle
 
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from router import settings as module
-from router.settings import ENV_PREFIX, Settings, SettingsError, field_keys, load
+from router.settings import Settings, SettingsError, field_keys
+from router.settings_loading import ENV_PREFIX, load
 
 
 def problems(file: Path | None = None, env: dict[str, str] | None = None, **overrides: Any) -> list[str]:

@@ -8,7 +8,8 @@ import sys
 import pytest
 from aiohttp import ClientSession, web
 
-from router.settings import SettingsError, load
+from router.settings import SettingsError
+from router.settings_loading import load
 from tests.fakes import FakeEngine, Reply, events, half_then_waits, idle, running, status
 
 CHAT = "/v1/chat/completions"

@@ -21,7 +21,8 @@ from aiohttp import ClientSession, web
 
 from router import tls
 from router.__main__ import main
-from router.settings import SettingsError, load
+from router.settings import SettingsError
+from router.settings_loading import load
 from tests.fakes import FakeEngine, events, idle, running
 from tests.io.recorded import SSE, head
 from tests.io.test_patience import flood
