@@ -8,7 +8,8 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     edge, hub   what faces clients; what knows the replicas and places
     running     what both need to be put together
     reloading   settings read again while it runs
-    settings    every setting, with unit, default and reason; settings_loading: from all sources, checked
+    settings_loading  settings from all sources, checked
+    settings    every setting, with unit, default and reason
     proxy       the life of one request
     attempts    its placing and calling, until an answer has begun
     additions   replicas that are added at run time

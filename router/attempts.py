@@ -29,7 +29,7 @@ from router.tallies import RequestRecord
 from router.upstream import Upstream
 
 UNSENT_MAX = 3
-ID_CHARS_MAX = 128
+RESPONSE_ID_CHARS_MAX = 128
 
 
 class Tried:
@@ -149,7 +149,7 @@ class Attempts:
         except NoReplica as error:
             raise none_ready() from error
         except UnknownResponse as error:  # in the engines' words, whoever else knows it
-            unknown = f"Response with id '{str(error)[:ID_CHARS_MAX]}' not found."
+            unknown = f"Response with id '{str(error)[:RESPONSE_ID_CHARS_MAX]}' not found."
             raise Refusal(404, "response_not_found", unknown, "response_id") from error
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed

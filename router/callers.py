@@ -13,13 +13,11 @@ from hmac import compare_digest
 
 from router.core.facts import Priority
 from router.keys import ANYBODY, Caller, Keys, priority_of, sane_name
-from router.reading import PRIORITY, TENANT, Refusal
+from router.reading import CREDENTIALS, PRIORITY, TENANT, Refusal
 from router.receiving import Request
 
 OPEN = ("/healthz", "/readyz")
 METRICS = "/metrics"
-
-_CREDENTIALS = (b"authorization", b"x-api-key")
 
 
 class Callers:
@@ -58,7 +56,7 @@ def is_admin(authorization: bytes, token: str) -> bool:
 
 def _key(request: Request) -> bytes:
     """The one key that a request shows; b"" for none, several, or what is no bearer token."""
-    shown = {_shown(low, value) for low, _, value in request.lines if low in _CREDENTIALS}
+    shown = {_shown(low, value) for low, _, value in request.lines if low in CREDENTIALS}
     return shown.pop() if len(shown) == 1 else b""
 
 

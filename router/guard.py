@@ -1,8 +1,8 @@
 """Who may use the admin listener, and for what: looked at before any page is.
 
 With a token every page needs it but `/healthz` and `/readyz`, which kubelets ask. Without one the listener is on
-loopback (settings_loading.py), where other programs of the machine are trusted, but browsers are not: what they send for a
-web page names that page's host (`Host`, also where its name was made to resolve to 127.0.0.1) or comes with an
+loopback (settings_loading.py), where other programs of the machine are trusted, but browsers are not: what they send
+for a web page names that page's host (`Host`, also where its name was made to resolve to 127.0.0.1) or comes with an
 `Origin`. So a request must name this machine by address, `localhost` or the configured name; what changes something
 comes with no `Origin`, and as JSON, which no form can send.
 """

@@ -167,7 +167,7 @@ class ResponseOwners:
 
 
 LISTEN_S = 0.001
-REST_MAX_S = 300.0  # an engine may ask for anything
+REST_MAX_S = 300.0  # an engine may ask for anything, and a clock that is wrong by years must not cost a replica
 LEFT = Outcome(Ending.CLIENT_LEFT)
 
 

@@ -35,10 +35,10 @@ BYTES_PER_TOKEN = 4  # of a body whose prompt is unknown
 PAUSE_BYTES_MIN, PAUSE_BYTES_PER_S = 1 << 20, 1 << 29  # beyond a MiB its thread rests two milliseconds for each
 SEEN_BYTES_MAX = 16 << 20  # remembered of the beginnings of bodies, by each of the two threads that read them
 
+CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # hints, which are for us alone
 
 _NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY}
-_CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
 
@@ -99,7 +99,7 @@ class Reader:
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
         """From now on clients' own credentials are passed on to replicas or not; with an `api_key`, it is sent in
         their place."""
-        self._not_sent_on = _NOT_SENT_ON if passed_on and not api_key else _NOT_SENT_ON | _CREDENTIALS
+        self._not_sent_on = _NOT_SENT_ON if passed_on and not api_key else _NOT_SENT_ON | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from router.core.facts import Replica
 from router.exchange import Answer, BrokeEarly, BrokeMidway, Connection, say
 from router.failures import ConnectFailed, EngineFailed, EngineShed, ReplicaLost, ReplicaStuck, Stale, Stalled, TimedOut
 from router.outbox import Outbox
+from router.placing import REST_MAX_S
 from router.tls import replica_context
 
 WATCH_INTERVAL_S = 0.5
@@ -29,7 +30,6 @@ SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"Engine
 STATUS_RETRIED = (502, 503)
 STATUS_SHED = (429, 503)
 RETRY_AFTER_S = 1.0  # of a 429 that does not say
-RETRY_AFTER_MAX_S = 300.0  # a clock that is wrong by years must not cost a replica
 STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 # vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
@@ -264,7 +264,7 @@ def _retry_after_s(answer: Answer) -> float | None:
     elif said:
         with suppress(ValueError):
             after_s = parsedate_to_datetime(said.decode("latin-1")).timestamp() - time.time()
-    return after_s if after_s is None else min(max(0.0, after_s), RETRY_AFTER_MAX_S)
+    return after_s if after_s is None else min(max(0.0, after_s), REST_MAX_S)
 
 
 @cache

@@ -24,7 +24,7 @@ STILL_SLOW = 3.0  # of one trial, later
 PEER_TOKENS_MIN = 2  # first tokens of a peer in the same span
 
 
-def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: int, now_s: float) -> bool:
+def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: int) -> bool:
     """Take what the engine says was computed for an answer that streamed. Returns whether the member is slow now."""
     took_ms = lease.own_ms
     if took_ms is None or lease.first_token_s is None:

@@ -430,7 +430,7 @@ class Router:
         usage = outcome.usage
         uncached, cached = self.fleet.learn(member, lease, outcome, now_s)
         if lease.own_ms is not None:
-            slow = pace.observe(self.fleet, member, lease, uncached, cached, now_s)
+            slow = pace.observe(self.fleet, member, lease, uncached, cached)
             if slow or member.breaker.backoff_s:
                 self.standing.timed(member, lease, slow=slow, now_s=now_s)
         self._compare(lease, usage)

@@ -1,10 +1,9 @@
 """A worker's placer: asks the hub, and goes on by the ring while there is none.
 
-The hub counts as there from its first view on, which it sends
-once it knows its replicas; then all open leases are told to it. It counts as lost when the connection breaks, or
-when it owes an answer for `timeout_s`, unless it said that the request waits for a place: that placement is made here
-and taken back there, and so is every other until something is heard of the hub again. Nothing is sent per streamed
-chunk.
+The hub counts as there from its first view on, which it sends once it knows its replicas; then all open leases are
+told to it. It counts as lost when the connection breaks, or when it owes an answer for `timeout_s`, unless it said that
+the request waits for a place: that placement is made here and taken back there, and so is every other until something
+is heard of the hub again. Nothing is sent per streamed chunk.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from router.core.facts import Ending, Outcome, Receipt, Shed
+from router.core.facts import Outcome, Receipt, Shed
 from router.core.models import NoReplica
-from router.placing import CONNECTIONS, HUB_LOST, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
+from router.placing import CONNECTIONS, HUB_LOST, LEFT, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 from router.workers.known import Known
@@ -33,7 +32,6 @@ REPORTS_MAX = 65_536  # kept for the hub's return
 BROKEN = "connection broke"
 SILENT = "no answer in time"
 LEAVING = "we leave"
-LEFT = Outcome(Ending.CLIENT_LEFT)
 
 
 @dataclass(slots=True)

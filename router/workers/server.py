@@ -15,12 +15,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self, cast
 
-from router.core.facts import Ask, Ending, Outcome, Receipt, Shed
+from router.core.facts import Ask, Receipt, Shed
 from router.core.fair_queue import Ticket
 from router.core.member import Lease
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
-from router.placing import CONNECTIONS, LocalPlacer, UnknownResponse, Wanted
+from router.placing import CONNECTIONS, LEFT, LocalPlacer, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 
@@ -31,7 +31,6 @@ VIEW_PART_MAX = 0.01  # of the hub's time, for these looks
 RECEIPTS_MAX = 4_096  # of leases that ended and whose report is under way, per worker
 LEASES_MAX = 1 << 17  # open at once, per worker: more than a process has sockets
 BACKLOG = 64
-LEFT = Outcome(Ending.CLIENT_LEFT)
 
 
 class Hub(Protocol):

@@ -235,7 +235,7 @@ class Stuck(Struct, tag=6, array_like=True, gc=False):
     replica: str
 
 
-class Queued(Struct, tag=8, array_like=True, gc=False):
+class Queued(Struct, tag=7, array_like=True, gc=False):
     """It waits for a place: Placed or Unplaced comes, however late."""
 
     id: Id

@@ -102,4 +102,4 @@ def test_peers_are_compared_in_the_same_span(peer_s: float, queued: bool, slow: 
         peer.timed.append(Timed(peer_s + n, 100.0, queued, 100.0))
     lease = router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", only=member.id)
     lease.own_ms, lease.first_token_s = 1_000.0, 109.0
-    assert pace.observe(router.fleet, member, lease, 1_000, 0, 110.0) is slow
+    assert pace.observe(router.fleet, member, lease, 1_000, 0) is slow
