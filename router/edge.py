@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
@@ -23,7 +24,7 @@ from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
 from router.receiving import BadRequest, Request
-from router.running import cannot_listen, in_background, keys_of, make_prompts, url_of
+from router.running import cannot_listen, files_of_settings, in_background, keys_of, make_prompts, url_of
 from router.serving import Server, date_line
 from router.settings import Settings
 from router.tallies import RequestRecord
@@ -56,6 +57,7 @@ class Edge:
         self._socket = listening
         self._shared_prompts = shared_prompts
         self._prompts: Prompts | None = None  # our own
+        self._asking_tls: ssl.SSLContext | None = None  # of the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
         self.url = ""
@@ -97,10 +99,13 @@ class Edge:
     def reload(self, settings: Settings) -> None:
         """Take over what may change while it runs (see reloading.py). Nothing under way is touched. May raise
         SettingsError, but only before anything has changed."""
-        keys, s = keys_of(settings), settings  # what is read from files comes first, since it may fail
-        admin_token = secret.read(s.admin.token, s.admin.token_file)
-        api_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
-        listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
+        s = settings
+        with files_of_settings():
+            keys = keys_of(s)
+            admin_token = secret.read(s.admin.token, s.admin.token_file)
+            api_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
+            listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
+            tls.renew(self._asking_tls, s.upstream)
         self._settings, self._callers.keys = s, keys
         self.show(admin_token=admin_token, api_key=api_key)
         self.upstream.configure(
@@ -210,7 +215,8 @@ class Edge:
             self._stack.callback(own.close)
         asker = None
         if s.tokens.ask_replicas:
-            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=tls.for_replicas(s.upstream))
+            self._asking_tls = tls.for_replicas(s.upstream)
+            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._asking_tls)
             self._stack.push_async_callback(asker.close)
         return Tokens(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
 

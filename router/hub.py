@@ -38,7 +38,7 @@ from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
-from router.running import cannot_listen, guarded, in_background, keys_of, make_prompts, url_of
+from router.running import cannot_listen, files_of_settings, guarded, in_background, keys_of, make_prompts, url_of
 from router.settings import Settings
 from router.tokens import Asker
 from router.trust import Trust
@@ -266,11 +266,11 @@ class Hub:
     def reload(self, settings: Settings) -> None:
         """Take over what may change while it runs (see reloading.py). Replicas come and go as in any other discovery.
         May raise SettingsError, but only before anything has changed."""
-        keys = keys_of(settings)  # what is read from files comes first, since it may fail
-        admin_token = secret.read(settings.admin.token, settings.admin.token_file)
         upstream = settings.upstream
-        if self._tls is not None and upstream.tls_certificate:  # its sessions go on with the same context
-            self._tls.load_cert_chain(upstream.tls_certificate, upstream.tls_key or None)
+        with files_of_settings():
+            keys = keys_of(settings)
+            admin_token = secret.read(settings.admin.token, settings.admin.token_file)
+            tls.renew(self._tls, upstream)  # sessions of probes go on with it
         self.settings, self.keys, self.admin_token = settings, keys, admin_token
         self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stuck_after_s)
         self.admission.configure(settings.admission)

@@ -13,7 +13,6 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 from router.settings import Settings, SettingsError, field_keys
@@ -67,11 +66,6 @@ SWITCHES = frozenset(
         "upstream.tls_certificate",
     )
 )  # fmt: skip
-# Read again with the settings.
-FILES = (
-    "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
-    "upstream.api_key_file", "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
-)  # fmt: skip
 
 REFUSED = "the settings were read again and refused"
 
@@ -98,19 +92,6 @@ def change(old: Settings, new: Settings) -> Change:
         else:
             kept.append(key)
     return Change(settings, tuple(applied), tuple(kept))
-
-
-def unreadable(settings: Settings) -> list[str]:
-    """What is wrong with files that settings name, one line each: they must be there and not be empty."""
-    problems = []
-    for key in FILES:
-        if path := _get(settings, key):
-            try:
-                if not Path(path).read_bytes():
-                    problems.append(f"'{key}': {path}: is empty")
-            except OSError as error:
-                problems.append(f"'{key}': {path}: {error.strerror or error}")
-    return problems
 
 
 def _get(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting
@@ -153,9 +134,9 @@ class Reloader:
             await self.reload()
 
     async def reload(self) -> None:
-        """Once. Files are read by a thread; what they hold is applied in one turn of the event loop."""
+        """Once. Settings and files that they name are checked by a thread, and applied in one turn of the event loop."""
         try:
-            new = await asyncio.get_running_loop().run_in_executor(None, self._checked)
+            new = await asyncio.get_running_loop().run_in_executor(None, self._read)
             found = change(self.settings, new)
             self._apply(found.settings)
         except SettingsError as error:
@@ -172,9 +153,3 @@ class Reloader:
             log.warning("settings that changed need a restart", extra={"fields": {"settings": list(found.kept)}})
         log.info("the settings were read again", extra={"fields": {"changed": list(found.applied)}})
         self._told("ok")
-
-    def _checked(self) -> Settings:
-        settings = self._read()
-        if problems := unreadable(settings):
-            raise SettingsError(problems)
-        return settings

@@ -6,15 +6,15 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from router.addresses import template_kwargs, tokenizers
-from router.keys import Keys
+from router.keys import Keys, KeysError
 from router.prompts import Prompts
-from router.settings import Settings
+from router.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -55,6 +55,19 @@ def keys_of(settings: Settings) -> Keys | None:
     if not auth.keys_file:
         return None
     return Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+
+
+@contextmanager
+def files_of_settings() -> Iterator[None]:
+    """What is wrong with a file that settings name is a SettingsError: it was checked, but that is a moment ago."""
+    try:
+        yield
+    except KeysError as error:
+        raise SettingsError(error.problems) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(["a file that the settings name is no text"]) from error
+    except OSError as error:  # of TLS too
+        raise SettingsError([f"{error.filename or 'a file of TLS'}: {error.strerror or error}"]) from error
 
 
 def in_background(work: Coroutine[None, None, None]) -> Callable[[], Coroutine[None, None, None]]:

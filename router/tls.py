@@ -69,6 +69,17 @@ def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
+def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
+    """Have connections to come of a context for replicas show the certificate that is there now, and trust the
+    authorities that are. Those that it trusted before it still does: OpenSSL forgets none. Raises OSError."""
+    if context is None:
+        return
+    if files.tls_ca:
+        context.load_verify_locations(files.tls_ca)
+    if files.tls_certificate:
+        context.load_cert_chain(files.tls_certificate, files.tls_key or None, password=_no_password)
+
+
 def for_listener(files: ListenerFiles) -> ssl.SSLContext | None:
     """See `listener_context`."""
     return listener_context(files.tls_certificate, files.tls_key, files.tls_client_ca)

@@ -7,21 +7,28 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from aiohttp import ClientSession
 
+from router import logs
 from router.app import App
-from router.reloading import FILES, FIXED, LIVE, REFUSED, SWITCHES, Reloader, change
+from router.reloading import FIXED, LIVE, REFUSED, SWITCHES, Reloader, change
 from router.settings import Settings, field_keys
 from router.settings_loading import load
 from tests.fakes import FakeEngine, events, half_then_waits, idle
+from tests.io.test_tls import secured
+from tests.keyring import Keyring
 
 CHAT = "/v1/chat/completions"
+# Files; `auth.secret_file` is none of them, as salts are for ever.
+NAMED = {key for key in field_keys() if key.endswith("_file") or ".tls_" in key} - {"auth.secret_file"}
 
 
 def body(text: str = "x", *, stream: bool = True) -> dict[str, object]:
@@ -35,7 +42,7 @@ class Running:
     def __init__(self, app: App, reloader: Reloader, file: Path) -> None:
         self.app, self.reloader, self.file = app, reloader, file
 
-    async def set(self, *engines: FakeEngine, **settings: Any) -> None:
+    async def set(self, *engines: FakeEngine | str, **settings: Any) -> None:
         """Write the file, and have it read again."""
         write(self.file, *engines, **settings)
         await self.reloader.reload()
@@ -55,9 +62,10 @@ class Running:
         return None
 
 
-def write(file: Path, *engines: FakeEngine, **settings: Any) -> None:
+def write(file: Path, *engines: FakeEngine | str, **settings: Any) -> None:
     """A settings file."""
-    sections: dict[str, Any] = {"replicas": [engine.url for engine in engines]}
+    urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
+    sections: dict[str, Any] = {"replicas": urls}
     base = {"listen__port": 0, "listen__admin_port": 0, "probe__interval_s": 3600.0}
     for key, value in (base | settings).items():
         section, _, name = key.partition("__")
@@ -66,7 +74,7 @@ def write(file: Path, *engines: FakeEngine, **settings: Any) -> None:
 
 
 @asynccontextmanager
-async def running(file: Path, *engines: FakeEngine, **settings: Any) -> AsyncIterator[Running]:
+async def running(file: Path, *engines: FakeEngine | str, **settings: Any) -> AsyncIterator[Running]:
     """A router in front of these engines, every replica probed once."""
     write(file, *engines, **settings)
     async with App(load(file)) as app:
@@ -103,9 +111,7 @@ def test_every_setting_is_live_or_fixed() -> None:
     """Each is in one table and in one only, so that nobody adds one without a thought of it; files are live."""
     assert set(field_keys()) == LIVE | FIXED
     assert not LIVE & FIXED
-    assert set(FILES) <= LIVE
-    assert set(FILES) >= SWITCHES
-    assert len(set(FILES)) == len(FILES)
+    assert SWITCHES <= NAMED <= LIVE
 
 
 @pytest.mark.parametrize("key", sorted(field_keys()))
@@ -127,38 +133,141 @@ def test_a_switch_needs_a_restart(key: str) -> None:
         assert (found.settings, found.applied, found.kept) == (old, (), (key,))
 
 
-def in_force(app: App) -> dict[str, Any]:
+def in_force(router: Running) -> dict[str, Any]:
     """What parts of the router hold that was given to them by settings."""
-    edge = app.edge
-    of = {
-        edge.upstream: ("_connect_timeout_s", "_first_byte_timeout_s", "_idle_timeout_s", "_keepalive_s"),
-        edge.proxy: ("_retries_max", "_retry_on_timeout", "_receipts"),
-        edge._server: ("body_bytes_max", "keepalive_s"),
-        edge: ("_inference", "_settings"),
-        app.hub: ("settings",),
-        app: ("_settings",),
+    edge, hub = router.app.edge, router.app.hub
+    upstream, proxy, server, reader = edge.upstream, edge.proxy, edge._server, edge.reader
+    return {
+        "timeouts": (upstream._connect_timeout_s, upstream._first_byte_timeout_s, upstream._idle_timeout_s),
+        "connections": (upstream._keepalive_s, upstream._held_bytes_max),
+        "retries": (proxy._attempts._retries_max, proxy._attempts._retry_on_timeout),
+        "budget": (edge._budget.ratio, edge._budget.floor_per_s),
+        "answers": (proxy._receipts, reader.ask_usage, edge._inference),
+        "credentials": (reader._own_lines, reader._not_sent_on, edge._callers.admin_token, hub.admin_token),
+        "clients": (server.limits, server._places.limits),
+        "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
+        "admission": hub.admission._admission._limits,
+        "standing": (hub.router._stuck_after_s, hub.router.standing.slow_start_s),
+        "replicas": (hub._replicas._urls, hub._additions.allowed),
+        # Looked up whenever they are needed.
+        "later": (edge._settings.listen.metrics_on_main, edge._settings.listen.drain_s),
+        "at the end": router.reloader.settings.listen.lame_duck_s,
     }
-    held = {f"{type(part).__name__}.{name}": getattr(part, name) for part, names in of.items() for name in names}
-    held |= {"ratio": edge._budget.ratio, "floor": edge._budget.floor_per_s, "usage": edge.reader.ask_usage}
-    return held | {"held": edge.upstream._held_bytes_max}
 
 
-async def test_a_reload_is_as_good_as_a_restart(tmp_path: Path, engine: FakeEngine) -> None:
-    """After a reload every part holds what it would hold had it been started with these settings."""
-    defaults, settings = Settings(), {}
-    for key in sorted(LIVE - set(FILES)):
-        section, dot, _ = key.partition(".")
-        if dot and section in ("listen", "upstream", "limits", "api"):
-            settings[key.replace(".", "__")] = other_than(value_of(defaults, key))
-    settings["api__passthrough"] = ["/only"]
-    settings["upstream__api_key"] = "k"
-    async with running(tmp_path / "a", engine) as router:
-        before = in_force(router.app)
-        await router.set(engine, **settings)
-        reloaded = in_force(router.app)
-    async with running(tmp_path / "b", engine, **settings) as router:
-        assert in_force(router.app) == reloaded
-    assert not [name for name, value in before.items() if reloaded[name] == value]
+def wanted_of(keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Each of these settings with another value than its own; two underscores stand for a dot."""
+    given = {"admin.token": "t" * 16, "admin.replicas_allowed": ["http://127.0.0.1:8000"], "log.level": "debug"}
+    given |= {"upstream.api_key": "k", "api.passthrough": ["/only"]}
+    for key in keys:
+        yield key.replace(".", "__"), given[key] if key in given else other_than(value_of(Settings(), key))
+
+
+async def test_what_is_live_is_in_force(
+    tmp_path: Path, engine: FakeEngine, other: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each live setting that changes changes what some part of the router goes by; and after a reload every part holds
+    what it would hold had it been started with these settings."""
+    Keyring(tmp_path, acme={})
+    settings: dict[str, Any] = {"auth__keys_file": str(tmp_path / "keys.yaml"), "auth__secret": "s" * 32}
+    log = [(Settings().log.level, Settings().log.requests)]
+    monkeypatch.setattr(logs, "configure", lambda level, *, requests: log.append((level, requests)))
+    async with running(tmp_path / "a", engine, **settings) as router:
+        before = in_force(router)
+        await router.set(engine, other, **settings)
+        assert in_force(router)["replicas"] != before["replicas"]
+        for name, value in wanted_of(sorted(LIVE - NAMED - {"replicas"})):
+            before, logged = in_force(router), log[-1]
+            settings[name] = value
+            await router.set(engine, other, **settings)
+            assert in_force(router) != before or log[-1] != logged, name
+        assert log[-1] == ("debug", False)
+        reloaded = in_force(router)
+    async with running(tmp_path / "b", engine, other, **settings) as router:
+        assert in_force(router) == reloaded
+
+
+async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: ClientSession) -> None:
+    """Keys, tokens and certificates that were written anew count after a reload, though no setting has changed."""
+    authorities = [trustme.CA(), trustme.CA()]
+    names = ("token", "key", "own.pem", "ca.pem", "ours.pem", "theirs.pem")
+    token, key, own, ca, ours, theirs = (tmp_path / name for name in names)
+
+    def write_all(number: int) -> dict[str, str]:
+        """The files; returns what a client of the new keys sends."""
+        authority = authorities[number]
+        token.write_text(f"admin-token-{number:04}")
+        key.write_text(f"key-{number}\n")
+        authority.cert_pem.write_to_path(str(ca))
+        for path, name in ((own, "127.0.0.1"), (ours, "router"), (theirs, "127.0.0.1")):
+            authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
+        return Keyring(tmp_path, acme={}).of("acme")
+
+    def served() -> ssl.SSLContext:
+        """What a replica speaks."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(theirs)
+        context.load_verify_locations(ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    settings: dict[str, Any] = {
+        "listen__tls_certificate": str(own), "listen__tls_client_ca": str(ca),
+        "admin__token_file": str(token), "upstream__api_key_file": str(key),
+        "upstream__tls_ca": str(ca), "upstream__tls_certificate": str(ours),
+    }  # fmt: skip
+    settings["auth__keys_file"] = str(tmp_path / "keys.yaml")
+    old = write_all(0)
+    async with secured(engine, served()) as first, running(tmp_path / "file", first, **settings) as router:
+        app = router.app
+        trusting = ssl.create_default_context(cafile=ca)
+        trusting.load_cert_chain(ours)
+        async with client.post(app.url + CHAT, json=body(), headers=old, ssl=trusting) as response:
+            assert response.status == 200
+        new = write_all(1)
+        async with secured(engine, served()) as second:
+            await router.set(second, **settings)
+            while set(app.router.fleet.members) != {second}:
+                await asyncio.sleep(0.001)
+            await app.hub.probe_now()
+            assert app.router.fleet.ready()
+            trusting = ssl.create_default_context(cafile=ca)
+            trusting.load_cert_chain(ours)
+            for headers, status in ((new, 200), (old, 401)):
+                async with client.post(app.url + CHAT, json=body(), headers=headers, ssl=trusting) as response:
+                    assert response.status == status
+            assert engine.seen[-1].headers["authorization"] == "Bearer key-1"
+            assert app.edge._asking_tls is not None
+            assert app.edge._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
+            for number, status in ((1, 200), (0, 401)):
+                bearer = {"Authorization": f"Bearer admin-token-{number:04}"}
+                async with client.get(app.admin_url + "/metrics", headers=bearer) as response:
+                    assert response.status == status
+                async with client.get(app.url + "/metrics", headers=bearer, ssl=trusting) as response:
+                    assert response.status == status
+
+
+@pytest.mark.parametrize("gone", ["keys.yaml", "token", "ca.pem"])
+async def test_a_file_that_goes_meanwhile(
+    tmp_path: Path, engine: FakeEngine, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    """What was checked and is gone when it is to be applied is said like any other problem, and nothing changes."""
+    Keyring(tmp_path, acme={})
+    (tmp_path / "token").write_text("t" * 16)
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    settings = {
+        "auth__keys_file": str(tmp_path / "keys.yaml"), "admin__token_file": str(tmp_path / "token"),
+        "upstream__tls_ca": str(tmp_path / "ca.pem"),
+    }  # fmt: skip
+    async with running(tmp_path / "file", engine, **settings) as router:
+        before = in_force(router)
+        write(tmp_path / "file", engine, **settings, upstream__retries_max=7)
+        checked = load(tmp_path / "file")
+        (tmp_path / gone).unlink()
+        await Reloader(checked, lambda: checked, router.app.reload, router.app.hub.reloaded).reload()
+        assert in_force(router) == before
+        (said,) = [record for record in caplog.records if record.getMessage() == REFUSED]
+        assert "No such file" in vars(said)["fields"]["problem"]
 
 
 async def test_fifty_reloads_under_load(
@@ -247,12 +356,12 @@ async def test_a_bad_file_is_kept_out(
     """The old settings stay in force, whole; each problem is one line of level error; it is counted. So it is with a
     file that the settings name and nobody can read."""
     async with running(tmp_path / "file", engine) as router:
-        before = in_force(router.app)
+        before = in_force(router)
         (tmp_path / "file").write_text(text)
         await router.reloader.reload()
         said = [record for record in caplog.records if record.getMessage() == REFUSED]
         assert [record.levelno for record in said] == [logging.ERROR] * problems
-        assert in_force(router.app) == before
+        assert in_force(router) == before
         async with client.post(router.app.url + CHAT, json=body()) as response:
             assert response.status == 200
         assert await router.metric('warmroute_reloads_total{result="refused"}') == 1
@@ -268,7 +377,7 @@ async def test_what_needs_a_restart_is_said_and_kept(
         await router.set(
             engine, listen__port=1, routing__policy="round_robin", upstream__retries_max=7, admin__token="s3cret" * 4
         )
-        assert router.app.edge.proxy._retries_max == 7
+        assert router.app.edge.proxy._attempts._retries_max == 7
         assert router.reloader.settings.listen.port == 0
         (kept,) = [r for r in caplog.records if r.getMessage() == "settings that changed need a restart"]
         assert (kept.levelno, vars(kept)["fields"]) == (
