@@ -131,8 +131,9 @@ def in_force(app: App) -> dict[str, Any]:
     edge = app.edge
     of = {
         edge.upstream: ("_connect_timeout_s", "_first_byte_timeout_s", "_idle_timeout_s", "_keepalive_s"),
-        edge.proxy: ("_retries_max", "_retry_on_timeout", "_receipts"),
-        edge._server: ("body_bytes_max", "keepalive_s"),
+        edge.proxy: ("_receipts",),
+        edge.proxy._attempts: ("_retries_max", "_retry_on_timeout"),
+        edge._server: ("limits",),
         edge: ("_inference", "_settings"),
         app.hub: ("settings",),
         app: ("_settings",),
@@ -267,7 +268,7 @@ async def test_what_needs_a_restart_is_said_and_kept(
         await router.set(
             engine, listen__port=1, routing__policy="round_robin", upstream__retries_max=7, admin__token="s3cret" * 4
         )
-        assert router.app.edge.proxy._retries_max == 7
+        assert router.app.edge.proxy._attempts._retries_max == 7
         assert router.reloader.settings.listen.port == 0
         (kept,) = [r for r in caplog.records if r.getMessage() == "settings that changed need a restart"]
         assert (kept.levelno, vars(kept)["fields"]) == (
