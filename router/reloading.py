@@ -134,7 +134,7 @@ class Reloader:
             await self.reload()
 
     async def reload(self) -> None:
-        """Once. Settings and files that they name are checked by a thread, and applied in one turn of the event loop."""
+        """Once. A thread reads settings and files that they name; they are applied in one turn of the event loop."""
         try:
             new = await asyncio.get_running_loop().run_in_executor(None, self._read)
             found = change(self.settings, new)

@@ -174,7 +174,7 @@ async def test_one_faulty_replica_fails_nobody(client: ClientSession, engine: Fa
                 faults += len(engine.seen) - seen
                 record = app.hub.pages.decisions[-1]
                 assert len(record.retries) == len(engine.seen) - seen
-                app.router.fleet.members[engine.url].breaker.observe(True, 0.0)  # or it would be left alone
+                app.router.fleet.members[engine.url].breaker.close()  # or it would be left alone
             assert idle(app)
 
 
@@ -191,7 +191,7 @@ async def test_shed_moves_on_and_is_remembered(client: ClientSession, engine: Fa
             for fake in (engine, other):
                 fake.script.clear()
                 fake.seen.clear()
-            app.router.rest(engine.url, 0.0)
+            app.router.fleet.members[engine.url].rest_until_s = 0.0
             engine.script.append(sheds(after, 503))
             for _ in range(10):
                 async with client.post(app.url + CHAT, json=BODY) as response:

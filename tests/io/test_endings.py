@@ -90,7 +90,7 @@ async def faulty(monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[t
         monkeypatch.setattr(router.upstream, "WATCH_INTERVAL_S", 0.02)
     settings = {"upstream__idle_timeout_s": 0.1} if fault == "stall" else {}
     async with faults.engine as engine, running(engine.url, **settings) as app:
-        monkeypatch.setattr("router.core.health.BREAKER_FAILURES", 1 << 30)
+        monkeypatch.setattr("router.core.breaker.BREAKER_FAILURES", 1 << 30)
         yield faults, app
         async with asyncio.timeout(5):
             while not idle(app):

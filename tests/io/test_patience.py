@@ -262,8 +262,8 @@ async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = await client.answer(len(client.answers))
             assert answer.status == 415
         admin = await connect(app.admin_url)
-        admin.ask(post("/metrics", bomb, "Content-Encoding: gzip"), "POST")
-        assert (await admin.answer()).status in (404, 405)
+        admin.ask(post("/metrics", bomb, "Content-Encoding: gzip").replace(b"Host: x", b"Host: localhost", 1), "POST")
+        assert (await admin.answer()).status == 415
         most_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert most_bytes < 16 << 20

@@ -204,8 +204,8 @@ async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @on_uvloop
 async def test_a_cut_answer_does_not_look_whole(version: str, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the engine breaks off in mid-answer, the client sees that over TLS too: without chunks by an end that says
-    no goodbye."""
+    """When the engine breaks off in an answer that has no error event, the client sees that over TLS too: without
+    chunks by an end that says no goodbye."""
 
     async def breaks(wire: Wire) -> None:
         await wire.send(head(SSE, "transfer-encoding: chunked"), b"a\r\ndata: {}\n\n\r\n")
@@ -213,7 +213,7 @@ async def test_a_cut_answer_does_not_look_whole(version: str, files: Files, monk
 
     async with RawEngine(breaks) as engine, proxied(engine, monkeypatch, **listening(files)) as app:
         host, port = app.url.removeprefix("https://").split(":")
-        raw = post(body=STREAM, version=version)
+        raw = post("/rerank", STREAM, version=version)
         whole = await asyncio.to_thread(_read_to_end, host, int(port), files.trusting(), raw)
         assert whole is None or not whole.endswith(b"0\r\n\r\n")
         if version == "1.0":
