@@ -126,14 +126,9 @@ def _exercised_metrics() -> Metrics:
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
     held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
-    closed = {"idle": 1}
+    streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
     metrics = Metrics(
-        router,
-        lambda: 1,
-        lambda: 0.0,
-        lambda: {id_: {"lag_s": 0.001}},
-        lambda: {"encoded": 1},
-        connections=lambda: (1, closed),
+        router, lambda: 1, lambda: 0.0, lambda: streams, lambda: {"encoded": 1}, connections=lambda: connections
     )
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
