@@ -24,11 +24,10 @@ from router.app import App
 from router.core.dialects import PATHS
 from router.core.facts import Grade, Reason
 from router.core.policies import POLICIES
-from router.exchange import BrokeMidway
+from router.exchange import BrokeMidway, Failure
 from router.keys import Keys
 from router.patience import REASONS
 from router.settings import Settings, field_keys, load
-from router.upstream import Failure
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -92,21 +91,23 @@ def called_with_code(name: str) -> Iterator[tuple[int, str]]:
     statuses = {"BadBody": 400, "Shed": 429}
     for source in SOURCES:
         tree = ast.parse(source.read_text(encoding="utf-8"))
-        constants = {
-            node.targets[0].id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and isinstance(node.value, ast.Constant)
-        }
+        constants = dict(_constants(tree))
         for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and name in (_name(node.func), f".{_name(node.func)}")):
+            if not (isinstance(node, ast.Call) and _name(node.func) == name):
                 continue
             values = [_choices(argument, constants) for argument in node.args[:2]]
             if name in statuses:
                 yield from ((statuses[name], code) for code in values[0])
-            else:
+            elif len(values) > 1:
                 yield from ((status, code) for status in values[0] for code in values[1])
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """What a module calls by a name of its own."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                yield name, value
 
 
 def _name(called: ast.expr) -> str:
@@ -219,15 +220,14 @@ def test_every_error_code_is_in_the_table() -> None:
 def test_every_error_of_a_stream_is_explained() -> None:
     """The codes of error events that streams end in are those in the table."""
     documented = {row[0].strip("`") for row in table(section("Endings of streams")) if re.fullmatch(r"`\w+`", row[0])}
-    assert {code for _, code in called_with_code(".error_event")} == documented
+    assert {code for _, code in called_with_code("error_event")} == documented
 
 
 def test_every_error_of_the_admin_listener_is_in_the_table() -> None:
     """Its errors, status and code, are exactly those in the table."""
     rows = table(section("Admin listener"))
-    assert {(int(row[0]), code) for row in rows for code in re.findall(r"`(\w+)`", row[1])} == {
-        *called_with_code("refused")
-    }
+    documented = {(int(row[0]), code) for row in rows for code in re.findall(r"`(\w+)`", row[1])}
+    assert documented == {*called_with_code("refused")}
 
 
 def test_every_kind_of_failure_is_explained() -> None:
@@ -262,7 +262,9 @@ def test_every_promise_has_its_test() -> None:
         for module, path in named:
             source = (ROOT / module).read_text(encoding="utf-8")
             for name in filter(None, path.split("::")):
-                assert re.search(rf"(def|class) {name}\b", source), f"{module}::{name}"
+                assert re.search(rf"^((async )?def|class) {name}\b|^{name} = ", source, re.MULTILINE), (
+                    f"{module}::{name}"
+                )
     assert len(rows) >= 30
 
 
