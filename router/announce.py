@@ -18,7 +18,8 @@ import aiohttp
 from router import pages
 from router.core.facts import Replica
 from router.core.keys import ID_BYTES
-from router.core.routing import Router, Unannounced
+from router.core.learning import Unannounced
+from router.core.routing import Router
 
 log = logging.getLogger(__name__)
 

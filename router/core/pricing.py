@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from router.core.blocks import BLOCK_BYTES
-from router.core.facts import Candidate, Grade
+from router.core.answers import Answer, Span
+from router.core.blocks import BLOCK_BYTES, Chain
+from router.core.facts import Ask, Candidate, Grade
 from router.core.fleet import Fleet
+from router.core.keys import TokenPrompt
 from router.core.knowledge import Held, Knowledge
 from router.core.member import Member
 from router.core.prefix import PrefixIndex
 from router.core.reuse import ReuseMemory
+from router.core.tokens import ModelTokens, plausible
 
 
 class Size(Struct, gc=False):  # see facts.py
@@ -111,6 +114,34 @@ class Pricer:
             return 0.0
         over = member.kv_tokens_in_use + size.prompt_tokens - capacity
         return over / capacity * self._fleet.mean_open_ms if over > 0 else 0.0
+
+
+def size_of(
+    ask: Ask,
+    chain: Chain | None,
+    tokens: ModelTokens,
+    body_tokens: int,
+    counted: TokenPrompt | None,
+    quoted: list[tuple[Span, Answer]],
+) -> Size:
+    """Of a request: by its token ids where they are `counted`; else by bytes of its prompt, as many to a token as in
+    the turn of the conversation that it quotes, or as learned of its model (`tokens`); else `body_tokens`."""
+    prompt = ask.prompt
+    if counted is not None and counted.tokens:
+        text_bytes = prompt.size if prompt is not None and prompt.bytes_per_token is None else 0
+        ratio = text_bytes / counted.tokens if plausible(text_bytes / counted.tokens) else tokens.bytes_per_token
+        return Size(counted.tokens, ratio, text_bytes)
+    if prompt is None or chain is None:
+        return Size(body_tokens, tokens.bytes_per_token, 0)
+    if prompt.bytes_per_token is not None:
+        return Size(max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
+    ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
+    for (_, start, _), answer in quoted if plain else ():
+        if answer.prompt_tokens and plausible(start / answer.prompt_tokens):
+            ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
+            break
+    text_bytes = prompt.size
+    return Size(round(text_bytes / ratio) or 1, ratio, text_bytes if plain else 0)
 
 
 def _grade(held: Held) -> Grade:

@@ -13,11 +13,9 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 
-from router.core import blocks, pace, silence
+from router.core import blocks, silence
 from router.core.answers import Answer, AnswerMemory, Span
 from router.core.blocks import Chain
 from router.core.breaker import Cause, State
@@ -38,31 +36,20 @@ from router.core.facts import (
 from router.core.fleet import Fleet
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Knowledge
+from router.core.learning import Learner
 from router.core.member import ANSWER_TOKENS_MAX, Lease, Member
 from router.core.models import Models, NoReplica
 from router.core.policies import Policy
 from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
-from router.core.pricing import Pricer, Size, capped
+from router.core.pricing import Pricer, Size, size_of
 from router.core.reuse import ReuseMemory
 from router.core.standing import Standing
-from router.core.tokens import ModelTokens, plausible
 
 TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
 OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
-UNANNOUNCED_MAX = 16
 HELD_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
-
-
-@dataclass(frozen=True, slots=True)
-class Unannounced:
-    """A replica held `cached_tokens` of a prompt, and its events did not know."""
-
-    replica: str
-    model: str
-    prompt: TokenPrompt
-    cached_tokens: int
 
 
 class Router:
@@ -109,7 +96,8 @@ class Router:
         self.models = Models(self.fleet, self.knowledge)
         self._next_lease = 0
         self._units = _units(self.fleet.prefill.model)
-        self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
+        learner = Learner(self.fleet, self.standing, self.models, self.answers, self.knowledge)
+        self._learn, self.unannounced = learner.learn, learner.unannounced
 
     def configure(self, *, slow_start_s: float, stuck_after_s: float) -> None:
         """What holds from now on."""
@@ -221,7 +209,7 @@ class Router:
         self.knowledge.tick(now_s)
         learned = self.models.tokens(model or "")
         quoted = self.answers.quoted(chain.spans) if chain and chain.spans else []
-        size = self._size(ask, chain, learned, body_tokens, tokens, quoted)
+        size = size_of(ask, chain, learned, body_tokens, tokens, quoted)
         credit = None
         if chain and learned.try_credit() and quoted:
             credit = self._credit_answer(chain, quoted[0], size, now_s)
@@ -363,32 +351,6 @@ class Router:
         _, tie_ms, unit_ms = self._units
         return Question(ring_key, tie_ms, unit_ms, sum(pending_ms.values()) / len(pending_ms) / unit_ms, home)
 
-    def _size(
-        self,
-        ask: Ask,
-        chain: Chain | None,
-        tokens: ModelTokens,
-        body_tokens: int,
-        counted: TokenPrompt | None,
-        quoted: list[tuple[Span, Answer]],
-    ) -> Size:
-        prompt = ask.prompt
-        if counted is not None and counted.tokens:
-            text_bytes = prompt.size if prompt is not None and prompt.bytes_per_token is None else 0
-            ratio = text_bytes / counted.tokens if plausible(text_bytes / counted.tokens) else tokens.bytes_per_token
-            return Size(counted.tokens, ratio, text_bytes)
-        if prompt is None or chain is None:
-            return Size(body_tokens, tokens.bytes_per_token, 0)
-        if prompt.bytes_per_token is not None:
-            return Size(max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token, 0)
-        ratio, plain = tokens.bytes_per_token, not prompt.opaque_bytes
-        for (_, start, _), answer in quoted if plain else ():
-            if answer.prompt_tokens and plausible(start / answer.prompt_tokens):
-                ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
-                break
-        text_bytes = prompt.size
-        return Size(round(text_bytes / ratio) or 1, ratio, text_bytes if plain else 0)
-
     def _credit_answer(
         self, chain: Chain, quoted: tuple[Span, Answer], size: Size, now_s: float
     ) -> tuple[str, int] | None:
@@ -427,36 +389,6 @@ class Router:
         grade, cached_tokens = chosen.grade, chosen.cached_tokens
         name = self.policy.name
         return Receipt(chosen.id, name, reason, grade, size.prompt_tokens, cached_tokens, tuple(candidates))
-
-    def _learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        usage = outcome.usage
-        uncached, cached = self.fleet.learn(member, lease, outcome, now_s)
-        if lease.own_ms is not None:
-            slow = pace.observe(self.fleet, member, lease, uncached, cached)
-            if slow or member.breaker.backoff_s:
-                self.standing.timed(member, lease, slow=slow, now_s=now_s)
-        self._compare(lease, usage)
-        tokens = self.models.tokens(lease.model)
-        if usage is not None and lease.text_bytes:
-            tokens.observe(lease.text_bytes, usage.prompt_tokens)
-        if usage is not None and usage.cached_tokens is not None and lease.credited_tokens:
-            tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - usage.cached_tokens)
-        if lease.end_key is not None:
-            counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
-            self.answers.put(lease.end_key, Answer(lease.replica, *counts))
-
-    def _compare(self, lease: Lease, usage: Usage | None) -> None:
-        """What events said against what the engine found."""
-        held, actual = lease.held, usage.cached_tokens if usage else None
-        if lease.tokens and usage:
-            self.models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)
-        if held is not None:
-            predicted = capped(held.tokens, lease.prompt_tokens, held.block_tokens)
-            self.knowledge.answered(lease.replica, held, predicted, actual, lease.prompt_tokens)
-            if held.grade is Grade.CATCHING_UP and lease.tokens and actual and actual >= predicted + held.block_tokens:
-                self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, actual))
-        else:
-            self.knowledge.answered(lease.replica, None, 0, actual, lease.prompt_tokens)
 
 
 def _units(model: PrefillModel) -> tuple[PrefillModel, float, float]:

@@ -14,8 +14,9 @@ from router.core.blocks import token_chain, token_root
 from router.core.facts import Grade, Replica
 from router.core.keys import TokenPrompt
 from router.core.kv_events import Removed, Stored
+from router.core.learning import Unannounced
 from router.core.policies import POLICIES
-from router.core.routing import Router, Unannounced
+from router.core.routing import Router
 from tests import fakes
 from tests.fakes import FakeEngine
 
