@@ -109,6 +109,7 @@ class Member:
     unseen_end_s: float = 0.0  # last answer that did not stream
     counts: bool = False  # its counters move when it works
     left_late: int = 0  # clients that left without a token that was late, since the last sign of life
+    left_ms: float = 0.0  # modelled prefill of those that left before theirs was: it may have worked on that
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     longest_tokens: int = 0  # uncached, of prompts from which its speed was learned
     rest_until_s: float = 0.0
@@ -156,7 +157,7 @@ class Member:
         if lease is self._head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
         self.first_token_s = self.alive_s = now_s
-        self.left_late = 0
+        self.left_late, self.left_ms = 0, 0.0
         self._leave_queue(lease.id, now_s)
 
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
@@ -176,7 +177,7 @@ class Member:
 
     def answered(self, lease: Lease, now_s: float) -> None:
         """An answer ended well."""
-        self.alive_s, self.left_late = now_s, 0
+        self.alive_s, self.left_late, self.left_ms = now_s, 0, 0.0
         if not lease.streams:
             self.unseen_end_s = now_s
             if now_s - self.late_s > LATE_S:
@@ -189,7 +190,7 @@ class Member:
 
     def alive(self, now_s: float) -> None:
         """Something else came of its work."""
-        self.alive_s, self.left_late = now_s, 0
+        self.alive_s, self.left_late, self.left_ms = now_s, 0, 0.0
 
     def close(self, lease: Lease, now_s: float) -> bool:
         """Give a lease back; False when it was already back."""

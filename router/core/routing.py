@@ -274,6 +274,8 @@ class Router:
             return
         if late:
             member.left_late += 1
+        elif left and lease.first_token_s is None:
+            member.left_ms += lease.prefill_ms
         # An enum's member costs as much as a call to look up, so once each.
         ok = outcome.ending is Ending.OK
         computed = ok or lease.first_token_s is not None

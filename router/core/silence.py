@@ -8,6 +8,8 @@ dead that prefills 200,000 tokens would waste exactly the dearest work:
                                 own and the fleet's model,
                                 FULL x modelled prefill of all of it (what was believed cached may be gone)
 
+A request whose client left in time may have been worked on all the same: its modelled prefill comes on top.
+
 Signs of life are first tokens, pieces of streams, answers that ended well and engine counters that move; /health is
 none. So a queue that is worked off is never late, however long. The factor is FACTOR where the replica's own speed is
 known for prompts of that length, FACTOR_LENT where it is guessed from others or from shorter prompts. Before the
@@ -99,7 +101,7 @@ def is_late(fleet: Fleet, member: Member, lease: Lease, now_s: float, stuck_afte
 
 def _late(fleet: Fleet, member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
     """Leases that are late by more than the margin, oldest first."""
-    due_s, slowest_s = member.alive_s, 0.0
+    due_s, slowest_s = member.alive_s + member.left_ms / 1e3, 0.0
     if member.share < 1:  # others use it: one of theirs may be prefilled now
         due_s += _allowance_ms(fleet, member, int(fleet.longest_tokens), 0) / 1e3
     hidden_s = 0.0  # that answers take which do not stream, on an engine that may be full of them
