@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,6 +10,8 @@ from rich.table import Table
 
 from loadtest.report import Row
 from loadtest.rivals import OURS
+
+Cases = dict[tuple[str, str], Row]
 
 
 def verdict(row: Row) -> str:
@@ -44,6 +46,38 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
             )
         console.print(drawn)
     for router in routers:
-        own = [row for row in rows if row.router == router and row.ok is not None]
-        met = sum(row.ok is True for row in own)
-        console.print(f"{router}: {met} of {len(own)} rows as promised", highlight=False)
+        own = [row for row in rows if row.router == router]
+        console.print(f"{router}: {kept(own)} rows as promised", highlight=False)
+
+
+def kept(rows: Iterable[Row]) -> str:
+    """How many, of those that apply."""
+    judged = [row.ok for row in rows if row.ok is not None]
+    return f"{sum(judged)} of {len(judged)}"
+
+
+def by_case(rows: Sequence[Row]) -> dict[str, Cases]:
+    """By router, then by goal and case in the order of the run. A case that goes on from one before it (`...`) is
+    found by both."""
+    found: dict[str, Cases] = {}
+    head = ""
+    for row in rows:
+        case = row.case or ""
+        head = head if case.startswith("...") else case
+        found.setdefault(row.router or "", {})[row.goal or "", case if case == head else f"{head} {case}"] = row
+    return found
+
+
+def beside(by_router: Mapping[str, Cases], routers: Sequence[str]) -> list[tuple[str, ...]]:
+    """A line a case of the first router's: goal, case, what was promised, and what each did."""
+    return [
+        (row.goal or "", row.case or "", number(row.expected), *(_got(by_router[name].get(key)) for name in routers))
+        for key, row in by_router[routers[0]].items()
+    ]
+
+
+def _got(row: Row | None) -> str:
+    if row is None or row.ok is None:
+        return "n/a"
+    figure = number(row.got)
+    return figure if row.ok else "missed" if row.got is None else f"{figure}, missed"

@@ -6,6 +6,7 @@ differs from what this renders. Each part stands between `<!-- NAME:begin -->` a
 
     python -m loadtest.readme demo.json            put the demo's figures into README.md
     python -m loadtest.readme --overhead FILE      put the figures of `loadtest overhead` there, from its JSON
+    python -m loadtest.readme --faults FILE        put the figures of `loadtest faults` there, from its JSON
     python -m loadtest.readme --tables             put the tables of settings, metrics and policies there
     python -m loadtest.readme --check demo.json    exit 1 unless the demo kept what README promises
 """
@@ -29,9 +30,12 @@ import msgspec
 
 from loadtest.demo import FIXED, WORKLOADS, Workload, verdicts
 from loadtest.demo import POLICIES as COMPARED
+from loadtest.faults_matrix import GOALS
+from loadtest.faults_report import beside, by_case, kept
 from loadtest.overhead_report import CASES, EXTRAS, HEADS, cells, measured
 from loadtest.overhead_workers import TEXT as OF_WORKERS
 from loadtest.report import COLUMNS, Row, shown
+from loadtest.rivals import OURS
 from loadtest.traces import TraceError, read_trace
 from router import settings
 from router.core.facts import Grade, Load, Priority, Reason, Receipt, Replica, Usage
@@ -43,6 +47,7 @@ from router.metrics import Metrics, RequestRecord
 README = Path(__file__).resolve().parent.parent / "README.md"
 COMMAND = 'make run ARGS="--exit --json demo.json"'
 OVERHEAD_COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
+FAULTS_COMMAND = "python -m loadtest faults --json faults.json"
 SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s")
 
 AGENT_HIT_RATIO_MIN = 3.0  # warm over round robin, token hit rate
@@ -121,11 +126,17 @@ def _exercised_metrics() -> Metrics:
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
     held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
-    metrics = Metrics(router, lambda: 1, lambda: 0.0, lambda: {id_: {"lag_s": 0.001}}, lambda: {"encoded": 1})
+    streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
+    metrics = Metrics(
+        router, lambda: 1, lambda: 0.0, lambda: streams, lambda: {"encoded": 1}, connections=lambda: connections
+    )
+    metrics.know_tenants(["acme"], 1)
+    metrics.reloaded("ok", 0.0)
     receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
     record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
     record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
+    record.tenant, record.queued_s = "acme", 0.1
     metrics.observe(record)
     metrics.failed(id_, "connect")
     metrics.shed("overloaded", Priority.NORMAL)
@@ -245,6 +256,31 @@ def _goal(row: Row) -> tuple[str, ...]:
     return (row.case or row.workload or "", row.goal or "", *numbers, verdict)
 
 
+# What becomes of requests when things go wrong
+
+
+def faults_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest faults`: what was promised, and what each router did. Raises ReadmeError."""
+    by_router = by_case(_rows(document))
+    if set(map(str, GOALS)) - {goal for goal, _ in by_router.get(OURS, {})}:
+        raise ReadmeError("not the JSON of a whole run of faults: some of its goals are missing")
+    if "--slack" in document.get("command", ""):
+        raise ReadmeError("this run was judged with --slack: README's promises have none")
+    routers = [OURS, *(name for name in by_router if name != OURS)]
+    known = document["machine"].get("routers", {})
+    versions = [f"{name} {known[name]}" for name in routers if name in known]
+    about = [f"Measured on {document['date'][:10]} with `{FAULTS_COMMAND}` on {_where(document)}", *versions]
+    return "\n".join(
+        [
+            f"{', '.join(about)}.",
+            "",
+            _table(("goal", "case", "promised", *routers), beside(by_router, routers)),
+            "",
+            *(f"- {name}: {kept(by_router[name].values())} as promised." for name in routers),
+        ]
+    )
+
+
 def ceiling(workload: Workload) -> float:
     """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
 
@@ -319,10 +355,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
     parser.add_argument("--tables", action="store_true", help="render the tables of settings, metrics and policies")
     parser.add_argument("--overhead", type=Path, metavar="FILE", help="render the figures of `loadtest overhead`")
+    parser.add_argument("--faults", type=Path, metavar="FILE", help="render the figures of `loadtest faults`")
     parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
     parser.add_argument("--readme", type=Path, default=README, help="the file to change")
     options = parser.parse_args(argv)
-    if not options.demo and (options.check or not (options.tables or options.overhead)):
+    if not options.demo and (options.check or not (options.tables or options.overhead or options.faults)):
         parser.error("the demo's JSON is missing")
     try:
         return _check(options.demo) if options.check else _render(options)
@@ -352,6 +389,8 @@ def _render(options: argparse.Namespace) -> int:
         text = with_block(text, "demo", demo_block(_read(options.demo)))
     if options.overhead:
         text = with_block(text, "overhead", overhead_block(_read([options.overhead])[0]))
+    if options.faults:
+        text = with_block(text, "faults", faults_block(_read([options.faults])[0]))
     options.readme.write_text(text, encoding="utf-8")
     return 0
 

@@ -4,7 +4,7 @@ has begun.
 What bounds the attempts of one request, and why:
 
 - `retries_max` more after the first that was sent: each may have cost GPU time.
-- One of which nothing was sent costs none, so it does not count; UNSENT_MAX of those, for a client waits.
+- One that reached nobody costs none, so it does not count; UNSENT_MAX of those, for a client waits.
 - One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
 - The budget, over all requests: a dead fleet is not hammered.
 
@@ -45,7 +45,9 @@ class Tried:
 
     def note(self, replica: str, failure: Failure) -> None:
         """One attempt failed."""
-        unsent = isinstance(failure, ConnectFailed | Stale)
+        unsent = isinstance(failure, Stale) or (
+            isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out)
+        )
         self.unsent += unsent
         self.sent += not unsent
         self.sheds += isinstance(failure, EngineShed)

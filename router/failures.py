@@ -1,7 +1,8 @@
 """What may go wrong with a call to an engine, and what a retry may do about it.
 
     failure                                   kind         was sent      tried elsewhere         replica's fault
-    refused, TLS, no connection in time       connect      nothing       yes, and not counted    yes
+    refused, no connection in time            connect      nothing       yes, and not counted    yes
+    any other end of connecting, such as TLS  connect      nothing       yes                     yes
     used connection closed, no byte came      stale        maybe         yes, and not counted    no
     reset or end before the first event       broke_early  all of it     yes                     yes
     no stream of events, though promised      garbage      all of it     yes                     yes
@@ -38,6 +39,8 @@ class ConnectFailed(Failure):
     def __init__(self, message: str, *, refused: bool = False, timed_out: bool = False) -> None:
         super().__init__(message)
         self.refused, self.timed_out = refused, timed_out
+        if timed_out:
+            self.ending = Ending.UNREACHED
 
 
 class Stale(Failure):

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from aiohttp import web
 
 from loadtest import __main__ as instruments
-from loadtest import demo, readme, replay
+from loadtest import demo, faults, readme, replay
 from loadtest.report import Row, envelope
 from router import __main__ as command
 from router.admin import Pages
@@ -23,7 +24,9 @@ from router.app import App
 from router.core.dialects import PATHS
 from router.core.facts import Grade, Reason
 from router.core.policies import POLICIES
-from router.exchange import Failure
+from router.exchange import BrokeMidway, Failure
+from router.keys import Keys
+from router.patience import REASONS
 from router.settings import Settings, field_keys
 from router.settings_loading import load
 
@@ -36,6 +39,7 @@ DOCUMENTS = [
         "ARCHITECTURE.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "SECURITY.md",
         "deploy/README.md",
         "helm/README.md",
     )
@@ -68,32 +72,56 @@ def code_blocks(text: str, language: str) -> list[str]:
 
 
 def commands() -> Iterator[list[str]]:
-    """Every command with an argument in any document, in a block or in a sentence, as its words."""
+    """Every command with an argument in any document, in a block or in a sentence, as its words up to a redirection."""
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         for line in "\n".join(code_blocks(text, "sh")).splitlines():
-            yield shlex.split(line, comments=True)
+            yield list(takewhile(not_redirected, shlex.split(line, comments=True)))
         for words in re.findall(r"`(make [^`]+|warmroute [a-z-]+ [^`]+|python -m loadtest [a-z]+ [^`]+)`", text):
-            yield shlex.split(words.replace("\\|", "|"))
+            yield list(takewhile(not_redirected, shlex.split(words.replace("\\|", "|"))))
+
+
+def not_redirected(word: str) -> bool:
+    """Whether a word is the command's own."""
+    return word not in (">", ">>")
 
 
 def called_with_code(name: str) -> Iterator[tuple[int, str]]:
-    """(status, code) of every `Refusal(status, code, ...)` in the router, or every `BadBody(code, ...)` as a 400."""
+    """(status, code) of every call in the router that makes an error of ours: `Refusal(status, code, ...)` and others
+    of that shape, `BadBody(code, ...)` as a 400, `Shed(code, ...)` as a 429."""
+    statuses = {"BadBody": 400, "Shed": 429}
     for source in SOURCES:
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name):
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        constants = dict(_constants(tree))
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and _name(node.func) == name):
                 continue
-            values = [_choices(argument) for argument in node.args[:2]]
-            if name == "BadBody":
-                yield from ((400, code) for code in values[0])
-            else:
+            values = [_choices(argument, constants) for argument in node.args[:2]]
+            if name in statuses:
+                yield from ((statuses[name], code) for code in values[0])
+            elif len(values) > 1:
                 yield from ((status, code) for status in values[0] for code in values[1])
 
 
-def _choices(node: ast.expr) -> list[Any]:
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """What a module calls by a name of its own."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                yield name, value
+
+
+def _name(called: ast.expr) -> str:
+    """Of a function, or of a method behind its dot."""
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+
+
+def _choices(node: ast.expr, constants: dict[str, Any]) -> list[Any]:
     """Constants that an expression may be: `404 if model else 400` is either; `error.code` none of ours."""
     if isinstance(node, ast.IfExp):
-        return [*_choices(node.body), *_choices(node.orelse)]
+        return [*_choices(node.body, constants), *_choices(node.orelse, constants)]
+    if isinstance(node, ast.Name) and node.id in constants:
+        return [constants[node.id]]
     return [node.value] if isinstance(node, ast.Constant) else []
 
 
@@ -186,13 +214,28 @@ def test_every_reason_and_grade_is_explained() -> None:
 def test_every_error_code_is_in_the_table() -> None:
     """The router's own errors, status and code, are exactly those in the table."""
     documented = {(int(row[0]), code) for row in table(section("Errors")) for code in re.findall(r"`(\w+)`", row[1])}
-    assert {*called_with_code("Refusal"), *called_with_code("BadBody"), *called_with_code("BadRequest")} == documented
+    made = {error for name in ("Refusal", "BadBody", "BadRequest", "Shed") for error in called_with_code(name)}
+    assert made == documented
+
+
+def test_every_error_of_a_stream_is_explained() -> None:
+    """The codes of error events that streams end in are those in the table."""
+    documented = {row[0].strip("`") for row in table(section("Endings of streams")) if re.fullmatch(r"`\w+`", row[0])}
+    assert {code for _, code in called_with_code("error_event")} == documented
+
+
+def test_every_error_of_the_admin_listener_is_in_the_table() -> None:
+    """Its errors, status and code, are exactly those in the table."""
+    rows = table(section("Admin listener"))
+    documented = {(int(row[0]), code) for row in rows for code in re.findall(r"`(\w+)`", row[1])}
+    assert documented == {*called_with_code("refused")}
 
 
 def test_every_kind_of_failure_is_explained() -> None:
-    """The kinds that failures are counted under are named where the metrics are."""
-    for kind in [*(failure.kind for failure in Failure.__subclasses__()), "broke_midway"]:
-        assert f"`{kind}`" in section("Metrics"), kind
+    """The kinds that failures are counted under are in a table where the metrics are, and no other is."""
+    rows = section("Metrics").split("<!-- metrics:end -->")[1]
+    kinds = {failure.kind for made in (Failure, BrokeMidway) for failure in made.__subclasses__()}
+    assert {row[0].strip("`") for row in table(rows) if row[0][0] == "`"} - {"kind"} == {*kinds, BrokeMidway.kind}
 
 
 def test_every_module_is_on_the_map() -> None:
@@ -202,6 +245,28 @@ def test_every_module_is_on_the_map() -> None:
     named = {part.stem for part in parts if len(part.parts) == 1 or part.parts[:-1] == ("core",)}
     for name in {*named, *(part.parts[0] for part in parts if len(part.parts) > 1)} - {"__init__"}:
         assert re.search(rf"\b{name}\b", page), name
+
+
+def test_every_reason_to_close_a_connection_is_explained() -> None:
+    """All labels of `warmroute_connections_closed_total` are named where the limits are."""
+    for reason in REASONS:
+        assert f"`{reason}`" in section("Limits on clients"), reason
+
+
+def test_every_promise_has_its_test() -> None:
+    """Each row of SECURITY.md's promises names tests, and these are there: a module, and functions in it."""
+    promises = (ROOT / "SECURITY.md").read_text(encoding="utf-8").split("## Promises\n")[1]
+    rows = table(promises)
+    for promise, kept_by in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)*)`", kept_by)
+        assert named, promise
+        for module, path in named:
+            source = (ROOT / module).read_text(encoding="utf-8")
+            for name in filter(None, path.split("::")):
+                assert re.search(rf"^((async )?def|class) {name}\b|^{name} = ", source, re.MULTILINE), (
+                    f"{module}::{name}"
+                )
+    assert len(rows) >= 30
 
 
 # Commands, files and figures
@@ -224,6 +289,8 @@ def test_commands_parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
             assert words[3] in instruments.INSTRUMENTS
             if words[3] == "replay":
                 replay._parser().parse_args(words[4:])
+            elif words[3] == "faults":
+                faults.parser().parse_args(words[4:])
         elif words[:1] == ["make"]:
             assert {word for word in words[1:] if "=" not in word} <= targets, words
         else:
@@ -233,13 +300,16 @@ def test_commands_parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_settings_file_loads(tmp_path: Path) -> None:
-    """The settings file that README shows is one that the router takes."""
+    """The settings file that README shows is one that the router takes, and so is the keys file, a list."""
     shown = code_blocks(README, "yaml")
     assert shown
     for number, text in enumerate(shown):
         file = tmp_path / f"{number}.yaml"
         file.write_text(text)
-        load(file)
+        if text.startswith("- "):
+            assert len(Keys.load(file, isolate=False, receipts=False))
+        else:
+            load(file)
 
 
 def test_python_compiles() -> None:

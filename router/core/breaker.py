@@ -43,9 +43,11 @@ class Breaker:
     cause: Cause = Cause.FAILURES
     why: str = ""
     trial: int | None = None  # the lease that is tried, while it is open
+    unreached: bool = False  # all that is against it is that it could not be reached in time
 
-    def failed(self, now_s: float) -> bool:
+    def failed(self, now_s: float, *, unreached: bool = False) -> bool:
         """One request ended by the replica's fault. Returns whether that opened the breaker."""
+        self.unreached = unreached and (self.unreached or not self.failures)
         self.failures += 1
         if self.backoff_s:  # a trial failed, or what was under way when it opened
             self.trip(self.cause, self.why, now_s)
@@ -68,6 +70,11 @@ class Breaker:
         was_open = bool(self.backoff_s)
         self.failures, self.backoff_s, self.why, self.trial = 0, 0.0, "", None
         return was_open
+
+    def worth_a_retry(self) -> bool:
+        """Whether a request that failed elsewhere may succeed here though the breaker is open: the replica is slow, or
+        the network was at fault."""
+        return self.cause is Cause.SLOW or (self.cause is Cause.FAILURES and self.unreached)
 
     def allows(self, now_s: float) -> bool:
         """Whether the replica may be sent a request now."""

@@ -237,6 +237,7 @@ class Ending(StrEnum):
     OK = "ok"
     REFUSED_BY_ENGINE = "refused"  # a 4xx: the request's fault, not the replica's
     FAILED = "failed"  # the replica's fault
+    UNREACHED = "unreached"  # nothing was heard of it, and nothing sent: its fault, or the network's
     CLIENT_LEFT = "client_left"  # nobody's fault
 
 

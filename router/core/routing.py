@@ -328,7 +328,9 @@ class Router:
         if exclude or only is not None:
             members = [m for m in members if m.id not in exclude and only in (None, m.id)]
         if self.fleet.guarded:
-            members = self.standing.allowed(members, now_s)
+            members = self.standing.allowed(members, now_s, retry=bool(exclude))
+        if exclude:  # a second failure would be the client's: to one that has not just failed, if there is any
+            members = [m for m in members if not m.breaker.failures] or members
         if not members:
             raise NoReplica
         return members

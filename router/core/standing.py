@@ -9,7 +9,9 @@ Usually everybody, which costs one look. A member is guarded, and looked at more
 
 Whoever is guarded gives way to any that is not. Where nobody is left but members with open breakers, all of them are
 candidates again (panic): to be refused for certain is worse than to be refused perhaps. So an outage of the whole
-fleet is over with the first answer. Only rests are kept in any case, and the client is told when they end.
+fleet is over with the first answer. That holds for a request's first attempt; a second one on a replica that fails
+as well would only double the work of a fleet that is down. Only rests are kept in any case, and the client is told
+when they end.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Standing:
 
     # -- who may -------------------------------------------------------------------------------------------------
 
-    def allowed(self, members: list[Member], now_s: float) -> list[Member]:
-        """Of these, who may be sent a request: somebody, if there is anybody. Raises Shed when all rest."""
+    def allowed(self, members: list[Member], now_s: float, *, retry: bool = False) -> list[Member]:
+        """Of these, who may be sent a request: somebody, if there is anybody; but nobody if it is a `retry` and all of
+        them fail. Raises Shed when all rest."""
         self._forget(now_s)
         guarded = self._fleet.guarded
         if not members or not any(m.id in guarded for m in members):
@@ -50,7 +53,9 @@ class Standing:
         trusted = [m for m in awake if m.breaker.allows(now_s)]
         free = [m for m in trusted if m.id not in guarded or len(m.leases) < self._leases_max(m, now_s)]
         if not trusted:
-            self.panics += 1
+            if retry:
+                awake = [m for m in awake if m.breaker.worth_a_retry()]
+            self.panics += bool(awake)
         return free or trusted or awake
 
     def _leases_max(self, member: Member, now_s: float) -> float:
@@ -107,8 +112,8 @@ class Standing:
         breaker = member.breaker
         if breaker.trial == lease.id:
             breaker.trial = None
-        if ending is Ending.FAILED:
-            if breaker.failed(now_s):
+        if ending in (Ending.FAILED, Ending.UNREACHED):
+            if breaker.failed(now_s, unreached=ending is Ending.UNREACHED):
                 self._tell(member.id, State.OPEN, breaker.why)
             if breaker.backoff_s:
                 self._guard(member)

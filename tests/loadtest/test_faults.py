@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest import faults, faults_matrix, rivals
+from loadtest import faults, faults_matrix, readme, rivals
 from loadtest.faults_bench import Answer, Bench, NotForThis, Scale, row
 from loadtest.faults_judge import verdict
 from loadtest.faults_memory import REPLICAS, Churn, churn
 from loadtest.faults_report import print_report
 from loadtest.faults_soak import catches, slope
-from loadtest.report import Row
+from loadtest.report import Row, write_json
 from router.core.prefix import PrefixIndex
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -229,3 +229,37 @@ def test_not_for_this_is_an_error_with_a_reason() -> None:
     """Rows give the reason."""
     with pytest.raises(NotForThis, match="why"):
         Bench(rivals.Rival("other", ()), Scale(), Path()).only_ours("why")
+
+
+def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
+    """README's block is made from a run's JSON and can be made again: each router's figure stands beside the promise
+    that it is of; runs of some goals, without warmroute, or with slack are refused."""
+    target, file = tmp_path / "README.md", tmp_path / "faults.json"
+    target.write_text("# x\n<!-- faults:begin -->\n<!-- faults:end -->\n")
+    ours = [
+        Row(router=rivals.OURS, goal=str(goal), case="a", expected=1, got=0.5, ok=True) for goal in faults_matrix.GOALS
+    ]
+    ours += [
+        Row(router=rivals.OURS, goal="8", case="hung", expected=0.02, got=0.0, ok=True),
+        Row(router=rivals.OURS, goal="8", case="... fail", expected=0, got=0, ok=True),
+        Row(router=rivals.OURS, goal="8", case="slow", expected=0.02, got=0.03, ok=False),
+        Row(router=rivals.OURS, goal="8", case="... fail", expected=0, got=0, ok=True),
+    ]
+    other = [
+        Row(router="other", goal="8", case="hung", expected=0.02, got=0.5, ok=False),
+        Row(router="other", goal="8", case="... fail", ok=False, note="did not end in time"),
+        Row(router="other", goal="8", case="slow", note="n/a: no metrics"),
+        Row(router="other", goal="8", case="... fail", expected=0, got=7, ok=False),
+    ]
+    write_json(file, "faults --json faults.json", [*ours, *other], {"other": "1.2"})
+    for _ in range(2):
+        assert readme.main(["--faults", str(file), "--readme", str(target)]) == 0
+        text = target.read_text()
+        assert "| goal | case | promised | warmroute | other |" in text
+        assert text.index("| 8 | hung | 0.02 | 0 | 0.5, missed |\n| 8 | ... fail | 0 | 0 | missed |") > 0
+        assert text.index("| 8 | slow | 0.02 | 0.03, missed | n/a |\n| 8 | ... fail | 0 | 0 | 7, missed |") > 0
+        assert f"- warmroute: {len(ours) - 1} of {len(ours)} as promised.\n- other: 0 of 3 as promised." in text
+        assert "other 1.2." in text
+    for some, command in ((ours[1:], "faults"), (other, "faults"), (ours, "faults --slack 3")):
+        write_json(file, command, some)
+        assert readme.main(["--faults", str(file), "--readme", str(target)]) == 1
