@@ -6,6 +6,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     app         a hub and an edge in one process
     workers     several processes: a supervisor, a hub, an edge each
     edge, hub   what faces clients; what knows the replicas and places
+    admin_listener  the hub's pages behind their guard
     running     what both need to be put together
     reloading   settings read again while it runs
     settings_loading  settings from all sources, checked

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from aiohttp import http_parser, web
+from aiohttp import web
 
 from router.core.breaker import State
 from router.core.facts import Candidate
@@ -214,10 +214,3 @@ def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
 
 def _page(value: Any, status: int = 200) -> Page:  # noqa: ANN401 - anything JSON
     return Page(status, JSON, msgspec.json.encode(value))
-
-
-def refuse_python_parser() -> None:
-    """Raises OSError where aiohttp reads HTTP by its parser in Python: no wheel, or AIOHTTP_NO_EXTENSIONS is set."""
-    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
-        why = "aiohttp has no compiled HTTP parser here (AIOHTTP_NO_EXTENSIONS, or no wheel for this machine)"
-        raise OSError(f"{why}; admin.allow_python_parser=true lets the admin listener do without")

@@ -224,7 +224,7 @@ class Edge:
         s = self._settings
         self._server = Server(
             self._handle,
-            self._turn_away,
+            self._refuse,
             _client_limits(s),
             tls=tls.for_listener(s.listen),
             outbox=self._outbox,
@@ -247,7 +247,7 @@ class Edge:
         try:
             caller = self._callers.who(request)
         except Refusal as refusal:
-            self._turn_away(request, refusal)
+            self._refuse(request, refusal)
             return
         generates = request.method == "POST" and request.path in self._inference
         if generates or self._about_response(request):
@@ -256,7 +256,7 @@ class Edge:
         page = await self._page(request, caller) if request.method in ("GET", "HEAD") else None
         if page is None:
             message = f"There is no {request.method} {request.path[:200]} here."
-            self._turn_away(request, Refusal(404, "unknown_path", message), caller)
+            self._refuse(request, Refusal(404, "unknown_path", message), caller)
             return
         request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
 
@@ -282,7 +282,7 @@ class Edge:
             return filtered(page, path, caller.tenant.allows)
         return page
 
-    def _turn_away(self, request: Request, refusal: Refusal | BadRequest, caller: Caller = ANYBODY) -> None:
+    def _refuse(self, request: Request, refusal: Refusal | BadRequest, caller: Caller = ANYBODY) -> None:
         record = RequestRecord(id=request_id(request), route="other", tenant=caller.name)
         refuse(request, record, refusal, spoken_on(request.path))
         self._placer.report(record)

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from aiohttp import web
 
 from router import logs, secret, tls
 from router.additions import Additions
 from router.addresses import event_endpoints, event_topics
-from router.admin import Pages, refuse_python_parser
+from router.admin import Pages
+from router.admin_listener import listen
 from router.admission import TICK_S
 from router.announce import Announcer
 from router.core.breaker import State
@@ -29,7 +29,6 @@ from router.core.routing import Router
 from router.discovery import Discovery
 from router.discovery.static import StaticDiscovery
 from router.events import Subscriber
-from router.guard import BODY_BYTES_MAX, guarding
 from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
 from router.networks import allowed
@@ -38,7 +37,7 @@ from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
-from router.running import cannot_listen, files_of_settings, guarded, in_background, keys_of, make_prompts, url_of
+from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts
 from router.settings import Settings
 from router.tokens import Asker
 from router.trust import Trust
@@ -49,7 +48,6 @@ LOOK_S = 0.25  # between two looks for stuck replicas
 LOOKS_A_CHECK = 4  # events are held against counters every so many
 STALE_PROBES = 3  # intervals after which an engine's word on its load counts no more
 TOKENIZERS_S = 20.0  # of loading, before serving begins without them
-CLOSE_S = 0.1  # for connections of the admin listener to close
 
 
 class Hub:
@@ -355,33 +353,11 @@ class Hub:
         return msgspec.to_builtins(stats) if stats else None
 
     async def _listen(self) -> None:
-        s = self.settings.listen
-        if not self.settings.admin.allow_python_parser:
-            refuse_python_parser()
-        guard = guarding(lambda: self.admin_token, s.admin_host)
-        app = web.Application(middlewares=[guard], client_max_size=BODY_BYTES_MAX)
-        app.add_routes(self.pages.routes())
         self._additions = Additions(self._replicas, allowed(self.settings.admin.replicas_allowed))
-        app.add_routes(self._additions.routes())
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=CLOSE_S,
-            keepalive_timeout=s.keepalive_s,
-            auto_decompress=False,  # a megabyte may stand for a gigabyte
+        routes = [*self.pages.routes(), *self._additions.routes()]
+        self.admin_url = await listen(
+            self._stack, routes, self.settings, token=lambda: self.admin_token, sock=self._admin_socket
         )
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        site: web.BaseSite
-        if self._admin_socket is not None:
-            site = web.SockSite(runner, self._admin_socket)
-        else:
-            site = web.TCPSite(runner, s.admin_host, s.admin_port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise cannot_listen(error, s.admin_host, s.admin_port) from error
-        self.admin_url = url_of(*runner.addresses[0][:2])
 
     # -- replicas ------------------------------------------------------------------------------------------------
 

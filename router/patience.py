@@ -37,11 +37,11 @@ class ClientLimits:
 
     body_bytes_max: int
     keepalive_s: float
-    head_timeout_s: float = 10.0
-    body_bytes_per_s_min: int = 1_024
-    send_timeout_s: float = 60.0
-    connections_max: int = 16_384
-    connections_per_client_max: int = 4_096
+    head_timeout_s: float
+    body_bytes_per_s_min: int
+    send_timeout_s: float
+    connections_max: int
+    connections_per_client_max: int
 
     @property
     def sweep_s(self) -> float:

@@ -212,8 +212,8 @@ class Admission:
 
     def turn(self, now_s: float) -> Ticket | None:
         """Take out who is to be placed now; None: nobody can be. To be asked again when that one is placed."""
-        queue, ready = self.queue, self._router.fleet.ready()
-        if not queue or (ready and len(self.full) >= len(ready) and all(m.id in self.full for m in ready)):
+        queue, usable = self.queue, self._router.fleet.usable()
+        if not queue or (usable and len(self.full) >= len(usable) and all(m.id in self.full for m in usable)):
             return None
 
         def room(pool: Pool) -> bool:
@@ -274,7 +274,7 @@ class Admission:
             del self._windows[id_]
         self.full = {m.id for m in fleet.members.values() if len(m.leases) >= self.window(m.id)}
         names = fleet.model_names()
-        pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.ready()]
+        pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.usable()]
         places = (sum(map(self._places, members)) for members in pools)
         self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
 
@@ -296,7 +296,7 @@ class Admission:
         if len(self._open) < self._few or not self._others_about(tenant, now_s):
             return False
         model, fleet = pool[0], self._router.fleet
-        members = fleet.ready() if model is None else fleet.serving(model)
+        members = fleet.usable() if model is None else fleet.serving(model)
         held = sum(self._held.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
         return held >= max(1.0, places * self._limits.tenant_share_max)

@@ -249,7 +249,7 @@ class Router:
 
     def candidates(self, model: str | None, only: str | None, now_s: float) -> list[Member]:
         """Who may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica."""
-        return self._members(self.fleet.ready(), model, frozenset(), only, now_s)
+        return self._members(self.fleet.usable(), model, frozenset(), only, now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The first body event of a stream arrived."""

@@ -142,6 +142,21 @@ def test_what_was_sent_since_the_probe_counts() -> None:
     assert [each[0].replica for each in answers[-3:]] == ["a"] * 3
 
 
+def test_turns_on_a_replica_that_is_used_for_want_of_another() -> None:
+    """A model whose only replica does not answer its health checks is served there, and who waits for it gets a turn,
+    whether or not those that are ready are full."""
+    fleet = Fleet("ab", in_flight_max=1)
+    router = fleet.world.router
+    router.observe_models("b", [ServedModel("n")])
+    for _ in range(2):
+        router.observe_health("b", False, "no answer in time", silent=True)
+    fleet.ask()
+    placed, waits = fleet.ask(model="n"), fleet.ask(model="n")
+    assert (placed[0].replica, waits) == ("b", [])
+    fleet.finish(placed[0])
+    assert waits[0].replica == "b"
+
+
 def test_other_limits_do_not_open_what_is_known_to_be_full() -> None:
     """A reload keeps windows that bind, and lowers them if need be."""
     fleet = Fleet("ab", waiting_max=8)

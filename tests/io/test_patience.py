@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,15 @@ from tests.io.recorded import RECORDED, SSE, head
 from tests.io.test_pressure import EVENT, asks_and_does_not_read, chunk
 from tests.io.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 
-LIMITS = ClientLimits(body_bytes_max=1 << 20, keepalive_s=75.0)
+LIMITS = ClientLimits(
+    body_bytes_max=1 << 20,
+    keepalive_s=75.0,
+    head_timeout_s=10.0,
+    body_bytes_per_s_min=1_024,
+    send_timeout_s=60.0,
+    connections_max=100,
+    connections_per_client_max=100,
+)
 LINE = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 SHORT = {"listen__head_timeout_s": 0.3, "listen__send_timeout_s": 0.3}
@@ -73,7 +82,7 @@ def test_a_head_is_ended_by_its_limit(began_s: float, stage: int, drips: int) ->
 def test_a_body_must_come_at_its_rate(looks: list[tuple[float, int]], rate: int) -> None:
     """By an exact account: ten seconds' credit, one more for 1,024 bytes, at most 75; ended when it is spent, and not
     before. At any rate, a body of which nothing comes for 75 s is ended, and one of which something does is not."""
-    limits = ClientLimits(body_bytes_max=1 << 20, keepalive_s=75.0, body_bytes_per_s_min=rate)
+    limits = replace(LIMITS, body_bytes_per_s_min=rate)
     patience, now_s, body_bytes, credit_s = Patience(), 0.0, 0, 10.0
     assert patience.sends(now_s, limits, BODY, 1, 0) == ""
     for took_s, came_bytes in looks:
@@ -278,7 +287,7 @@ async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=100), st.integers(1, 6), st.integers(1, 4))
 def test_places(steps: list[tuple[bool, str]], in_all: int, of_one: int) -> None:
     """Exactly so many at once, in all and from one address, and nothing is kept of who left."""
-    limits = ClientLimits(body_bytes_max=1, keepalive_s=1.0, connections_max=in_all, connections_per_client_max=of_one)
+    limits = replace(LIMITS, connections_max=in_all, connections_per_client_max=of_one)
     places, there = Places(limits), Counter[str]()
     for comes, address in steps:
         if comes:

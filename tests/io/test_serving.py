@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from router.client_connection import WAITING_BYTES_MAX
-from router.patience import ClientLimits
 from router.receiving import BadRequest, Request
 from router.serving import Server
 from tests.io.recorded import RECORDED, SSE, head
+from tests.io.test_patience import LIMITS
 from tests.io.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 
 PATH = "/v1/messages"
@@ -360,7 +360,7 @@ async def test_a_bug_is_heard_of() -> None:
     def refuse(_: Request, error: BadRequest) -> None:
         raise error
 
-    server = Server(fails, refuse, ClientLimits(body_bytes_max=1_000, keepalive_s=75))
+    server = Server(fails, refuse, LIMITS)
     host, port = await server.listen("127.0.0.1", 0)
     client = await connect(f"http://{host}:{port}")
     client.ask(post("/x"))
