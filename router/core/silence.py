@@ -135,7 +135,7 @@ def _allowance_ms(fleet: Fleet, member: Member, prompt_tokens: int, cached_token
         if fleet.shorts >= LEARNED and prompt_tokens < LEARN_TOKENS_MIN:
             return FACTOR_LENT * fleet.short_ms
         if fleet.answers >= UNSEEN_ANSWERS and prompt_tokens <= FAR * fleet.longest_tokens:
-            return min(SLOWEST_MS * prompt_tokens, FAR * fleet.answer_ms_max)
+            return min(SLOWEST_MS * prompt_tokens, FACTOR * fleet.answer_ms_max)
         return SLOWEST_MS * prompt_tokens
     model, own = fleet.prefill.model, member.fit.model
     known = member.fit.observations >= LEARNED and uncached <= FAR * member.longest_tokens
