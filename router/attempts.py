@@ -45,9 +45,7 @@ class Tried:
 
     def note(self, replica: str, failure: Failure) -> None:
         """One attempt failed."""
-        unsent = isinstance(failure, Stale) or (
-            isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out)
-        )
+        unsent = isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out)
         self.unsent += unsent
         self.sent += not unsent
         self.sheds += isinstance(failure, EngineShed)
