@@ -29,6 +29,7 @@ from tests.workers.test_processes import CHAT, HUB, Command, alive, body, comman
 CONNECTS = int(os.environ.get("WARMROUTE_CONNECTS", "300"))
 KILL_REQUESTS = int(os.environ.get("WARMROUTE_KILL_REQUESTS", "150"))
 AT_ONCE = 50
+RESET_MAX = 2
 RATE_PER_S = 150
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
 
@@ -47,6 +48,8 @@ async def asked(url: str) -> str:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode()
         writer.write(head + content)
         fields = (await reader.readuntil(b"\r\n\r\n")).lower()
+    except ConnectionResetError:
+        return "reset"
     except (OSError, EOFError) as error:
         return f"connected, and then: {error!r}"
     finally:
@@ -85,6 +88,8 @@ async def test_sigterm_behind_a_load_balancer(engine: FakeEngine, workers: int) 
                 seconds.append(time.monotonic() - began_s)
 
         await asyncio.gather(*(connects() for _ in range(AT_ONCE)))
+        # Between the last accept and the close one more may enter the kernel's queue; it is reset with that.
+        assert seen.pop("reset", 0) <= RESET_MAX
         assert set(seen) == {"ok", "refused"}, seen
         assert await metric(router, "warmroute_in_flight_requests") == 1
         engine.go_on.set()
