@@ -20,7 +20,7 @@ WAITING = 20
 STREAMS = 4
 LONG_ANSWER_TOKENS = 800
 # Requests that queue on each replica when they are shared out evenly, and how many must be seen to.
-QUEUED_EACH, QUEUED_MIN = 4, 2
+QUEUED_EACH, QUEUED_MIN = 12, 2
 LOAD_TIMEOUT_S = 60.0
 POLL_S = 0.05
 RUNNING, QUEUED = "vllm:num_requests_running", "vllm:num_requests_waiting"
