@@ -158,8 +158,9 @@ class Attempts:
 
     async def _attempt(self, question: Question, lease: Placed) -> Answer:
         request, streams = question.request, question.wanted.ask.stream
+        hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
         answer = await self._upstream.call(
-            lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
+            lease.replica, request.method, request.target, question.lines, question.body, hold=hold
         )
         try:
             if streams and not answer.whole:
@@ -206,10 +207,12 @@ class Attempts:
 
 def judge_of(question: Question, answer: Answer) -> Dialect | None:
     """Who can say whether a stream is well: nobody of what is compressed, or of a path that has no dialect."""
-    if not answer.streams or answer.status != 200 or not question.wanted.ask.stream:
+    request = question.request
+    fetched = request.method == "GET" and request.path.startswith(RESPONSES + "/")  # with `stream=true`
+    if not answer.streams or answer.status != 200 or not (question.wanted.ask.stream or fetched):
         return None
     encoded = any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
-    return PATHS.get(question.request.path) if not encoded else None
+    return None if encoded else question.dialect if fetched else PATHS.get(request.path)
 
 
 def _look_at_first(question: Question, answer: Answer) -> None:

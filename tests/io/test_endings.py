@@ -284,6 +284,29 @@ async def test_pings_do_not_hide_the_end(client: ClientSession, monkeypatch: pyt
             assert app.hub.pages.decisions[-1].ending == "ok"
 
 
+async def test_a_stored_response_that_is_fetched_as_a_stream(client: ClientSession) -> None:
+    """Its events reach the client while the engine still works, and a stream that stops ends in an error event."""
+    go_on = asyncio.Event()
+    pieces = response_events()
+
+    async def play(wire: Wire) -> None:
+        wire.transport.write(head(SSE, "transfer-encoding: chunked") + b"".join(map(chunk, pieces[:3])))
+        await go_on.wait()
+        wire.transport.write(b"".join(map(chunk, pieces[3:] if whole else [])) + b"0\r\n\r\n")
+
+    async with RawEngine(play) as engine, running(engine.url) as app:
+        for whole in (True, False):
+            go_on.clear()
+            async with client.get(app.url + RESPONSES + "/resp_1?stream=true") as response:
+                came = await response.content.readexactly(len(b"".join(pieces[:3])))
+                go_on.set()
+                rest = await response.read()
+            if whole:
+                assert came + rest == b"".join(pieces)
+            else:
+                assert rest.startswith(b"event: error\n")
+
+
 async def test_answers_that_do_not_stream(client: ClientSession) -> None:
     """An answer that is cut reaches no client as if it were whole: a held one is 502, a longer one is broken off."""
     for length, status in ((1_000, 502), (100_000, 200)):
