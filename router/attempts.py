@@ -8,8 +8,9 @@ What bounds the attempts of one request, and why:
 - One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
 - The budget, over all requests: a dead fleet is not hammered.
 
-The replica that failed is never the next one. Only where no other is left, one whose network failed and not itself (no
-connection in time, or a connection that it had closed meanwhile) is asked once more.
+The replica that failed is never the next one, and another rank of its server only where no other server is left. Only
+where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
+had closed meanwhile) is asked once more.
 """
 
 from __future__ import annotations
