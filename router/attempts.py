@@ -8,8 +8,9 @@ What bounds the attempts of one request, and why:
 - One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
 - The budget, over all requests: a dead fleet is not hammered.
 
-The replica that failed is never the next one. Only where no other is left, one whose network failed and not itself (no
-connection in time, or a connection that it had closed meanwhile) is asked once more.
+The replica that failed is never the next one, and another rank of its server only where no other server is left. Only
+where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
+had closed meanwhile) is asked once more.
 """
 
 from __future__ import annotations
@@ -156,8 +157,9 @@ class Attempts:
 
     async def _attempt(self, question: Question, lease: Placed) -> Answer:
         request, streams = question.request, question.wanted.ask.stream
+        hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
         answer = await self._upstream.call(
-            lease.replica, request.method, request.target, question.lines, question.body, hold=not streams
+            lease.replica, request.method, request.target, question.lines, question.body, hold=hold
         )
         try:
             if streams and not answer.whole:
@@ -204,10 +206,12 @@ class Attempts:
 
 def judge_of(question: Question, answer: Answer) -> Dialect | None:
     """Who can say whether a stream is well: nobody of what is compressed, or of a path that has no dialect."""
-    if not answer.streams or answer.status != 200 or not question.wanted.ask.stream:
+    request = question.request
+    fetched = request.method == "GET" and request.path.startswith(RESPONSES + "/")  # with `stream=true`
+    if not answer.streams or answer.status != 200 or not (question.wanted.ask.stream or fetched):
         return None
     encoded = any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
-    return PATHS.get(question.request.path) if not encoded else None
+    return None if encoded else question.dialect if fetched else PATHS.get(request.path)
 
 
 def _look_at_first(question: Question, answer: Answer) -> None:

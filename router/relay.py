@@ -28,11 +28,12 @@ from router.receiving import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
 TAIL_BYTES = 8 << 10  # kept of each
-NAME_BYTES = 512  # of an event that is not kept whole, and of those before it: enough to know what they are
+NAME_BYTES = 512  # of the events before one that is not kept whole: enough to know what they are
 HELD_BYTES_MAX = 64 << 10
 
 _END_BYTES = 2  # of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
+_COMMENTS = re.compile(rb"(?::[^\n]*\n\r?\n)+")
 _CUT = b"0\r\n"  # stands for the size line of a piece whose beginning is not kept
 
 
@@ -173,7 +174,8 @@ class Relay:
             self._begun = None
         self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
         piece = self._framed(data)
-        self._remember(piece)
+        if not self._only_comments(data):
+            self._remember(piece)
         if self._strip_usage is not None:
             strip = self._strip_usage
             kept = b"".join(event for event in self._splitter.feed(data) if not strip.is_usage_event(event))
@@ -185,6 +187,12 @@ class Relay:
             return None
         return judge.ended(tail) or (self._long_ended if tail.endswith((b"\n\n", b"\n\r\n")) else None)
 
+    def _only_comments(self, data: bytes) -> bool:
+        """Pings say nothing of the stream, and must not push out of the tail what does."""
+        if not data.startswith(b":") or not _COMMENTS.fullmatch(data):
+            return False
+        return not self._tail or self.tail.endswith((b"\n\n", b"\n\r\n"))  # else it goes on with a long event
+
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if data and self._client.chunked else data
 
@@ -192,7 +200,8 @@ class Relay:
         if len(piece) > TAIL_BYTES:
             if self._judge is not None:
                 body = _unframed(piece) if self._client.chunked else piece
-                ended = self._judge.ended(self.tail) or self._judge.ended(_before_cut(body))
+                tail = self.tail
+                ended = self._judge.ended(tail) or self._judge.ended(_around_cut(tail + body))
                 self._long_ended = ended or self._long_ended
             self._tail.clear()  # what has lost its beginning must come first: that is how dialects know it
             piece = _CUT + piece[-TAIL_BYTES:]
@@ -200,13 +209,13 @@ class Relay:
             self._tail.append(piece)
 
 
-def _before_cut(body: bytes) -> bytes:
-    """What a long piece says just before its end, of which TAIL_BYTES are kept: the last whole events, and the
-    beginning of the one that is cut."""
+def _around_cut(body: bytes) -> bytes:
+    """What a long piece says that its last TAIL_BYTES do not: the last whole events before those, and all of the event
+    that is cut, of which any part may hold the reason to finish (SGLang's logprobs and vLLM's token ids follow it)."""
     cut = len(body) - TAIL_BYTES
     start = max(body.rfind(b"\n\n", 0, cut) + 2, body.rfind(b"\n\r\n", 0, cut) + 3)
     start = start if start > 2 else 0  # neither was found
-    return body[max(0, start - NAME_BYTES) : start + NAME_BYTES] + b"\n\n"
+    return body[max(0, start - NAME_BYTES) :] + b"\n\n"
 
 
 def _is_event(held: bytes) -> bool:

@@ -333,6 +333,8 @@ class Router:
             members = self.standing.allowed(members, now_s, retry=bool(exclude))
         if exclude:  # a second failure would be the client's: to one that has not just failed, if there is any
             members = [m for m in members if not m.breaker.failures] or members
+            servers = {Replica(id_).url for id_ in exclude}  # what is wrong with one rank is so with all, as a rule
+            members = [m for m in members if m.replica.url not in servers] or members
         if not members:
             raise NoReplica
         return members

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.core.facts import Grade, Reason, Receipt
+from router.core.facts import Grade, Reason, Receipt, Replica
 from router.core.models import NoReplica, UnknownModel
 from router.core.ring import Ring, under_bound
 from router.placing import TokenView, Wanted
@@ -85,6 +85,8 @@ class Known:
         ids = [id_ for id_ in serving if id_ not in exclude and owner in (None, id_)]
         if not ids:
             raise NoReplica
+        servers = {Replica(id_).url for id_ in exclude}
+        ids = [id_ for id_ in ids if Replica(id_).url not in servers] or ids
         under = under_bound({id_: self.loads[id_] for id_ in ids}, 1)
         reason = Reason.RETRY if exclude else Reason.POLICY
         return Receipt(self._ring.pick(wanted.ring_key, ids, under), POLICY, reason, Grade.ESTIMATED, 0, 0)

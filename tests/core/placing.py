@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -32,7 +33,7 @@ def chat(*turns: str, system: str = "", **fields: Any) -> Ask:
 class World:
     """All replicas are fit and serve MODEL."""
 
-    def __init__(self, ids: str = "abcd", policy: str = "warm", *, blocks_max: int = 4_096) -> None:
+    def __init__(self, ids: Sequence[str] = "abcd", policy: str = "warm", *, blocks_max: int = 4_096) -> None:
         self.router = Router(
             POLICIES[policy](), index_bytes_max=1 << 26, memory_max=1_000, blocks_max_default=blocks_max
         )

@@ -94,6 +94,18 @@ def test_a_retry_goes_elsewhere() -> None:
         world.place(chat(LONG), exclude=frozenset("abcd"))
 
 
+def test_a_retry_leaves_the_server() -> None:
+    """Where one rank failed another server is asked; another rank of the same one only where no other server is."""
+    world = World(["http://a#dp0", "http://a#dp1", "http://a#dp2", "http://b"])
+    for failed in ("http://a#dp0", "http://a#dp1", "http://a#dp2"):
+        for text in ("x" * 2_000, "y" * 2_000, "z" * 2_000):
+            assert world.place(chat(text), exclude=frozenset({failed})).replica == "http://b"
+    assert world.place(chat(LONG), exclude=frozenset({"http://a#dp0", "http://b"})).replica in (
+        "http://a#dp1",
+        "http://a#dp2",
+    )
+
+
 def test_a_policy_blind_to_caches_says_so() -> None:
     """Matching still runs, so that hit rates compare: predicted tokens are there, the reason is policy."""
     world = World("ab", "round_robin")

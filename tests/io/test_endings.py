@@ -17,9 +17,9 @@ from aiohttp import ClientPayloadError, ClientSession
 
 import router.upstream
 from router.app import App
-from tests.fakes import events, generate_events, idle, message_events, response_events, running
+from tests.fakes import GENERATED, events, generate_events, idle, message_events, response_events, running
 from tests.io.recorded import SSE, head
-from tests.io.wire import RawEngine, Wire
+from tests.io.wire import RawEngine, Wire, proxied
 
 KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 200 for the full size, of each fault and API
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -240,6 +240,71 @@ async def test_a_long_last_event(client: ClientSession) -> None:
             async with client.post(app.url + path, json=body) as response:
                 assert await response.read() == b"".join(begun_)
             assert app.hub.pages.decisions[-1].ending == "ok"
+
+
+def said_early(path: str) -> list[bytes]:
+    """An answer that says in the middle of its long last event why it finished, as SGLang does where logprobs are
+    wanted, and vLLM where token ids are."""
+    if path == COMPLETIONS:
+        choice = {"index": 0, "text": "w " * 1_000, "finish_reason": "length", "prompt_token_ids": [12345] * 20_000}
+        return [b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n", DONE]
+    meta = GENERATED["meta_info"] | {"output_token_logprobs": [[-0.5, 12345, None]] * 1_000}
+    return [
+        *generate_events()[:-2],
+        b"data: " + json.dumps({"text": "w " * 1_000, "meta_info": meta}).encode() + b"\n\n",
+        DONE,
+    ]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/generate"])
+async def test_a_reason_in_the_middle_of_a_long_event(
+    client: ClientSession, monkeypatch: pytest.MonkeyPatch, path: str, together: bool
+) -> None:
+    """A reason to finish counts wherever it stands in an event that is longer than what is kept."""
+    pieces = said_early(path)
+
+    async def play(wire: Wire) -> None:
+        await wire.send(head(SSE, "transfer-encoding: chunked"))
+        await wire.send(*map(chunk, [b"".join(pieces)] if together else pieces), b"0\r\n\r\n")
+
+    async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
+        async with client.post(app.url + path, json={"model": "m", "stream": True, "text": "x", "prompt": "x"}) as got:
+            assert await got.read() == b"".join(pieces)
+        assert app.hub.pages.decisions[-1].ending == "ok"
+
+
+async def test_pings_do_not_hide_the_end(client: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many comments come behind a reason to finish, and behind [DONE], the answer is whole."""
+    async with faulty(monkeypatch, "clean end") as (faults, app):
+        for pings in ([*events()[:-1], *[b": ping\n\n"] * 30, DONE], [*events(), *[b": ping\n\n"] * 30]):
+            faults.events = pings
+            async with client.post(app.url + CHAT, json={"model": "m", "stream": True, "messages": SAID}) as response:
+                assert await response.read() == b"".join(pings)
+            assert app.hub.pages.decisions[-1].ending == "ok"
+
+
+async def test_a_stored_response_that_is_fetched_as_a_stream(client: ClientSession) -> None:
+    """Its events reach the client while the engine still works, and a stream that stops ends in an error event."""
+    go_on = asyncio.Event()
+    pieces = response_events()
+
+    async def play(wire: Wire) -> None:
+        wire.transport.write(head(SSE, "transfer-encoding: chunked") + b"".join(map(chunk, pieces[:3])))
+        await go_on.wait()
+        wire.transport.write(b"".join(map(chunk, pieces[3:] if whole else [])) + b"0\r\n\r\n")
+
+    async with RawEngine(play) as engine, running(engine.url) as app:
+        for whole in (True, False):
+            go_on.clear()
+            async with client.get(app.url + RESPONSES + "/resp_1?stream=true") as response:
+                came = await response.content.readexactly(len(b"".join(pieces[:3])))
+                go_on.set()
+                rest = await response.read()
+            if whole:
+                assert came + rest == b"".join(pieces)
+            else:
+                assert rest.startswith(b"event: error\n")
 
 
 async def test_answers_that_do_not_stream(client: ClientSession) -> None:

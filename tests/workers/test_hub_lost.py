@@ -14,6 +14,7 @@ from router.core.models import NoReplica, UnknownModel
 from router.placing import CONNECTIONS, HUB_LOST, TokenView, Wanted
 from router.tallies import RequestRecord
 from router.workers import wire
+from router.workers.known import Known
 from tests.workers.stubs import StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))
@@ -30,6 +31,16 @@ def want(key: str = "k", model: str | None = "m", response_id: str | None = None
     """A small request."""
     tokens = TokenPrompt(bytes(400), "", b"")
     return Wanted(Ask(model), model, None, key, tokens, response_id=response_id)
+
+
+def test_the_ring_leaves_a_failed_server() -> None:
+    """Without a hub too another rank of a server that failed comes last."""
+    known = Known()
+    ids = ("http://a#dp0", "http://a#dp1", "http://b")
+    known.take(wire.View([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
+    for number in range(20):
+        assert known.by_ring(want(str(number)), frozenset({"http://a#dp0"}), None).replica == "http://b"
+    assert known.by_ring(want(), frozenset({"http://a#dp0", "http://b"}), None).replica == "http://a#dp1"
 
 
 async def test_two_workers_place_as_one(path: Path) -> None:
