@@ -48,7 +48,8 @@ class Additions:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return refused(400, "bad_body", 'The body must be {"url": "http://ADDRESS:PORT"}.')
         except NotAllowed as error:
-            return refused(403, "not_allowed", f"{str(error).capitalize()}.")
+            why = str(error)
+            return refused(403, "not_allowed", f"{why[0].upper()}{why[1:]}.")
         if url in self._replicas:
             return _said(200, url)
         if len(self._replicas.added) >= ADDED_MAX:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 
 from aiohttp import http_parser, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from router.guard import BODY_BYTES_MAX, guarding
 from router.running import cannot_listen, url_of
 from router.settings import Settings
 
 CLOSE_S = 0.1  # for connections to close
+
+log = logging.getLogger(__name__)
+
+
+def _quotes_nobody(record: logging.LogRecord) -> bool:
+    """aiohttp quotes the line of a head that it cannot read, and that may be the one with the token."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+log.addFilter(
+    _quotes_nobody
+)  # a logger's filter is asked about what is logged with it, and this one is aiohttp's alone
 
 
 async def listen(
@@ -33,6 +47,7 @@ async def listen(
     runner = web.AppRunner(
         app,
         access_log=None,
+        logger=log,
         shutdown_timeout=CLOSE_S,
         keepalive_timeout=s.keepalive_s,
         auto_decompress=False,  # a megabyte may stand for a gigabyte

@@ -264,10 +264,12 @@ class Edge:
         """Stored responses: fetched, deleted, cancelled, listed."""
         if not request.path.startswith(RESPONSES + "/"):
             return False
-        id_, _, action = request.path.removeprefix(RESPONSES + "/").partition("/")
+        id_, slash, action = request.path.removeprefix(RESPONSES + "/").partition("/")
         if not id_.strip(".") or request.method not in METHODS:
             return False  # dots would be another path to an engine that tidies paths up
-        return action in RESPONSE_ACTIONS or (not action and request.method in RESPONSE_METHODS)
+        if not slash:  # with one and nothing behind it, engines tell where they are: they redirect
+            return request.method in RESPONSE_METHODS
+        return action in RESPONSE_ACTIONS
 
     async def _page(self, request: Request, caller: Caller) -> Page | None:
         path = request.path

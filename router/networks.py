@@ -90,8 +90,15 @@ def _never(address: Address) -> bool:
     mapped = isinstance(address, ipaddress.IPv6Address) and (
         address.ipv4_mapped is not None or address.sixtofour is not None or address.teredo is not None
     )
+    mapped = mapped or any(address in network for network in _TRANSLATED)  # of IPv6 only
     odd = address.is_link_local or address.is_multicast or address.is_unspecified or address == _BROADCAST
     return bool(mapped or odd or address in _METADATA)
 
 
+# IPv4 addresses written as IPv6: what a NAT64 (RFC 6052, RFC 8215) or an old stack (RFC 4291 section 2.5.5.1) takes for
+# them. Of the last, ::1 is none.
+_TRANSLATED = (
+    *map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48")),
+    *ipaddress.IPv6Network("::/96").address_exclude(ipaddress.IPv6Network("::1/128")),
+)
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")

@@ -190,6 +190,8 @@ class Proxy:
                 f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n".encode()
             )
         else:
+            if 300 <= answer.status < 400:  # an engine that redirects says where it is
+                lines = [line for line in lines if line[:9].lower() != b"location:"]
             lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
         return lines
 

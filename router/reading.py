@@ -18,6 +18,7 @@ from functools import partial
 
 from router.core.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, spoken_on, tenancy
+from router.core.dialects.forms import form_model
 from router.core.dialects.seen import Seen
 from router.core.dialects.wire import nests_deeper
 from router.core.facts import Ask
@@ -150,12 +151,13 @@ class Reader:
         """What is asked, the model meant, and the prompt's keys. Raises BadBody and Refusal."""
         path = request.path
         if dialect is None:
+            limited = _must_name_model(path, caller)
             if request.body_bytes < self._offload_bytes_min:
-                ask = _parse_other(request, self._depth_max)
+                ask = _parse_other(request, self._depth_max, limited)
             else:
                 run = asyncio.get_running_loop().run_in_executor
-                ask = await run(self._thread, _parse_other, request, self._depth_max)
-            return ask, self._model(ask, caller, required=_must_name_model(path, caller)), None
+                ask = await run(self._thread, _parse_other, request, self._depth_max, limited)
+            return ask, self._model(ask, caller, required=limited), None
         keep = self._tokens is not None and self._placer.follows()
         salt = self._salting(caller)
         if request.body_bytes < self._offload_bytes_min:
@@ -254,7 +256,8 @@ def _not_allowed() -> Refusal:
 def _owned(request: Request, ask: Ask, tenant: Tenant) -> tuple[list[str], bytes]:
     """Adapters that the tenant must be allowed, and the body with what makes it the tenant's own. In any thread."""
     path, body = request.path, request.body
-    named = tenancy.adapters(body) if tenant.models is not None and path in PATHS else []
+    form = path not in PATHS and request.fields.get(b"content-type", b"").startswith(b"multipart/")
+    named = tenancy.adapters(body) if tenant.models is not None and not form else []
     if path == RESPONSES:
         body = tenancy.with_request_id(body, f"resp_{secrets.token_hex(16)}")
     if tenant.isolated and path in PATHS:
@@ -295,9 +298,13 @@ def _read_long(
     return ask, chain
 
 
-def _parse_other(request: Request, depth_max: int) -> Ask:
-    """A path whose prompts the index does not read: its model, and whatever keeps it with a replica."""
-    if request.fields.get(b"content-type", b"").startswith(b"multipart/"):
+def _parse_other(request: Request, depth_max: int, limited: bool) -> Ask:
+    """A path whose prompts the index does not read: its model, and whatever keeps it with a replica. `limited`: it must
+    be for the one model. Raises BadBody."""
+    content_type = request.fields.get(b"content-type", b"")
+    if content_type.startswith(b"multipart/"):
+        if limited:
+            return Ask(form_model(content_type, request.body))
         found = _MULTIPART_MODEL.search(request.body)
         return Ask(found[1].decode(errors="replace") if found else None)
     if not request.body:

@@ -216,6 +216,30 @@ def test_what_is_allowed_is_taken(url: str) -> None:
         checked("https://[fd00:ec2::254]:443", rules)
 
 
+def test_no_address_within_another() -> None:
+    """Where any address of IPv6 is allowed, none is taken that stands for one of IPv4."""
+    rules = allowed(["http://[::/0]:80"])
+    for host in ("64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "::a9fe:a9fe", "2002:a9fe:a9fe::", "::2", "::"):
+        with pytest.raises(NotAllowed, match="no replica is at such"):
+            checked(f"http://[{host}]:80", rules)
+    for host in ("::1", "2001:db8::1", "64:ff9b:2::1"):
+        assert checked(f"http://[{host}]:80", rules)
+
+
+async def test_what_cannot_be_read_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a head that is no HTTP there may be the token, whole but for a byte: nothing of it is in the log."""
+    caplog.set_level("DEBUG")
+    async with running(admin__token=ADMIN) as app:
+        port = int(app.admin_url.rpartition(":")[2])
+        for line in (f"Authorization: Bearer {ADMIN}\x1b", f"Authorization: Bearer\n{ADMIN}", f"{ADMIN}\x00: x"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode())
+            assert (await reader.read()).startswith(b"HTTP/1.0 400")
+            writer.close()
+    assert "Traceback" not in caplog.text
+    assert ADMIN not in caplog.text
+
+
 async def test_a_replica_comes_and_goes(client: ClientSession, engine: FakeEngine) -> None:
     """An added replica is probed, listed as added, and takes requests; removed, it takes none. Those of the settings
     stay, and nothing is added twice."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, FormData
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +107,7 @@ async def test_models(client: ClientSession, ring: Keyring) -> None:
             ("/generate", {"text": "x", "model": "m", "lora_path": ["secret"]}),
             ("/generate", {"text": "x", "lora_path": "secret"}),
             ("/tokenize", {"model": "secret", "prompt": "x"}),
+            ("/classify", {"model": "m", "text": "x", "lora_path": "secret"}),
         ):
             async with client.post(app.url + path, json=body, headers=headers) as response:
                 assert response.status == 403, (path, body)
@@ -125,6 +126,26 @@ async def test_models(client: ClientSession, ring: Keyring) -> None:
         assert len(both.seen) == 1
         async with client.get(app.url + "/v1/models", headers=ring.of("acme")) as response:
             assert len((await response.json())["data"]) == 2
+
+
+async def test_models_of_forms(client: ClientSession, ring: Keyring) -> None:
+    """A form is for the one model that it names, whichever way an engine may read it: one that can be read in two is
+    400 for a key that is for some models, and passed on for one that is for all."""
+    headers = ring.of("few")
+
+    async def transcribed(*names: str, **shown: str) -> int:
+        form = FormData()
+        form.add_field("file", b"RIFF", filename="a.wav")
+        for name in names:
+            form.add_field("model", name)
+        async with client.post(f"{app.url}/v1/audio/transcriptions", data=form, headers=shown) as response:
+            return response.status
+
+    async with FakeEngine(models=("m", "secret")) as both, running(both, **ring.settings) as app:
+        assert [await transcribed(name, **headers) for name in ("m", "secret")] == [200, 403]
+        assert [await transcribed(*names, **headers) for names in (("m", "secret"), ("secret", "m"), ())] == [400] * 3
+        assert len(both.seen) == 1
+        assert await transcribed("m", "secret", **ring.of("acme")) == 200
 
 
 async def test_a_default_model_must_be_allowed(client: ClientSession, tmp_path: Path) -> None:
@@ -214,6 +235,22 @@ async def test_receipts_are_for_operators(client: ClientSession, engine: FakeEng
                     assert str(engine.port) not in str(response.headers) or len(told) > 1
 
 
+async def test_engines_tell_tenants_no_addresses(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
+    """An engine that redirects names itself: that is for who may see receipts. What it would redirect for a slash too
+    many does not reach it."""
+    away = status(307, headers={"Location": engine.url, "X-Other": "1"})
+    for keys, told in ((ring.settings, False), ({}, True)):
+        async with running(engine, **keys) as app:
+            async with client.get(f"{app.url}{RESPONSES}/resp_a/", headers=ring.of("acme")) as response:
+                assert (response.status, len(engine.seen)) == (404, told)
+            engine.script.append(away)
+            async with client.post(
+                app.url + CHAT, json=BODY, headers=ring.of("acme"), allow_redirects=False
+            ) as response:
+                assert (response.status, response.headers["X-Other"]) == (307, "1")
+                assert ("Location" in response.headers) == told
+
+
 async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """A new table counts from the next request on."""
     old = Keyring(tmp_path, acme={})
@@ -245,7 +282,7 @@ async def test_stored_responses_are_their_tenants(client: ClientSession, engine:
         assert json.loads(engine.seen[-1].body)["request_id"] != "resp_a"
         ways: list[tuple[str, str, dict[str, Any]]] = [
             ("GET", f"{RESPONSES}/%s", {}), ("DELETE", f"{RESPONSES}/%s", {}), ("POST", f"{RESPONSES}/%s/cancel", {}),
-            ("GET", f"{RESPONSES}/%s/input_items", {}), ("GET", f"{RESPONSES}/%s/", {}),
+            ("GET", f"{RESPONSES}/%s/input_items", {}),
             ("POST", RESPONSES, {"input": "y", "previous_response_id": "%s"}),
         ]  # fmt: skip
         await make(few, "resp_f")

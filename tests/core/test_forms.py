@@ -1,0 +1,103 @@
+"""Forms: the model that one names is known, or nobody is told any."""
+
+from __future__ import annotations
+
+from email import policy
+from email.parser import BytesParser
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from router.core.dialects import BadBody
+from router.core.dialects.forms import form_model
+
+TYPE = b"multipart/form-data; boundary=b"
+FILE = b'Content-Disposition: form-data; name="file"; filename="a b.wav"\r\nContent-Type: audio/wav\r\n\r\nRI\nFF'
+MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\n'
+PLAIN = MODEL + b"m"
+
+
+def form(*parts: bytes) -> bytes:
+    """With the boundary `b`."""
+    return b"".join(b"--b\r\n%b\r\n" % part for part in parts) + b"--b--\r\n"
+
+
+def test_the_model_of_a_plain_form() -> None:
+    """It is read wherever the field stands, as the usual clients write it; a form without one names none."""
+    assert form_model(TYPE, form(FILE, PLAIN)) == form_model(TYPE, form(PLAIN, FILE)) == "m"
+    assert form_model(b'Multipart/Form-Data;boundary="b"', form(b"Content-Type: text/plain\r\n" + PLAIN)) == "m"
+    assert form_model(TYPE, form(FILE)) is None
+    assert form_model(TYPE, form(FILE.replace(b'"a b.wav"', b"\"a.wav\"; filename*=utf-8''%C3%A4.wav"), PLAIN)) == "m"
+
+
+INNER = b'Content-Disposition: form-data; name="x"\r\n\r\n' + PLAIN  # a field whose value looks like another
+ODD = {
+    "twice": form(PLAIN, MODEL + b"n"),
+    "unquoted": form(PLAIN.replace(b'"', b"")),
+    "escaped": form(PLAIN.replace(b"model", b"mod\\el")),
+    "in pieces": form(PLAIN.replace(b'name="model"', b'name*0="mo"; name*1="del"')),
+    "two names": form(PLAIN.replace(b'"model"', b'"x"; name="model"')),
+    "two dispositions": form(b'Content-Disposition: form-data; name="x"\r\n' + PLAIN),
+    "folded": form(PLAIN.replace(b"; name", b";\r\n name")),
+    "encoded": form(b"Content-Transfer-Encoding: base64\r\n" + PLAIN),
+    "no disposition": form(b"A: b\r\n\r\nx"),
+    "bare line feeds": form(PLAIN).replace(b"\r\n", b"\n"),
+    "boundary behind a bare line feed": form(PLAIN + b"\n--b\r\n" + MODEL + b"n"),
+    "blank behind a boundary": form(PLAIN).replace(b"--b\r\n", b"--b \r\n"),
+    "something before": b"x\r\n" + form(PLAIN),
+    "something behind": form(PLAIN) + form(MODEL + b"n"),
+    "no end": form(PLAIN).replace(b"--b--\r\n", b""),
+    "not UTF-8": form(MODEL + b"\xff"),
+    "empty": b"",
+    "JSON": b'{"model":"m"}',
+}
+
+
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_what_may_be_read_otherwise(body: bytes) -> None:
+    """It is refused."""
+    with pytest.raises(BadBody):
+        form_model(TYPE, body)
+
+
+@pytest.mark.parametrize(
+    "type_", [b"multipart/mixed; boundary=b", TYPE + b"; boundary=c", TYPE + b"; charset=utf-16", b""]
+)
+def test_types_that_may_be_read_otherwise(type_: bytes) -> None:
+    """Another boundary, or an encoding of all fields."""
+    with pytest.raises(BadBody):
+        form_model(type_, form(PLAIN))
+
+
+PIECES = (
+    PLAIN,
+    MODEL,
+    FILE,
+    INNER,
+    b"--b",
+    b"--",
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b" ",
+    b'"',
+    b"m",
+    b"n",
+    b"; ",
+    b"name=",
+    b"model",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join))
+@example(b"--b\r\n" + INNER + b"\r\n--b--")
+def test_another_reader_finds_the_same(body: bytes) -> None:
+    """Whatever is not refused, Python's own parser reads in the same way: no other model than the one that is told."""
+    try:
+        model = form_model(TYPE, body)
+    except BadBody:
+        return
+    read = BytesParser(policy=policy.HTTP).parsebytes(b"Content-Type: " + TYPE + b"\r\n\r\n" + body)
+    found = [part for part in read.iter_parts() if part.get_param("name", header="content-disposition") == "model"]
+    assert [part.get_payload(decode=True) for part in found] == ([] if model is None else [model.encode()])
