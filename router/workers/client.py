@@ -2,8 +2,9 @@
 
 The hub counts as there from its first view on, which it sends once it knows its replicas; then all open leases are
 told to it. It counts as lost when the connection breaks, or when it owes an answer for `timeout_s`, unless it said that
-the request waits for a place: that placement is made here and taken back there, and so is every other until something
-is heard of the hub again. Nothing is sent per streamed chunk.
+the request waits for a place; while any does, the hub is asked every CHECK_S for a page, which it may owe no longer.
+What was asked of a lost hub is placed here and taken back there, and so is every other request until something is heard
+of the hub again. Nothing is sent per streamed chunk.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from router.workers.line import Line
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
+CHECK_S = 1.0  # between two questions whether a hub in whose queue requests wait is still there
+CHECK_PAGE = "/healthz"
 PAGE_S = 5.0  # a page may take: a scrape of a large fleet
 REPORTS_MAX = 65_536  # kept for the hub's return
 BROKEN = "connection broke"
@@ -114,6 +117,8 @@ class RemotePlacer:
         self._placing: dict[int, _Asked] = {}  # oldest first
         self._queued: dict[int, _Asked] = {}  # these wait there for a place, which may take long
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
+        self._check: tuple[int, float] | None = None  # page asked for to see whether the hub is there, and since when
+        self._checked_s = 0.0
         self._kept: deque[wire.Report] = deque(maxlen=REPORTS_MAX)
         self._alone = 0  # placements without the hub, since it was lost
         self._alone_total = 0
@@ -296,6 +301,8 @@ class RemotePlacer:
             elif isinstance(answer, wire.Stuck):
                 self._stuck(answer.replica)
             else:
+                if self._check is not None and answer.id == self._check[0]:
+                    self._check = None
                 paging = self._paging.pop(answer.id, None)
                 if paging is not None and not paging.done():
                     paging.set_result(Page(*answer.page) if answer.page else None)
@@ -338,7 +345,7 @@ class RemotePlacer:
         """The hub does not place: said once, and whoever waits for it goes on."""
         if not self._why_lost:
             log.warning("the hub is lost: placing by the ring", extra={"fields": {"worker": self._worker, "why": why}})
-        self._why_lost = why
+        self._why_lost, self._check = why, None
         now_s = self._clock()
         for id_ in [*self._placing, *self._queued]:
             self._line.say(carrying.finish_of(id_, LEFT, now_s))
@@ -369,9 +376,15 @@ class RemotePlacer:
     def _tick(self) -> None:
         """Every TICK_S: what the hub owes for too long, and counts that nothing else carried."""
         self._ticker = self._loop.call_later(TICK_S, self._tick)
-        oldest = next(iter(self._placing.values()), None)
-        if oldest is not None and self._clock() - oldest.at_s > self._timeout_s:
+        oldest, now_s = next(iter(self._placing.values()), None), self._clock()
+        owed_s = [oldest.at_s] if oldest is not None else []
+        if self._check is not None:
+            owed_s.append(self._check[1])
+        if owed_s and now_s - min(owed_s) > self._timeout_s:
             self._gone(SILENT)
+        elif self._queued and not owed_s and now_s - self._checked_s > CHECK_S:
+            self._check, self._checked_s = (self._new_id(), now_s), now_s
+            self._line.say(wire.PageWanted(self._check[0], CHECK_PAGE))
         if self._viewed and self._line.up:
             self._count()
         self._line.flush()

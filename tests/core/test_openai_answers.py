@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects.openai import USAGE_BODY_BYTES_MAX, OpenAI
-from router.core.facts import Usage
+from router.core.facts import Ending, Usage
 
 OPENAI = OpenAI()
 COUNTS = {"prompt_tokens": 50, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -145,3 +145,21 @@ def test_errors_have_openais_shape(status: int, kind: str) -> None:
     """Clients find message, type, param and code where OpenAI puts them."""
     body = json.loads(OPENAI.error(status, "some_code", 'say "why"', "model"))
     assert body == {"error": {"message": 'say "why"', "type": kind, "param": "model", "code": "some_code"}}
+
+
+def test_every_choice_must_finish() -> None:
+    """Of several choices none may be cut: one that said something behind which no reason to finish came."""
+
+    def said(index: int, reason: str | None, **delta: object) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": reason}
+        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+    first, second = said(0, "stop"), said(1, "length")
+    assert OPENAI.ended(first + said(1, None, content="w")) is None
+    assert OPENAI.ended(said(1, None, content="w") + first) is None
+    assert OPENAI.ended(said(1, None, content="w") + first + second) is Ending.OK
+    assert OPENAI.ended(said(1, None, content="w") + second + first) is Ending.OK
+    assert OPENAI.ended(first + second + said(1, None, hidden_states=[0.5])) is Ending.OK
+    assert OPENAI.ended(first + said(1, None) + b'data: {"error": {"code": 500}}\n\n') is Ending.FAILED
+    tools = said(0, None, tool_calls=[{"index": 1, "function": {"arguments": "{}"}}])
+    assert OPENAI.ended(tools + first) is Ending.OK

@@ -73,6 +73,22 @@ async def test_waiting_for_a_place_is_not_the_hubs_silence(path: Path) -> None:
         await until(lambda: hub.open == 0)
 
 
+async def test_a_queue_in_a_hub_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits in the queue of a hub that says nothing more goes on by the ring, though nobody else asks it for
+    anything."""
+    monkeypatch.setattr("router.workers.client.CHECK_S", 0.01)
+    hub = hub_of_one()
+    async with serving(hub, path) as server, worker(path, timeout_s=0.05) as placer:
+        await until(lambda: placer.placing)
+        await placer.place(want(), NOBODY)
+        waits = await asking(placer, hub, want())
+        for link in server.links:
+            link.transport.pause_reading()
+        lease = await waits
+        assert lease.receipt.policy == "ring"
+        assert not placer.placing
+
+
 async def test_being_turned_away_travels(path: Path) -> None:
     """Code, message and time to come again reach the worker, at once or after waiting."""
     hub = hub_of_one(queue_requests_max=1)

@@ -38,6 +38,15 @@ class _Answer(_Counted):
     choices: list[Raw] | None = None
 
 
+class _Choice(msgspec.Struct):
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _Choices(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
 class _Error(msgspec.Struct):
     error: Raw = ABSENT
 
@@ -50,6 +59,8 @@ class _ErrorCode(msgspec.Struct):
 _FINISHED = re.compile(
     rb'"finish_reason"\s*:\s*"|"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{'
 )
+_SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # there may be a choice besides the first
+_decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
@@ -123,9 +134,12 @@ class OpenAI:
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By a reason to finish, of one choice at least; what SGLang 0.5.23 sends behind it (openai/serving_chat.py)
-        may be more than the tail holds. Or by an error."""
-        if b'"finish_reason":"' in tail or _FINISHED.search(tail):  # the former is as engines write it, and quick
+        """By a reason to finish, of one choice at least and of all that the tail has something of; what SGLang 0.5.23
+        sends behind it (openai/serving_chat.py) may be more than the tail holds. Or by an error."""
+        finished = b'"finish_reason":"' in tail or _FINISHED.search(
+            tail
+        )  # the former is as engines write it, and quick
+        if finished and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
             for data in sse.payloads_backwards(tail):
@@ -160,6 +174,22 @@ class OpenAI:
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
         """As vLLM reports a failure in a stream; no [DONE] behind it, which would look like a good end."""
         return b"data: " + self.error(status, code, message) + b"\n\n"
+
+
+def _goes_on(tail: bytes) -> bool:
+    """Whether one of several choices said something and, in what is here, no reason to finish behind it. SGLang sends
+    hidden states behind that."""
+    if not _SECOND.search(tail):
+        return False
+    finished: set[int] = set()
+    for data in sse.payloads_backwards(tail):
+        event = wire.decoded(_decode_choices, data) if b'"hidden_states"' not in data else None
+        for choice in event.choices if event is not None else ():
+            if choice.finish_reason:
+                finished.add(choice.index)
+            elif choice.index not in finished:
+                return True
+    return False
 
 
 _ERROR_TYPES = {
