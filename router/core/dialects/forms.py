@@ -62,4 +62,4 @@ def _is_model(head: bytes) -> bool:
 
 
 def _odd(why: str) -> BadBody:
-    return BadBody("invalid_form", f"Which model this form means could be read in two ways: {why}.")
+    return BadBody("invalid_model", f"Which model this form means could be read in two ways: {why}.")
