@@ -155,6 +155,8 @@ class Proxy:
             outcome = _outcome(question, answer, relay)
         finally:
             self._upstream.done(answer)
+            if outcome.ending is Ending.CLIENT_LEFT and relay is not None:
+                outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events)  # what it has got counts against its rate
             self._finish(lease, outcome, relay, record)
 
     async def _relay(self, answer: Answer, relay: Relay, lease: Placed, record: RequestRecord) -> bool:
