@@ -233,7 +233,8 @@ def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome
         if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
         return Outcome(Ending.OK, question.dialect.stream_usage(relay.tail), relay.events)
-    return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+    seen = answer.head if relay is None else relay.tail  # of what is too long to be held the end, where usage stands
+    return Outcome(Ending.OK, question.dialect.usage(seen))
 
 
 def _broken(dialect: Dialect, tail: bytes) -> bytes:

@@ -261,6 +261,19 @@ async def test_who_leaves_before_the_end_has_used_what_it_got(client: ClientSess
             assert int(response.headers["Retry-After"]) > 60
 
 
+async def test_long_answers_count(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
+    """An answer too long to be held counts by the usage at its end, not by one that is part of what was said."""
+    ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
+    said = json.dumps('"usage":{"prompt_tokens":1,"completion_tokens":1}' * 5_000)
+    usage = '{"prompt_tokens": 10, "completion_tokens": 3000}'
+    async with running(engine, limits__held_answer_bytes_max=4_096, **ring.settings) as app:
+        engine.script.append(status(200, f'{{"choices": [{{"message": {{"content": {said}}}}}], "usage": {usage}}}'))
+        async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
+            assert len(await response.read()) > len(said)
+        async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
+            assert response.status == 429
+
+
 async def test_engines_tell_tenants_no_addresses(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
     """An engine that redirects names itself: that is for who may see receipts. What it would redirect for a slash too
     many does not reach it."""
