@@ -24,9 +24,7 @@ def _quotes_nobody(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-log.addFilter(
-    _quotes_nobody
-)  # a logger's filter is asked about what is logged with it, and this one is aiohttp's alone
+log.addFilter(_quotes_nobody)  # for what is logged with it: by aiohttp's server, and nobody else
 
 
 async def listen(

@@ -155,6 +155,8 @@ class Proxy:
             outcome = _outcome(question, answer, relay)
         finally:
             self._upstream.done(answer)
+            if outcome.ending is Ending.CLIENT_LEFT and relay is not None:
+                outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events)  # what it has got counts against its rate
             self._finish(lease, outcome, relay, record)
 
     async def _relay(self, answer: Answer, relay: Relay, lease: Placed, record: RequestRecord) -> bool:
@@ -231,7 +233,8 @@ def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome
         if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
         return Outcome(Ending.OK, question.dialect.stream_usage(relay.tail), relay.events)
-    return Outcome(Ending.OK, question.dialect.usage(answer.head) if answer.whole else None)
+    seen = answer.head if relay is None else relay.tail  # of what is too long to be held the end, where usage stands
+    return Outcome(Ending.OK, question.dialect.usage(seen))
 
 
 def _broken(dialect: Dialect, tail: bytes) -> bytes:

@@ -49,6 +49,9 @@ ODD = {
     "something behind": form(PLAIN) + form(MODEL + b"n"),
     "no end": form(PLAIN).replace(b"--b--\r\n", b""),
     "not UTF-8": form(MODEL + b"\xff"),
+    "no head": form(b"\r\n\r\nx", PLAIN),
+    "a long head": form(b"A: b\r\n" * 2_000 + PLAIN),
+    "many parts": form(*[FILE] * 300, PLAIN),
     "empty": b"",
     "JSON": b'{"model":"m"}',
 }

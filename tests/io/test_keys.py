@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, FormData
+from aiohttp import ClientSession, FormData, web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.app import App
 from router.core.facts import Priority
 from router.placing import ResponseOwners, UnknownResponse, Wanted
-from tests.fakes import FakeEngine, running, settings, status
+from tests.fakes import FakeEngine, events, idle, running, settings, status
 from tests.keyring import ADMIN, Keyring, bearer
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -233,6 +233,45 @@ async def test_receipts_are_for_operators(client: ClientSession, engine: FakeEng
                     assert "x-warmroute-request-id" in told
                     assert (len(told) > 1) == (setting or tenant == "ours")
                     assert str(engine.port) not in str(response.headers) or len(told) > 1
+
+
+async def test_who_leaves_before_the_end_has_used_what_it_got(client: ClientSession, tmp_path: Path) -> None:
+    """A stream that its client leaves just before its end counts against the rate with every event that came."""
+    ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
+
+    async def long(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(30):
+            await response.write(events()[0] * 100)
+        await engine.go_on.wait()
+        return response
+
+    async with FakeEngine() as engine, running(engine, **ring.settings) as app:
+        engine.script.append(long)
+        async with client.post(app.url + CHAT, json=BODY | {"stream": True}, headers=ring.of("acme")) as response:
+            came = 0
+            while came < 2_900:
+                came += (await response.content.readany()).count(b"\n\n")
+            response.close()
+        while not idle(app):
+            await asyncio.sleep(0.01)
+        async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) > 60
+
+
+async def test_long_answers_count(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
+    """An answer too long to be held counts by the usage at its end, not by one that is part of what was said."""
+    ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
+    said = json.dumps('"usage":{"prompt_tokens":1,"completion_tokens":1}' * 5_000)
+    usage = '{"prompt_tokens": 10, "completion_tokens": 3000}'
+    async with running(engine, limits__held_answer_bytes_max=4_096, **ring.settings) as app:
+        engine.script.append(status(200, f'{{"choices": [{{"message": {{"content": {said}}}}}], "usage": {usage}}}'))
+        async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
+            assert len(await response.read()) > len(said)
+        async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
+            assert response.status == 429
 
 
 async def test_engines_tell_tenants_no_addresses(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:

@@ -8,9 +8,11 @@ can read otherwise, which is how the usual clients write one.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from router.core.dialects.base import BadBody
+
+PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # of a form; of a part
 
 _TYPE = re.compile(rb"multipart/form-data; ?boundary=(?:([\w.'+/=-]{1,70})|\"([\w.'+/=-]{1,70})\")", re.IGNORECASE)
 _LINE = re.compile(rb"([\w-]+):[ \t]*([^\r\n]*)")
@@ -27,7 +29,9 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
     if typed is None:
         raise _odd("its content-type has more than a boundary, or none")
     delimiter = b"--" + (typed[1] or typed[2])
-    at = [found.start() for found in re.finditer(re.escape(delimiter), body)]
+    at = [found.start() for found in islice(re.finditer(re.escape(delimiter), body), PARTS_MAX + 2)]
+    if len(at) > PARTS_MAX + 1:
+        raise _odd("it has too many parts")
     if not at or at[0] or body[at[-1] + len(delimiter) :] not in (b"--", b"--\r\n"):
         raise _odd("it does not begin or end with its boundary")
     models = []
@@ -35,9 +39,11 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
         part = body[start + len(delimiter) : end]
         if not part.startswith(b"\r\n") or not part.endswith(b"\r\n"):
             raise _odd("a boundary is not on a line of its own")
-        head, _, value = part[2:].partition(b"\r\n\r\n")
-        if _is_model(head):
-            models.append(value[:-2])
+        blank = part.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+        if blank < 2:
+            raise _odd("a part has no head, or too long a one")
+        if _is_model(part[2:blank]):
+            models.append(part[blank + 4 : -2])
     if len(models) > 1:
         raise _odd("it has more than one field 'model'")
     try:
@@ -62,4 +68,4 @@ def _is_model(head: bytes) -> bool:
 
 
 def _odd(why: str) -> BadBody:
-    return BadBody("invalid_form", f"Which model this form means could be read in two ways: {why}.")
+    return BadBody("invalid_model", f"Which model this form means could be read in two ways: {why}.")
