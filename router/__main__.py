@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return demo(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "check-config":
-        return _check(options.file)
+        return _check(options)
     if options.command == "make-key":
         return _make_key(options)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
@@ -76,9 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
     )
     serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
-    serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key")
-    check = commands.add_parser("check-config", help="say what is wrong with a settings file")
+    check = commands.add_parser("check-config", help="say what is wrong with a settings file and the environment")
     check.add_argument("file", type=Path)
+    for command in (serve, check):
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
+        )
     _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
     commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
     return parser
@@ -123,21 +126,27 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "routing.policy": options.policy,
         "tokens.sources": options.tokenizer,
     }
-    overrides = {key: value for key, value in flags.items() if value is not None}
-    for assignment in options.set:
-        key, equals, value = assignment.partition("=")
+    return {key: value for key, value in flags.items() if value is not None} | _assignments(options.set)
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """What `--set` said. Raises SettingsError."""
+    assigned = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
         if not equals:
-            raise SettingsError([f"--set {assignment}: KEY=VALUE is expected"])
-        overrides[key] = value
-    return overrides
+            raise SettingsError([f"--set {text}: KEY=VALUE is expected"])
+        assigned[key] = value
+    return assigned
 
 
-def _check(file: Path) -> int:
+def _check(options: argparse.Namespace) -> int:
+    """What `serve` would make of this file here: a secret may well be in the environment, and so may a mistake."""
     try:
-        load(file)
+        load(options.file, os.environ, _assignments(options.set))
     except SettingsError as error:
         return _complain(error)
-    print(f"{file}: fine")
+    print(f"{options.file}: fine")
     return 0
 
 

@@ -285,7 +285,7 @@ class Edge:
         return page
 
     def _refuse(self, request: Request, refusal: Refusal | BadRequest, caller: Caller = ANYBODY) -> None:
-        record = RequestRecord(id=request_id(request), route="other", tenant=caller.name)
+        record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
         refuse(request, record, refusal, spoken_on(request.path))
         self._placer.report(record)
 

@@ -48,7 +48,7 @@ def load(
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError as error:
-            problems.append(f"'{key}': {error}" + ("" if key in SECRETS else f", not {raw!r}"))
+            problems.append(f"'{key}': {error}" + ("" if key in SECRETS else f"; it is {raw!r}"))
     settings: Settings = _build(Settings, "", values)
     problems += _check(settings)
     if problems:

@@ -1,3 +1,4 @@
+import os
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -25,3 +26,10 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
     """A client that leaves bodies as they come."""
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         yield session
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment without the sizes of tests, which commands would take for settings."""
+    for key in [key for key in os.environ if key.startswith("WARMROUTE_")]:
+        monkeypatch.delenv(key)

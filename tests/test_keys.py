@@ -152,6 +152,7 @@ def test_keys_have_256_random_bits() -> None:
     assert all(len(set(column)) > 5 for column in zip(*[each[:42] for each in made], strict=True))
 
 
+@pytest.mark.usefixtures("bare_environment")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -185,6 +186,7 @@ def test_settings_without_which_it_would_be_open(
     assert "short-secret" not in wrote
 
 
+@pytest.mark.usefixtures("bare_environment")
 def test_settings_that_are_safe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its token the admin listener may be anywhere; with its secret tenants may be isolated."""
     load(tmp_path, [GOOD])
@@ -201,3 +203,24 @@ def test_settings_that_are_safe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / "warmroute.yaml"
     file.write_bytes(msgspec.json.encode(settings))
     assert main(["check-config", str(file)]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_check_config_sees_what_serve_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the environment and `--set` give is not missing in the file, and mistakes in them are named."""
+    load(tmp_path, [GOOD])
+    file = tmp_path / "warmroute.yaml"
+    file.write_text("auth: {isolate: true}")
+    keys = ["--set", f"auth.keys_file={tmp_path / 'keys.yaml'}"]
+    assert main(["check-config", str(file), *keys]) == 2
+    assert "'auth.secret'" in capsys.readouterr().err
+    monkeypatch.setenv("WARMROUTE_AUTH_SECRET", SECRET)
+    assert main(["check-config", str(file), *keys]) == 0, capsys.readouterr().err
+    monkeypatch.setenv("WARMROUTE_AUTH_SECRETS", SECRET)
+    assert main(["check-config", str(file), "--set", "auth.isolate"]) == 2
+    assert main(["check-config", str(file), *keys]) == 2
+    said = capsys.readouterr().err
+    assert "--set auth.isolate: KEY=VALUE is expected" in said
+    assert "'WARMROUTE_AUTH_SECRETS'" in said

@@ -63,6 +63,7 @@ async def test_who_gets_in(client: ClientSession, engine: FakeEngine, ring: Keyr
                     assert kind in said
                     assert (said.get("error") or said)["code"] == "invalid_api_key"
         assert len(engine.seen) == len(good)
+        assert all(record.at_s > 1e9 for record in app.hub.pages.decisions)  # who is turned away came at some time too
 
 
 async def test_the_key_is_looked_at_before_the_body(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:

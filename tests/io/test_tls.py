@@ -292,6 +292,7 @@ async def test_replicas(files: Files, engine: FakeEngine, client: ClientSession,
         assert len(engine.seen) == 1
 
 
+@pytest.mark.usefixtures("bare_environment")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -329,6 +330,7 @@ def _inner(overrides: dict[str, str]) -> list[str]:
     return [f"{key.split('.')[1]}: {value}" for key, value in overrides.items()]
 
 
+@pytest.mark.usefixtures("bare_environment")
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_the_command(workers: int, files: Files, engine: FakeEngine) -> None:
     """`warmroute serve` with a certificate says https and serves that, with one process and with several; whoever does
