@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from math import ceil
 
 from router.attempts import Attempts, judge_of
@@ -41,9 +40,6 @@ DRAINED = "drained"  # cut when the router ended
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
 ID_CHARS_MAX = 128
 DETAIL_CHARS_MAX = 300
-
-_ID_PREFIX = secrets.token_hex(8)  # of this process
-_id_numbers = count(secrets.randbits(32))
 
 
 class Proxy:
@@ -267,7 +263,7 @@ def request_id(request: Request) -> str:
     given = request.header(b"x-request-id")
     if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
         return given
-    return f"{_ID_PREFIX}{next(_id_numbers):016x}"
+    return secrets.token_hex(16)  # not to be guessed: engines refuse an id that is under way
 
 
 def _route(path: str) -> str:
