@@ -10,7 +10,7 @@ run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
 
 test: $(VENV)/.dev  ## the test suite, with coverage of the core
-	$(BIN)/python -m pytest --cov=router.core --cov-report=term --cov-fail-under=95 $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov=router.core --cov-report=term --cov-fail-under=95 $(ARGS)
 
 check: $(VENV)/.dev  ## lint, types, floors
 	$(BIN)/ruff check .

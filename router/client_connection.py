@@ -302,6 +302,11 @@ class Client(asyncio.Protocol):
         return self._request is not None or bool(self._waiting) or self.unread_bytes > 0
 
     @property
+    def new(self) -> bool:
+        """No request has come yet."""
+        return not self._receiver.requests and not self.busy
+
+    @property
     def idle(self) -> bool:
         """Nothing is being read or answered."""
         return self._request is None and self._receiver.stage == BETWEEN

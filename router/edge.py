@@ -192,7 +192,7 @@ class Edge:
             admin_token=secret.read(s.admin.token, s.admin.token_file),
             api_key=secret.read(s.upstream.api_key, s.upstream.api_key_file),
         )
-        self._budget = RetryBudget(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
+        self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self.proxy = Proxy(
             self._placer,
             self.reader,

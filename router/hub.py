@@ -299,6 +299,7 @@ class Hub:
         for id_ in self.router.fleet.same_server(replica):
             if self.router.observe_health(id_, False, "connection refused", proof=True):
                 self.router.forget(id_)
+                self._prober.hurry(id_)
                 fields = {"replica": id_, "why": "connection refused"}
                 log.warning("replica does not answer as it should", extra={"fields": fields})
         self._lost(replica)
@@ -378,6 +379,7 @@ class Hub:
             for task in self._watching.pop(id_):
                 task.cancel()
             self.metrics.left(id_)
+            self._prober.left(id_)
             self._grades.pop(id_, None)
             self.left(id_)
         for id_ in joined:

@@ -16,6 +16,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count, takewhile
 from typing import TypeVar
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MODELS_MAX = 1_024  # rows of a models page that are read
+SOON_ROUNDS = 8  # at four times the pace, after a replica has begun to refuse connections
 PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
 
 
@@ -84,6 +86,8 @@ class Prober:
         self._page_bytes_max = page_bytes_max
         self._kv_tokens_max = kv_tokens_max
         self._session = pages.session(api_key, timeout_s, tls)
+        self._soon: dict[str, int] = {}  # rounds at four times the pace, by replica
+        self._wakes: dict[str, asyncio.Event] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -91,7 +95,7 @@ class Prober:
 
     async def watch(self, replica: str) -> None:
         """Probe one replica until cancelled. Rounds are spread, so that a fleet is not asked all at once."""
-        rounds = 0
+        rounds, wake = 0, self._wakes.setdefault(replica, asyncio.Event())
         while True:
             try:
                 await self.probe(replica, models=self._unknown(replica) or rounds % self._models_rounds == 0)
@@ -100,7 +104,23 @@ class Prober:
                 for rank in self._ranks(replica):
                     self._heard(rank, ok=False, proof=False, why="the router cannot read its pages")
             rounds += 1
-            await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets
+            self._soon[replica] = soon = max(0, self._soon.get(replica, 0) - 1)
+            interval_s = self._interval_s / 4 if soon else self._interval_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s * random.uniform(0.9, 1.1)):  # noqa: S311 - spread, not secrets
+                    await wake.wait()
+            wake.clear()
+
+    def hurry(self, replica: str) -> None:
+        """It has begun to refuse connections: whoever was only restarted is soon back."""
+        self._soon[replica] = SOON_ROUNDS
+        if replica in self._wakes:
+            self._wakes[replica].set()
+
+    def left(self, replica: str) -> None:
+        """It is no replica any more."""
+        self._soon.pop(replica, None)
+        self._wakes.pop(replica, None)
 
     async def probe(self, replica: str, *, models: bool) -> None:
         """One round: of all ranks of the server if this is its first, else of none."""
@@ -147,6 +167,7 @@ class Prober:
         if proof:
             if flipped:
                 self._router.forget(replica)
+                self._soon[replica] = SOON_ROUNDS
             self._on_lost(replica)
 
     async def _models(self, server: str) -> list[ServedModel]:

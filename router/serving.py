@@ -26,6 +26,7 @@ ACCEPT_S = 1.0  # that the last of the kernel's queue may take
 LOOKED_AT_ONCE_MAX = 256  # connections, in one turn of the loop
 CLOSED_AT_ONCE_MAX = 16  # likewise: to say why takes some 50 us
 LATE_S = 0.1  # after which connections without a request are closed by `drain`: one may be on its way
+NEW_S = 1.0  # likewise, those on which none has come yet: who connects wants to ask
 LOOK_S = 0.02  # between two looks of `drain`
 BACKLOG = 1_024
 
@@ -151,7 +152,7 @@ class Server:
                 self.closed[why] += 1
                 closed += 1
                 client.expire(why)
-            elif self._draining and client.idle and not client.busy:
+            elif self._draining and client.idle and not client.busy and not client.new:
                 client.close()
         if clients:
             self._sweeper = self.loop.call_soon(self._look, clients)
@@ -174,9 +175,12 @@ class Server:
         if self.clients or self._shaking:
             await asyncio.sleep(LATE_S)
         for client in list(self.clients):
-            if client.idle and not client.busy:
+            if client.idle and not client.busy and not client.new:
                 client.close()
-        while any(client.busy for client in self.clients):  # noqa: ASYNC110 - at the end of a process, and short
+        until_s = self.loop.time() + NEW_S - LATE_S
+        while any(  # noqa: ASYNC110 - at the end of a process, and short
+            client.busy or (client.new and self.loop.time() < until_s) for client in self.clients
+        ):
             await asyncio.sleep(LOOK_S)
 
     async def _accept_last(self, listener: asyncio.Server | Acceptor) -> None:

@@ -50,6 +50,12 @@ class RetryBudget:
     tokens: float = STOCK
     _at_s: float | None = None  # the clock may have begun anywhere
 
+    @classmethod
+    def full(cls, ratio: float, floor_per_s: float) -> RetryBudget:
+        """One that has saved all it can: replicas may fail in the first second too, and a fleet that fails as a whole
+        is not asked again anyway (standing.py)."""
+        return cls(ratio, floor_per_s, max(STOCK, floor_per_s * 10))
+
     def deposit(self) -> None:
         """A request came in."""
         self.tokens = min(self.tokens + self.ratio, max(STOCK, self.floor_per_s * 10))

@@ -10,8 +10,8 @@ Usually everybody, which costs one look. A member is guarded, and looked at more
 Whoever is guarded gives way to any that is not. Where nobody is left but members with open breakers, all of them are
 candidates again (panic): to be refused for certain is worse than to be refused perhaps. So an outage of the whole
 fleet is over with the first answer. That holds for a request's first attempt; a second one on a replica that fails
-as well would only double the work of a fleet that is down. Only rests are kept in any case, and the client is told
-when they end.
+at everything would only double the work of a fleet that is down. Only rests are kept in any case, and the client is
+told when they end.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from router.core.fleet import Fleet
 from router.core.member import Lease, Member
 
 SLOW_START_LEASES = 4
+ALIVE_S = 1.0  # who gave an answer so lately does not fail at everything
 
 
 class Standing:
@@ -41,7 +42,7 @@ class Standing:
 
     def allowed(self, members: list[Member], now_s: float, *, retry: bool = False) -> list[Member]:
         """Of these, who may be sent a request: somebody, if there is anybody; but nobody if it is a `retry` and all of
-        them fail. Raises Shed when all rest."""
+        them fail at everything. Raises Shed when all rest."""
         self._forget(now_s)
         guarded = self._fleet.guarded
         if not members or not any(m.id in guarded for m in members):
@@ -54,7 +55,7 @@ class Standing:
         free = [m for m in trusted if m.id not in guarded or len(m.leases) < self._leases_max(m, now_s)]
         if not trusted:
             if retry:
-                awake = [m for m in awake if m.breaker.worth_a_retry()]
+                awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.alive_s < ALIVE_S]
             self.panics += bool(awake)
         return free or trusted or awake
 
