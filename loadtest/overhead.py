@@ -133,7 +133,7 @@ class Bench:
             if name == "slow_reader":
                 row = await extra.slow_reader(address, process.pid, self.replicas, plan.rate_per_s)
             else:
-                row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S)
+                row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S, self._plan.rounds)
         told()
         return [replace(row, replicas=len(self.urls))]
 

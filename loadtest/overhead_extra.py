@@ -18,8 +18,10 @@ import os
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import uvloop
 
@@ -137,15 +139,20 @@ async def _read_all(client: socket.socket) -> int:
 # Prompts of 8 MB
 
 
-async def long_prompts(address: Address, folder: Path, seconds_s: float) -> Row:
-    """The row; `got` is the p99 of /healthz in ms. Raises LoadError, ProcessError."""
-    times_s, done, errors = await health_beside_long_prompts(address, folder, seconds_s)
-    p99_ms = 1e3 * (percentile(times_s, 99) or 0.0)
+async def long_prompts(address: Address, folder: Path, seconds_s: float, rounds: int) -> Row:
+    """The row; `got` is the p99 of /healthz in ms, the median of the rounds. Raises LoadError, ProcessError."""
+    p99s_ms, done, errors = list[float](), 0, Counter[str]()
+    for _ in range(rounds):
+        times_s, answered, failed = await health_beside_long_prompts(address, folder, seconds_s)
+        p99s_ms.append(1e3 * (percentile(times_s, 99) or 0.0))
+        done += answered
+        errors += Counter(failed)
+    p99_ms = median(p99s_ms)
     return Row(
         workload="long_prompts",
         requests=done,
-        errors=sum(errors.values()),
-        errors_by_kind=errors,
+        errors=errors.total(),
+        errors_by_kind=dict(errors),
         goal=f"/healthz p99 < {HEALTH_P99_MAX_MS:g} ms beside {PROMPTS} prompts of {PROMPT_BYTES / 1e6:g} MB",
         expected=HEALTH_P99_MAX_MS,
         got=round(p99_ms, 2),
