@@ -237,3 +237,37 @@ def _place_and_check(router: Router, open_: list[Lease], now_s: float) -> None:
         return
     open_.append(lease)
     assert lease.replica in (allowed or {m.id for m in awake})
+
+
+def fail(router: Router, id_: str, now_s: float, times: int, ending: Ending = Ending.FAILED) -> None:
+    """So many requests of this replica end so."""
+    for _ in range(times):
+        router.finish(place(router, now_s, only=id_), Outcome(ending), now_s)
+
+
+def test_a_fleet_that_is_down_is_not_asked_twice() -> None:
+    """With all breakers open a first attempt is made, a retry is not; but one that answered within the last second, or
+    that could only not be reached in time, is worth one."""
+    router, retry = router_of(IDS), frozenset(IDS[:1])
+    for id_ in IDS:
+        fail(router, id_, 100.0, BREAKER_FAILURES)
+    assert place(router, 100.5).replica in IDS
+    with pytest.raises(NoReplica):
+        place(router, 100.5, exclude=retry)
+    router.fleet.members[IDS[1]].alive_s = 100.0
+    assert place(router, 100.5, exclude=retry).replica == IDS[1]
+    router = router_of(IDS)
+    for id_, ending in zip(IDS, (Ending.FAILED, Ending.FAILED, Ending.UNREACHED), strict=True):
+        fail(router, id_, 100.0, BREAKER_FAILURES, ending)
+    assert place(router, 100.5, exclude=retry).replica == IDS[2]
+    fail(router, IDS[2], 100.5, 1)  # reached, and it failed
+    with pytest.raises(NoReplica):
+        place(router, 100.6, exclude=retry)
+
+
+def test_a_retry_goes_to_whoever_has_not_just_failed() -> None:
+    """A replica with a failure to its name gives way to one without, before any breaker opens."""
+    router = router_of(IDS)
+    fail(router, IDS[1], 100.0, 1)
+    assert {place(router, 100.1, exclude=frozenset(IDS[:1])).replica for _ in range(10)} == {IDS[2]}
+    assert place(router, 100.1, exclude=frozenset((IDS[0], IDS[2]))).replica == IDS[1]
