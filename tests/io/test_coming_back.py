@@ -93,3 +93,16 @@ async def test_health_checks_of_all_time_out(client: ClientSession) -> None:
         one.shy = False
         await until(lambda: app.router.fleet.ready())
         assert {await ask(client, app.url, f"{n}") for n in range(5)} == {(200, one.url)}
+
+
+async def test_who_refuses_is_looked_at_again_at_once(
+    client: ClientSession, engine: FakeEngine, other: FakeEngine
+) -> None:
+    """A replica that refuses a request is asked for its health then, and not at the next round an hour later."""
+    async with running(engine, other, routing__policy="round_robin") as app:
+        await engine.stop()
+        while engine.url in {member.id for member in app.router.fleet.ready()}:
+            assert await ask(client, app.url) == (200, other.url)
+        async with FakeEngine(port=engine.port):
+            app.hub._prober.hurry(engine.url)
+            await until(lambda: engine.url in {member.id for member in app.router.fleet.ready()})

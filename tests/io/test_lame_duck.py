@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import aiohttp
+import pytest
 from aiohttp import ClientSession
 
 from tests.fakes import FakeEngine, half_then_waits, mute, running
@@ -126,3 +127,22 @@ async def test_a_second_signal_does_not_wait(client: ClientSession, engine: Fake
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     assert (await asked[0]).status == 503
+
+
+async def test_who_has_just_connected_may_ask(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
+    """A connection on which nothing has come yet is not closed under the request that is on its way; one that has had
+    its answer is."""
+    monkeypatch.setattr("router.serving.LATE_S", 0.01)
+    page = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with running(engine) as app:
+        host, port = app.url.removeprefix("http://").split(":")
+        (new, asks), (old, asked) = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        asked.write(page)
+        assert (await old.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        draining = asyncio.create_task(app.edge._server.drain())
+        assert await old.read() == b""
+        asks.write(page)
+        assert (await new.read()).startswith(b"HTTP/1.1 200")
+        await draining
+        for writer in (asks, asked):
+            writer.close()
