@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects import OPENAI, PATHS, BadBody, spoken_on
@@ -117,6 +117,8 @@ def test_a_whole_stream_says_so(path: str, dialect: Dialect) -> None:
     assert dialect.ended(b"".join(whole)) is dialect.ended(b"".join(whole[:last])) is Ending.OK
     for count in range(last):
         assert dialect.ended(b"".join(whole[:count])) is None
+    torn = b"".join(whole[:last]).rstrip()[:-3]
+    assert dialect.ended(torn) is None
     said = json.dumps({"delta": {"content": '"finish_reason":"stop","stop_reason":"x","type":"response.completed"'}})
     assert dialect.ended(b"".join(whole[:1]) + f"data: {said}\n\n".encode()) is None
 
@@ -135,6 +137,7 @@ def test_an_error_ends_a_stream(path: str, dialect: Dialect) -> None:
 
 @ROWS
 @given(data=st.binary(max_size=200))
+@example(data=b'"finish_reason":"')
 @settings(deadline=None, max_examples=30)
 def test_noise_ends_nothing(path: str, dialect: Dialect, data: bytes) -> None:
     """Whatever the last bytes are, nothing raises, and noise is no end."""

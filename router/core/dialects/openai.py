@@ -55,9 +55,10 @@ class _ErrorCode(msgspec.Struct):
     code: int | str | None = None
 
 
-# Within strings quotes are escaped, so this finds fields, whole events or not.
-_FINISHED = re.compile(
-    rb'"finish_reason"\s*:\s*"|"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{'
+# Within strings quotes are escaped, so these find fields, of events whose beginning is cut off too; their end is not.
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"\w+"[^\r\n]*[\r\n]')
+_BEHIND = re.compile(  # what SGLang 0.5.23 (openai/serving_chat.py) sends behind it may be all that the tail holds
+    rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
 )
 _SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # there may be a choice besides the first
 _decode_choices = msgspec.json.Decoder(_Choices).decode
@@ -134,12 +135,8 @@ class OpenAI:
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By a reason to finish, of one choice at least and of all that the tail has something of; what SGLang 0.5.23
-        sends behind it (openai/serving_chat.py) may be more than the tail holds. Or by an error."""
-        finished = b'"finish_reason":"' in tail or _FINISHED.search(
-            tail
-        )  # the former is as engines write it, and quick
-        if finished and not _goes_on(tail):
+        """By a reason to finish, of one choice at least and of all that the tail has something of. Or by an error."""
+        if (_FINISHED.search(tail) or _BEHIND.search(tail)) and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
             for data in sse.payloads_backwards(tail):

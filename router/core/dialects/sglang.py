@@ -88,7 +88,8 @@ _decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
 # meta_info at the end of an event whose beginning is cut off: objects in it hold none themselves.
 _META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
 _ABORT = b'"abort"'
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*[{"]')
+# A reason in an event that is there to its end.
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"\w+"|\{\s*")[^\r\n]*[\r\n]')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
