@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format setup test-events test-engines test-node clean
+.PHONY: run test check format setup test-events test-engines test-node test-k8s test-supply clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -36,8 +36,16 @@ test-node: $(VENV)/.dev  ## the official clients for Node.js against streams tha
 	cd tests/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error
 	$(BIN)/python -m pytest tests/node $(ARGS)
 
+test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Prometheus and schemas, no cluster
+	$(BIN)/python -m tests.k8s.install
+	$(BIN)/python -m pytest tests/k8s --timeout=600 $(ARGS)
+
+test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images
+	$(BIN)/python -m tests.supply.install
+	$(BIN)/python -m pytest tests/supply --timeout=900 $(ARGS)
+
 clean:
-	rm -rf tests/node/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .venv-k8s .venv-supply tests/node/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'

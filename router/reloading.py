@@ -44,6 +44,9 @@ LIVE = frozenset(
 # Sockets, processes, and what is built once: the index, tokenizers, sessions of probes, followers of events.
 FIXED = frozenset(
     (
+        "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
+        "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
+        "discovery.replicas_max",
         "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
         "listen.hub_timeout_s", "admin.allow_python_parser",
         "auth.secret", "auth.secret_file", "auth.tenants_max",
@@ -57,6 +60,7 @@ FIXED = frozenset(
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
         "log.format",
+        "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
     )
 )  # fmt: skip
 # Empty or not, they decide how things are built: whether there is TLS, whether there are keys.

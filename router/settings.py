@@ -31,6 +31,48 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class DiscoverySettings:
+    """Where replicas come from, besides `replicas`."""
+
+    source: str = "static"
+    """`static`: `replicas` alone; `kubernetes`: pods, from the API server; `dns`: addresses of a headless Service."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces of the pods; empty: the one that the router runs in."""
+    selector: str = ""
+    """Label selector of the pods, such as `app=vllm`. Needed with `kubernetes`: no pod is taken by accident."""
+    port: str = ""
+    """Port of the engines, by number or by the container port's name; a pod's annotation `warmroute/port` goes before.
+    Empty: the container port named `http`, else the only one. With `dns` a number."""
+    scheme: str = "http"
+    """`http`, or `https` where engines have certificates."""
+    kubeconfig: str = ""
+    """File that says where the API server is and who we are; empty: the pod's own service account."""
+    dns_name: str = ""
+    """Name of a headless Service, such as `vllm.default.svc.cluster.local`. Needed with `dns`."""
+    dns_interval_s: Seconds = 2.0
+    """Seconds between two questions to DNS. Answers say neither when they change nor who is about to go."""
+    resync_s: Seconds = 300.0
+    """Seconds after which pods are listed anew though the watch seems well: what a watch lost is found then."""
+    replicas_max: Positive = 1_024
+    """Replicas that discovery may bring; beyond it none is added, and the log says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """OpenTelemetry traces. Needs the extra `tracing`."""
+
+    endpoint: str = ""
+    """Where spans are sent, by OTLP over HTTP: `http://collector:4318/v1/traces`. Empty: no tracing, and none of its
+    cost; `traceparent` of clients is passed on all the same."""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """Part of the requests without a `traceparent` of their own that are traced; with one, the client decides."""
+    service_name: str = "warmroute"
+    """Name of this service in traces."""
+    queue_spans_max: Positive = 8_192
+    """Spans that wait to be sent; beyond it the newest are dropped, and counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListenSettings:
     """Where the router listens."""
 
@@ -321,6 +363,8 @@ class Settings:
 
     replicas: tuple[str, ...] = ()
     """Base URLs of the engines, such as http://10.0.0.1:8000."""
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    """Where replicas come from, besides `replicas`."""
     listen: ListenSettings = field(default_factory=ListenSettings)
     """Where the router listens."""
     admin: AdminSettings = field(default_factory=AdminSettings)
@@ -345,6 +389,8 @@ class Settings:
     """What clients may ask for."""
     log: LogSettings = field(default_factory=LogSettings)
     """What is logged."""
+    tracing: TracingSettings = field(default_factory=TracingSettings)
+    """OpenTelemetry traces."""
 
 
 def field_keys() -> dict[str, Any]:

@@ -8,7 +8,7 @@ which runs the more often the more is made, does not count them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -65,6 +65,11 @@ class Replica:
     """
 
     id: str
+    instance: str = ""  # of the engine that is there now; another one at the same address holds nothing of the first's
+    name: str = ""  # what people call it: `namespace/pod`
+    node: str = ""  # the machine that it runs on
+    events: str = ""  # where it publishes KV events, if discovery knows: tcp://10.0.0.1:5557
+    replay: str = ""  # likewise, and only with `events`
 
     @property
     def url(self) -> str:
@@ -79,7 +84,7 @@ class Replica:
 
     def of_rank(self, rank: int) -> Replica:
         """One rank of this server."""
-        return Replica(f"{self.url}{RANK_MARK}{rank}")
+        return replace(self, id=f"{self.url}{RANK_MARK}{rank}")
 
 
 @dataclass(frozen=True, slots=True)

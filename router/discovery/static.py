@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from router.core.facts import Replica
+from router.discovery import Status
 
 
 class StaticDiscovery:
     """Yields the set of both, and again whenever it changes."""
+
+    source = "static"
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._urls = frozenset(url.rstrip("/") for url in urls)
@@ -33,6 +36,10 @@ class StaticDiscovery:
         """These from now on, in the place of those of the settings."""
         self._urls = frozenset(url.rstrip("/") for url in urls)
         self._changed.set()
+
+    def status(self) -> Status:
+        """Always true: what is listed is what there is."""
+        return Status(fresh=True, replicas=len(self._urls | self.added))
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
         """The complete set, and again whenever it changes."""
