@@ -143,7 +143,7 @@ class ApiServer:
         loop, query = asyncio.get_running_loop(), request.query
         end_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
         bookmark_s = loop.time() + self.bookmark_s
-        while loop.time() < end_s:
+        while self.stalled or loop.time() < end_s:
             if not self.stalled:
                 try:
                     events = list(self.store.events(namespace, query.get("labelSelector", ""), behind))
