@@ -67,19 +67,19 @@ class MemoryApi:
         self.mode, self.slow_s, self.repeating = "well", 0.0, 0.0
         self.recovered.set()
         self.recovered = asyncio.Event()
-        heal_s = WATCH_MAX_S if self.lost else 0.0
+        dead, deaf = False, set(self.lost)
         for watch in self.watches:
             watch.dropping = False
             fate = self.random.choice(["reset", "buffered", "dead"])
             if watch.namespace in self.lost and fate == "reset":
                 watch.broken = True
+                deaf.discard(watch.namespace)
             if not watch.stalled:
                 continue
             watch.stalled, watch.broken = fate == "dead", fate == "reset"
-            if watch.stalled:
-                heal_s = WATCH_MAX_S
+            dead |= watch.stalled
         self.poke()
-        return heal_s
+        return WATCH_MAX_S if dead or deaf else 0.0
 
     async def close(self) -> None:
         """Nothing is kept."""

@@ -36,6 +36,7 @@ class History(Pods):
         self.discovery = KubernetesDiscovery(settings, self.api, Random(seed))
         self.views: list[set[tuple[str, str, str]]] = []
         self.calm = True  # nothing is wrong that could hold up an event
+        self.hanging = False  # nor a request
         self.tally: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -67,7 +68,7 @@ class History(Pods):
         status = self.discovery.status()
         assert status.fresh, status
         assert status.replicas == len(self.views[-1])
-        self.calm = True
+        self.calm, self.hanging = True, False
 
     def check(self, when: str) -> None:
         """Whether the view is the truth."""
@@ -139,11 +140,13 @@ class History(Pods):
             await asyncio.sleep(13.0)
         given = len(self.views)
         self.busy(3)
-        away_s = self.random.choice([0.5, 0.5, 12.0] + [600.0] * (self.random.random() < 0.05))
+        self.hanging |= self.api.mode == "stalled"
+        long_s = 12.0 if self.hanging else 3.0  # until even a list that hangs is given up
+        away_s = 600.0 if self.random.random() < 0.02 else self.random.choice([0.5, long_s])
         await asyncio.sleep(away_s)
         assert len(self.views) == given, "the view has changed while nobody could know"
         status = self.discovery.status()
-        if away_s >= 12.0:
+        if away_s >= long_s:
             assert not status.fresh
             assert status.stale_s > 0
             assert status.errors
