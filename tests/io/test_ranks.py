@@ -264,7 +264,9 @@ class Sets:
             self.closed = True
 
 
-async def test_who_leaves_is_not_held_up(engine: FakeEngine, other: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_is_not_held_up(
+    engine: FakeEngine, other: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A replica that leaves is gone at once, though another one joins that does not answer; that one joins when it has
     been waited for, and those that come meanwhile do not wait for it."""
     monkeypatch.setattr("router.ranks.SETTLE_S", 3_600.0)
