@@ -30,6 +30,7 @@ from router.tls import listener_problems, replica_problems
 
 ENV_PREFIX = "WARMROUTE_"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
+TEXTS_OR_NUMBERS = ("discovery.port",)  # names, which may be numbers: YAML makes those of them
 
 
 def load(
@@ -47,6 +48,8 @@ def load(
             problems.append(f"unknown setting '{key}'{_nearest(key, keys)}")
     values = {}
     for key, raw in flat.items():
+        if key in TEXTS_OR_NUMBERS and type(raw) is int:
+            raw = str(raw)  # noqa: PLW2901 - as it was written
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError as error:

@@ -17,6 +17,7 @@ from router.failures import ReplicaLost
 from router.probe import Prober
 from router.ranks import Ranks, expand
 from router.upstream import RANK_HEADER, Upstream
+from tests.discovered import Told
 from tests.fakes import FakeEngine, mute
 
 METRICS = """\
@@ -244,26 +245,6 @@ class Hung(FakeEngine):
         return await super()._sources(request)
 
 
-class Sets:
-    """A discovery that says what it is told to."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[frozenset[Replica]] = asyncio.Queue()
-        self.closed = False
-
-    def say(self, *replicas: Replica) -> None:
-        """A complete set."""
-        self.queue.put_nowait(frozenset(replicas))
-
-    async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """See Discovery."""
-        try:
-            while True:
-                yield await self.queue.get()
-        finally:
-            self.closed = True
-
-
 async def test_who_leaves_is_not_held_up(
     engine: FakeEngine, other: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +252,7 @@ async def test_who_leaves_is_not_held_up(
     been waited for, and those that come meanwhile do not wait for it."""
     monkeypatch.setattr("router.ranks.SETTLE_S", 3_600.0)
     seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
-    sets = Sets()
+    sets = Told()
     async with Hung() as hung:
         found = seldom.follow(sets.watch())
         sets.say(Replica(engine.url), Replica(other.url))
@@ -289,14 +270,14 @@ async def test_who_leaves_is_not_held_up(
         assert {each.id for each in await anext(found)} == {engine.url, f"{hung.url}#dp0", f"{hung.url}#dp1"}
         await found.aclose()  # type: ignore[attr-defined]
     await seldom.close()
-    assert sets.closed
+    assert sets.closed == 1
 
 
 async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
     """What was known of a former engine at an address is asked of the next at once; ranks keep what discovery knows. An
     instance that becomes known is no other engine."""
     seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
-    sets = Sets()
+    sets = Told()
     found = seldom.follow(sets.watch())
     sets.say(Replica(engine.url))
     assert len(await anext(found)) == 1
