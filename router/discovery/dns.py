@@ -92,7 +92,10 @@ class DnsDiscovery:
         await asyncio.wait({answer}, timeout=ANSWER_S)
         if not answer.done():
             self._failed(f"no answer for {ANSWER_S:.0f} s")
-        return await answer
+        said = await answer
+        if isinstance(said, OSError):
+            raise said
+        return said
 
     def _learn(self, addresses: list[str]) -> None:
         self._good_s = self._clock()
@@ -138,24 +141,25 @@ def _getaddrinfo(name: str, family: socket.AddressFamily) -> Iterable[str]:
     return [str(address[0]) for *_, address in socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)]
 
 
-def _in_thread(ask: Callable[[], list[str]]) -> asyncio.Future[list[str]]:
+def _in_thread(ask: Callable[[], list[str]]) -> asyncio.Future[list[str] | OSError]:
+    """A failure is returned, as nobody may be there any more to catch it."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[str]] = loop.create_future()
+    answer: asyncio.Future[list[str] | OSError] = loop.create_future()
 
-    def settle(addresses: list[str], error: Exception | None) -> None:
+    def settle(said: list[str] | OSError) -> None:
         if not answer.done():  # else nobody waits any more
-            answer.set_exception(error) if error is not None else answer.set_result(addresses)
+            answer.set_result(said)
 
     def run() -> None:
-        addresses, failed = [], None
+        said: list[str] | OSError
         try:
-            addresses = ask()
+            said = ask()
         except OSError as error:
-            failed = error
+            said = error
         except Exception as error:  # a name that is none by IDNA's rules: UnicodeError
-            failed = OSError(str(error))
+            said = OSError(str(error))
         with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, addresses, failed)
+            loop.call_soon_threadsafe(settle, said)
 
     threading.Thread(target=run, name="dns", daemon=True).start()
     return answer
