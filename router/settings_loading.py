@@ -49,7 +49,7 @@ def load(
     values = {}
     for key, raw in flat.items():
         if key in TEXTS_OR_NUMBERS and type(raw) is int:
-            raw = str(raw)  # noqa: PLW2901 - as it was written
+            raw = str(raw)
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.facts import Ending, Grade, Load, Replica, ServedModel, Usage

@@ -60,13 +60,20 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
                 async with client.post(app.url + CHAT, json=body()) as response:
                     assert (predicted(response) > 0) is expected
                     await response.read()
+            first.script.extend([half_then_waits] * 2)  # on two connections
+            both = [await client.post(app.url + CHAT, json=body()) for _ in range(2)]
+            first.go_on.set()
+            for stream in both:
+                await stream.read()
+            first.go_on.clear()
+            first.at_work.clear()
             (server,) = app.edge.upstream._servers.values()
-            assert server._free
+            await until(lambda: len(server._free) == 2)
             first.script.append(half_then_waits)
             stream = await client.post(app.url + CHAT, json=body())
             await first.at_work.wait()
             member = app.router.fleet.members[first.url]
-            assert len(member.leases) == 1
+            assert (len(member.leases), len(server._free)) == (1, 1)
             told.say(Replica(first.url, "uid-2", "ns/b"))
             await until(lambda: app.router.fleet.members.get(first.url) not in (None, member))
             assert not server._free
@@ -219,10 +226,9 @@ async def test_comings_and_goings_are_logged(told: Told, caplog: pytest.LogCaptu
 async def test_readiness_without_a_list(client: ClientSession, told: Told, caplog: pytest.LogCaptureFixture) -> None:
     """With nothing but a source that has not spoken the router is not ready, and does not complain that nothing is
     configured; with a replica of the settings it does not wait for the source."""
+    source = {"discovery__source": "dns", "discovery__dns_name": "vllm.svc", "discovery__port": 8000}
     async with FakeEngine() as engine:
-        async with App(
-            settings(discovery__source="dns", discovery__dns_name="vllm.svc", discovery__port="8000")
-        ) as app:
+        async with App(settings(**source)) as app:
             assert not app.hub.discovered.is_set()
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 503
