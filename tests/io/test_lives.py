@@ -110,6 +110,8 @@ async def test_two_engines_one_after_the_other(client: ClientSession, told: Told
                 told.say(Replica(second.url, "uid-2", "ns/renamed", "node-7"))
                 await until(lambda: app.router.fleet.members[second.url].replica.name)
                 assert app.router.fleet.ready(), "other facts of the same engine change nothing else"
+                assert app.hub._events is not None
+                assert app.hub._events._followers[second.url].replica.name == "ns/renamed"
                 async with client.post(app.url + CHAT, json={**body(), "model": "other"}) as response:
                     assert predicted(response) > 0
                     await response.read()
