@@ -40,7 +40,7 @@ from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
 from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts
-from router.settings import DiscoverySettings, Settings
+from router.settings import DiscoverySettings, Settings, SettingsError
 from router.tokens import Asker
 from router.trust import Trust
 
@@ -418,13 +418,16 @@ class Hub:
 
 
 def _source(s: DiscoverySettings) -> Discovery | None:
-    """What finds replicas besides those that are listed; None: nothing does."""
+    """What finds replicas besides those that are listed; None: nothing does. Raises SettingsError."""
     if s.source == DnsDiscovery.source:
         return DnsDiscovery(s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s)
     if s.source == "kubernetes":
         from router.discovery.kubernetes import KubernetesDiscovery  # of an extra, and heavy
 
-        return KubernetesDiscovery(s)
+        try:
+            return KubernetesDiscovery(s)
+        except ValueError as error:  # what a kubeconfig holds, or that there is none and we are in no pod
+            raise SettingsError([str(error)]) from error
     return None
 
 

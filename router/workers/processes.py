@@ -55,8 +55,8 @@ def main() -> int:
     work = _hub(spec) if spec.worker is None else _worker(spec, spec.worker)
     try:
         run(work)
-    except OSError as error:
-        print(f"warmroute: {error.strerror or error}", file=sys.stderr)
+    except (OSError, SettingsError) as error:
+        print(f"warmroute: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 1
     finally:
         if spec.worker is None and _abandoned():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import types
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from router.app import App
 from router.core.facts import Replica
 from router.discovery import Status
 from router.failures import ReplicaLeft
+from router.settings import SettingsError
 from router.upstream import Upstream
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, half_then_waits, idle, settings
@@ -244,3 +247,18 @@ async def test_readiness_without_a_list(client: ClientSession, told: Told, caplo
             await until(app.router.fleet.ready)
         async with App(settings()):
             assert "no replicas are configured" in caplog.text
+
+
+async def test_a_source_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of its settings ends the start, as any other problem of theirs does."""
+
+    class Refuses:
+        def __init__(self, _: object) -> None:
+            raise ValueError("discovery.namespaces: is needed outside of a pod")
+
+    module = types.ModuleType("router.discovery.kubernetes")
+    module.KubernetesDiscovery = Refuses  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(SettingsError, match="is needed outside of a pod"):
+        async with App(settings(discovery__source="kubernetes", discovery__selector="app=vllm")):
+            pass
