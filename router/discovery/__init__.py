@@ -1,6 +1,7 @@
 """Where replicas come from. A discovery yields *complete sets*; one place (Fleet.replace) does the only diff.
 
-To add one: a file here with a class that has `watch`, a line in app.py (see CONTRIBUTING.md).
+together.py makes one of all. To add one: a file here with a class that has `source`, `watch` and `status`, its name in
+SOURCES, and a line in hub.py (see CONTRIBUTING.md).
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ def urls(replicas: frozenset[Replica]) -> set[str]:
 
 
 async def test_every_address_is_a_replica(sets: Any) -> None:
-    """All addresses of the name, whatever their order or number; a set is yielded when it is another, and only then."""
-    resolver = Resolver(["10.0.0.2", "10.0.0.1", "10.0.0.2"])
+    """All addresses of the name, whatever their order or number, but for those of a link, as metadata services have; a
+    set is yielded when it is another, and only then."""
+    resolver = Resolver(["10.0.0.2", "169.254.169.254", "10.0.0.1", "10.0.0.2"])
     found = sets(discovery(resolver))
     assert urls(await anext(found)) == {"http://10.0.0.1:8000", "http://10.0.0.2:8000"}
     coming = asyncio.ensure_future(anext(found))
