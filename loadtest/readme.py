@@ -127,8 +127,15 @@ def _exercised_metrics() -> Metrics:
     held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
     streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
+    fresh = {"fresh": 1.0, "stale_s": 0.0, "errors": 0.0, "replicas": 1.0}
     metrics = Metrics(
-        router, lambda: 1, lambda: 0.0, lambda: streams, lambda: {"encoded": 1}, connections=lambda: connections
+        router,
+        lambda: 1,
+        lambda: 0.0,
+        lambda: streams,
+        lambda: {"encoded": 1},
+        connections=lambda: connections,
+        discoveries=lambda: {"static": fresh},
     )
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)

@@ -187,6 +187,8 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
                 await asyncio.sleep(reloader.settings.listen.lame_duck_s)
     except asyncio.CancelledError:
         return 130
+    except SettingsError as error:
+        return _complain(error)
     except OSError as error:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.machinery
 import inspect
 import json
 from pathlib import Path
@@ -208,3 +209,65 @@ def test_settings_cannot_be_changed() -> None:
         settings.listen.port = 5  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.replicas = ()  # type: ignore[misc]
+
+
+DNS = {"discovery__source": "dns", "discovery__dns_name": "vllm.default.svc", "discovery__port": "8000"}
+PODS = {"discovery__source": "kubernetes", "discovery__selector": "app=vllm"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"discovery__source": "kubernets"}, "the nearest is 'kubernetes'"),
+        ({"discovery__scheme": "grpc"}, "neither http nor https"),
+        (DNS | {"discovery__dns_name": ""}, "'discovery.dns_name': is needed"),
+        (DNS | {"discovery__dns_name": "vllm..svc"}, "is not a name"),
+        (DNS | {"discovery__dns_name": "http://vllm"}, "is not a name"),
+        (DNS | {"discovery__dns_name": "a" * 64}, "is not a name"),
+        (DNS | {"discovery__dns_name": "a." * 127 + "a"}, "is not a name"),
+        (DNS | {"discovery__port": "http"}, "a number is needed; it is 'http'"),
+        (DNS | {"discovery__port": ""}, "a number is needed"),
+        (DNS | {"discovery__port": "65536"}, "neither a port number nor"),
+        (DNS | {"discovery__dns_interval_s": 0}, "discovery.dns_interval_s"),
+        (PODS | {"discovery__selector": " "}, "'discovery.selector': is needed"),
+        (PODS | {"discovery__port": "Http"}, "nor the name of a container port"),
+        (PODS | {"discovery__port": "kv--events"}, "nor the name of a container port"),
+        (PODS | {"discovery__port": "a-name-too-long1"}, "nor the name of a container port"),
+        (PODS | {"discovery__namespaces": "default,Prod"}, "'Prod' is not the name of a namespace"),
+        (PODS | {"discovery__namespaces": "a,a"}, "a namespace is given twice"),
+        (PODS | {"discovery__kubeconfig": "/nowhere/config"}, "/nowhere/config: No such file"),
+    ],
+)
+def test_a_discovery_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
+    """Every mistake that can be seen without asking anybody is told before anything runs, and says which setting."""
+    found = problems(**given)
+    assert any(said in problem and problem.startswith("'discovery.") for problem in found), found
+    assert len(found) == (2 if given.get("discovery__port") == "65536" else 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        DNS,
+        DNS | {"discovery__dns_name": "_http._tcp.vllm.default.svc.cluster.local."},
+        DNS | {"discovery__dns_name": "localhost", "discovery__port": 8000},
+        PODS,
+        PODS | {"discovery__port": "http-api", "discovery__namespaces": "a,b-2", "discovery__scheme": "https"},
+    ],
+)
+def test_a_discovery_that_makes_sense_is_taken(given: dict[str, Any]) -> None:
+    """Ports are names or numbers, which YAML reads as numbers."""
+    settings = load(overrides={key.replace("__", "."): value for key, value in given.items()})
+    assert settings.discovery.port == str(given.get("discovery__port", ""))
+
+
+@pytest.mark.parametrize("places", [None, ["/nowhere/kubernetes"]])
+def test_kubernetes_needs_its_extra(places: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the official client, or with one that has no asyncio side yet, the problem says what to install; any
+    other source needs neither."""
+    client = importlib.machinery.ModuleSpec("kubernetes", None, is_package=True)
+    client.submodule_search_locations = places
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: client if places else None)
+    (problem,) = problems(**PODS)
+    assert "pip install 'warmroute[kubernetes]'" in problem
+    load(overrides={key.replace("__", "."): value for key, value in DNS.items()})

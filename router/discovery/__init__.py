@@ -1,6 +1,7 @@
 """Where replicas come from. A discovery yields *complete sets*; one place (Fleet.replace) does the only diff.
 
-To add one: a file here with a class that has `watch`, a line in app.py (see CONTRIBUTING.md).
+together.py makes one of all. To add one: a file here with a class that has `source`, `watch` and `status`, its name in
+SOURCES, and a line in hub.py (see CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ class Status:
     stale_s: float = 0.0  # for so many seconds
     errors: int = 0  # times that its source failed, since the start
     replicas: int = 0  # in the view
+
+
+SOURCES = ("static", "kubernetes", "dns")
 
 
 class Discovery(Protocol):

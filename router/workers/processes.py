@@ -55,8 +55,8 @@ def main() -> int:
     work = _hub(spec) if spec.worker is None else _worker(spec, spec.worker)
     try:
         run(work)
-    except OSError as error:
-        print(f"warmroute: {error.strerror or error}", file=sys.stderr)
+    except (OSError, SettingsError) as error:
+        print(f"warmroute: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 1
     finally:
         if spec.worker is None and _abandoned():
@@ -164,6 +164,10 @@ async def _hub(spec: Spec) -> None:
         orders.follow(do)
         _ready()
         probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(orders.stop.wait())
+        # Workers that know replicas from the hub before this one must not be told that there are none.
+        discovering = asyncio.create_task(hub.discovered.wait())
+        await asyncio.wait((discovering, stopping), return_when=asyncio.FIRST_COMPLETED)
+        discovering.cancel()
         await asyncio.wait((probing, stopping), timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
