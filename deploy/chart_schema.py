@@ -54,7 +54,7 @@ def many(item: Schema) -> Schema:
     return {"type": "array", "items": item}
 
 
-def closed(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+def closed(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
     """An object with these keys and no other."""
     need = {"required": list(required)} if required else {}
     return {"type": "object", "additionalProperties": False, "properties": properties} | need

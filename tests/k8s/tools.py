@@ -53,3 +53,36 @@ def template(*options: str | Path, release: str = RELEASE, chart: Path = CHART) 
 def documents(text: str) -> list[Document]:
     """Every YAML document that is not empty."""
     return [document for document in yaml.safe_load_all(text) if document]
+
+
+def example(name: str) -> Path:
+    """A values file of the chart's examples."""
+    return CHART / "examples" / f"{name}.yaml"
+
+
+# Values files: what is not one is the sidecar, a pod to copy from.
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar")
+
+
+def only(found: list[Document], kind: str) -> Document:
+    """The one object of a kind."""
+    (document,) = (document for document in found if document["kind"] == kind)
+    return document
+
+
+def settings_text(found: list[Document]) -> str:
+    """The settings file that the routers start with."""
+    texts = [document["data"]["warmroute.yaml"] for document in found if "warmroute.yaml" in document.get("data", {})]
+    assert len(texts) == 1
+    return str(texts[0])
+
+
+def pod_specs(found: list[Document]) -> list[Document]:
+    """The spec of every pod that the objects make."""
+    specs = [document["spec"] for document in found if document["kind"] == "Pod"]
+    return specs + [document["spec"]["template"]["spec"] for document in found if document["kind"] == "Deployment"]
+
+
+def containers(spec: Document) -> list[Document]:
+    """All containers of a pod."""
+    return [*spec.get("initContainers", []), *spec["containers"]]
