@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -157,6 +158,14 @@ def test_lint() -> None:
         done = helm("lint", "--strict", CHART, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "WARNING" not in done.stdout
+
+
+def test_the_package_is_the_chart(rendered: dict[str, list[Document]], tmp_path: Path) -> None:
+    """What `helm package` makes, as a release does, renders what the folder renders."""
+    done = helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob(f"warmroute-{router.__version__}.tgz")
+    assert by_name(template("--values", example("vllm"), chart=package)) == by_name(rendered["vllm"])
 
 
 def test_kubectl_reads_it(rendered: dict[str, list[Document]]) -> None:
