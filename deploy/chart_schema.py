@@ -116,6 +116,7 @@ def pod() -> dict[str, Schema]:
         ),
         "imagePullSecrets": many(closed(("name",), name=NAME)),
         "resources": closed(requests=OF_KUBERNETES, limits=OF_KUBERNETES, claims=many(OF_KUBERNETES)),
+        "runAsUser": {"oneOf": [{"type": "null"}, whole(1)]},
         "podLabels": OF_USER,
         "podAnnotations": OF_USER,
         "extraEnv": many(closed(("name",), name=TEXT, value=TEXT, valueFrom=OF_KUBERNETES)),

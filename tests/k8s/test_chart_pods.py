@@ -130,6 +130,13 @@ def test_pods_are_restricted(name: str, everything: dict[str, list[Document]]) -
         assert spec["enableServiceLinks"] is False or name == "sidecar"
 
 
+def test_a_user_of_the_platforms_choice() -> None:
+    """Without a user of ours, as OpenShift wants it, pods are still restricted."""
+    for spec in pod_specs(template("--values", example("vllm"), "--set", "runAsUser=null")):
+        assert restricted(spec) == []
+        assert "runAsUser" not in spec["securityContext"] | spec["containers"][0]["securityContext"]
+
+
 def test_the_restricted_check_can_fail() -> None:
     """A pod that says nothing of itself is not restricted."""
     assert {*restricted({"containers": [{"name": "a"}]})} == {"privileges", "root", "seccomp", "capabilities"}

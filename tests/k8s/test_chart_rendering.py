@@ -76,12 +76,12 @@ def by_name(found: list[Document]) -> dict[tuple[str, str, str], Document]:
 
 @pytest.fixture(scope="module")
 def with_all(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    """Every object that the chart can make, with rules and a dashboard of our own where the chart has none yet."""
+    """Every object that the chart can make, with rules and a dashboard that look like templates."""
     chart = tmp_path_factory.mktemp("chart") / "warmroute"
     shutil.copytree(CHART, chart)
     (chart / "files" / "rules.yaml").write_text(yaml.safe_dump(RULES))
     (chart / "files" / "dashboards").mkdir(exist_ok=True)
-    (chart / "files" / "dashboards" / "overview.json").write_text('{"title": "{{ not a template }}"}')
+    (chart / "files" / "dashboards" / "odd.json").write_text('{"title": "{{ not a template }}"}')
     on = ("prometheusRule", "grafanaDashboards", "ingress", "autoscaling", "metricsService")
     return template(
         *("--values", example("secured"), "--set-json", 'ingress.hosts=["llm.example.com"]'),
@@ -132,9 +132,17 @@ def test_custom_resources_have_their_structure(with_all: list[Document]) -> None
 
 def test_dashboards_are_left_as_they_are(with_all: list[Document]) -> None:
     """A dashboard comes to Grafana's sidecar as its file says, templates of its own included."""
-    (overview,) = (d for d in with_all if d["metadata"]["name"].endswith("-dashboard-overview"))
-    assert overview["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(overview["data"]["warmroute-overview.json"]) == {"title": "{{ not a template }}"}
+    (odd,) = (document for document in with_all if document["metadata"]["name"].endswith("-dashboard-odd"))
+    assert odd["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(odd["data"]["warmroute-odd.json"]) == {"title": "{{ not a template }}"}
+
+
+def test_every_dashboard_of_the_chart_is_there(rendered: dict[str, list[Document]]) -> None:
+    """Each file of `files/dashboards` is a ConfigMap of its own, equal to the file."""
+    files = {path.name: json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").glob("*.json")}
+    found = [d["data"] for d in rendered["secured"] if "grafana_dashboard" in d["metadata"]["labels"]]
+    shown = {name: json.loads(text) for data in found for name, text in data.items()}
+    assert shown == {f"warmroute-{name}": content for name, content in files.items()}
 
 
 def test_nothing_of_custom_resources_by_default(rendered: dict[str, list[Document]]) -> None:

@@ -88,6 +88,11 @@ WRONG: dict[str, tuple[str, str]] = {
         "config: {discovery: {source: static}, replicas: ['http://a:8000']}",
         "networkPolicy.engines is needed with source static",
     ),
+    "replicas behind a closed network": (
+        "config: {replicas: ['http://a:8000']}",
+        "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds",
+    ),
+    "root": ("runAsUser: 0", "at '/runAsUser': 'oneOf' failed"),
     "a secret in the open": (
         "config: {admin: {token: aaaaaaaaaaaaaaaaaaaa}}",
         "config.admin.token would be in a ConfigMap for all to read: put it into a Secret and name that in adminToken",

@@ -36,6 +36,9 @@
     {{- $p = append $p "networkPolicy.engines is needed with source static: peers, such as [{podSelector: {matchLabels: {app: vllm}}}]" -}}
   {{- end -}}
 {{- end -}}
+{{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
+  {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}
+{{- end -}}
 {{- $p | toJson -}}
 {{- end -}}
 

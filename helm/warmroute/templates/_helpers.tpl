@@ -64,16 +64,20 @@ capabilities:
   drop: [ALL]
 privileged: false
 readOnlyRootFilesystem: true
-runAsGroup: 65532
 runAsNonRoot: true
-runAsUser: 65532
+{{- with .Values.runAsUser }}
+runAsGroup: {{ int . }}
+runAsUser: {{ int . }}
+{{- end }}
 {{- end -}}
 
 {{- define "warmroute.podSecurity" -}}
-fsGroup: 65532
-runAsGroup: 65532
 runAsNonRoot: true
-runAsUser: 65532
+{{- with .Values.runAsUser }}
+fsGroup: {{ int . }}
+runAsGroup: {{ int . }}
+runAsUser: {{ int . }}
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
