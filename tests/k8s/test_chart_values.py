@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,16 @@ def test_a_typo_on_the_command_line_is_refused() -> None:
     assert "additional properties 'replicaCuont' not allowed" in done.stderr
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_rules_that_are_not_there(tmp_path: Path) -> None:
+    """A copy of the chart that lost its rules says so, instead of installing none."""
+    chart = tmp_path / "warmroute"
+    shutil.copytree(CHART, chart, ignore=shutil.ignore_patterns("rules.yaml"))
+    done = helm("template", RELEASE, chart, "--set", "config.discovery.selector=app=vllm,prometheusRule.enabled=true")
+    assert done.returncode != 0
+    assert "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" in done.stderr
+
+
+def test_every_problem_is_told_at_once() -> None:
     """Two mistakes are two lines of one message."""
     done = helm("template", RELEASE, CHART, "--set", "httpRoute.enabled=true,terminationGracePeriodSeconds=1")
     for message in ("config.discovery.selector is needed", "httpRoute.parentRefs", "would cut streams"):
