@@ -461,8 +461,9 @@ def test_the_notes_give_the_first_curl(name: str) -> None:
     """After an installation stands what to type next, with the names, ports and scheme of this one."""
     done = helm("install", RELEASE, CHART, "--namespace", NAMESPACE, "--dry-run=client", "--values", example(name))
     notes = done.stdout.split("NOTES:\n")[1]
-    assert f"port-forward service/{RELEASE}-warmroute 8000:80" in notes
-    scheme = "https" if name == "secured" else "http"
+    scheme, port = ("https", 443) if name == "secured" else ("http", 80)
+    assert f"port-forward service/{RELEASE}-warmroute 8000:{port}" in notes
+    assert f" {scheme}://{RELEASE}-warmroute.{NAMESPACE}.svc/v1\n" in notes
     assert f"{scheme}://127.0.0.1:8000/v1/chat/completions" in notes
     assert ("$KEY" in notes) is (name == "secured")
     assert f"helm test {RELEASE} -n {NAMESPACE}" in notes
