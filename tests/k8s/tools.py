@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from router.settings import Settings
+from router.settings_loading import load
 from tests.k8s import install
 
 REPO = install.REPO
@@ -20,6 +22,8 @@ HELM = BIN / "helm"
 KUBECTL = BIN / "kubectl"
 TOOL_TIMEOUT_S = 180.0
 RELEASE, NAMESPACE = "llm", "serving"
+# Where a pod has its secrets.
+SECRETS = "/etc/warmroute/secrets"
 
 Document = dict[str, Any]
 
@@ -75,6 +79,13 @@ def settings_text(found: list[Document]) -> str:
     texts = [document["data"]["warmroute.yaml"] for document in found if "warmroute.yaml" in document.get("data", {})]
     assert len(texts) == 1
     return str(texts[0])
+
+
+def settings_of(found: list[Document], secrets: Path) -> Settings:
+    """The settings file as the router reads it, with secrets where this machine has them."""
+    file = secrets / "warmroute.yaml"
+    file.write_text(settings_text(found).replace(SECRETS, str(secrets)), encoding="utf-8")
+    return load(file, {})
 
 
 def pod_specs(found: list[Document]) -> list[Document]:
