@@ -1,0 +1,117 @@
+"""What reaches the chart's pods and what they reach: network policies, Services, monitors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.k8s.tools import EXAMPLES, Document, example, only, settings_of, template
+
+# Selectors as discovery takes them, and what a LabelSelector makes of them.
+SELECTORS = {
+    "app=vllm": [{"key": "app", "operator": "In", "values": ["vllm"]}],
+    "app==vllm, tier != test": [
+        {"key": "app", "operator": "In", "values": ["vllm"]},
+        {"key": "tier", "operator": "NotIn", "values": ["test"]},
+    ],
+    "gpu in (a100, h100),!draining,example.com/ready": [
+        {"key": "gpu", "operator": "In", "values": ["a100", "h100"]},
+        {"key": "draining", "operator": "DoesNotExist"},
+        {"key": "example.com/ready", "operator": "Exists"},
+    ],
+    "gpu notin (t4),app in (vllm)": [
+        {"key": "gpu", "operator": "NotIn", "values": ["t4"]},
+        {"key": "app", "operator": "In", "values": ["vllm"]},
+    ],
+    "intern=,inside=notin": [
+        {"key": "intern", "operator": "In", "values": [""]},
+        {"key": "inside", "operator": "In", "values": ["notin"]},
+    ],
+}
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_selectors_are_understood(selector: str, tmp_path: Path) -> None:
+    """The network policy lets routers reach exactly the pods that discovery selects, where it looks for them."""
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"config": {"discovery": {"selector": selector, "namespaces": ["a", "b"]}}}))
+    (peer,) = only(template("--values", file), "NetworkPolicy")["spec"]["egress"][0]["to"]
+
+    assert peer["podSelector"]["matchExpressions"] == SELECTORS[selector]
+    assert peer["namespaceSelector"]["matchExpressions"] == [
+        {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
+    ]
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "default"])
+def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], secrets: Path) -> None:
+    """In: the main port and metrics. Out: engines, DNS, and the API server where it is asked. By port or by peer."""
+    found = rendered[name]
+    policy, settings = only(found, "NetworkPolicy")["spec"], settings_of(found, secrets)
+    labels = only(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+    metrics = settings.listen.admin_port if settings.admin.token_file else settings.listen.port
+    assert [rule["ports"] for rule in policy["ingress"]] == [
+        [{"port": port, "protocol": "TCP"}] for port in (settings.listen.port, metrics)
+    ]
+    assert policy["ingress"][1]["from"]
+    engines, names, *others = policy["egress"]
+    assert engines["to"]
+    assert {port["port"] for port in names["ports"]} == {53}
+    expected = {443, 6443} if settings.discovery.source == "kubernetes" else set()
+    expected |= {4318} if settings.tracing.endpoint else set()
+    assert {port["port"] for rule in others for port in rule["ports"]} == expected
+
+
+def test_clients_are_narrowed_for_all_but_the_test() -> None:
+    """Where only some may come, the pod of `helm test` still may: it says whether they could."""
+    found = template("--values", example("secured"))
+    peers = only(found, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    test = next(d for d in found if d["kind"] == "Pod")["metadata"]["labels"]
+    assert len(peers) == 2
+    assert peers[1]["podSelector"]["matchLabels"].items() <= test.items()
+
+
+def test_services_select_routers_and_nothing_else(rendered: dict[str, list[Document]]) -> None:
+    """Services, the budget and the monitor select the routers' pods, and never the pod of `helm test`."""
+    found = rendered["secured"]
+    labels = only(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    test = next(d for d in found if d["kind"] == "Pod")["metadata"]["labels"]
+    selectors = [d["spec"]["selector"] for d in found if d["kind"] == "Service"]
+    selectors += [d["spec"]["selector"]["matchLabels"] for d in found if d["kind"] in {"Deployment", "PodMonitor"}]
+    selectors += [d["spec"]["selector"]["matchLabels"] for d in found if d["kind"] == "PodDisruptionBudget"]
+    assert len(selectors) == 4
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= test.items()
+
+
+def test_monitors_ask_with_the_token(rendered: dict[str, list[Document]]) -> None:
+    """With an admin token metrics are scraped from the admin port, with the token; without one from the main port."""
+    (with_token,) = only(rendered["secured"], "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert with_token["port"] == "admin"
+    assert with_token["authorization"]["credentials"] == {"name": "llm-admin-token", "key": "token"}
+
+    plain = template("--values", example("vllm"), "--set", "monitor.enabled=true,monitor.kind=ServiceMonitor")
+    (without,) = only(plain, "ServiceMonitor")["spec"]["endpoints"]
+    assert (without["port"], "authorization" in without) == ("http", False)
+    headless = next(d for d in plain if d["metadata"]["name"].endswith("-metrics"))
+    assert (
+        only(plain, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
+        <= headless["metadata"]["labels"].items()
+    )
+    assert [port["name"] for port in headless["spec"]["ports"]] == ["http"]
+
+
+def test_engines_that_connect_to_the_router() -> None:
+    """With `events.bind` the port is on the pod and the Service, and open to engines alone."""
+    bind = "replicaCount=1,config.events.bind=tcp://0.0.0.0:5557"
+    found = template("--values", example("vllm"), "--set", bind)
+    rule = only(found, "NetworkPolicy")["spec"]["ingress"][2]
+    assert rule["ports"] == [{"port": 5557, "protocol": "TCP"}]
+    assert rule["from"][0]["podSelector"]["matchExpressions"] == SELECTORS["app=vllm"]
+    assert {port["name"] for port in only(found, "Service")["spec"]["ports"]} == {"http", "kv-events"}
