@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ from router.core.trace_context import (
     parse,
     traceparent,
 )
+from router.exchange import say
 from router.moments import Moments, Span, spans_of
 from router.receiving import Request
 from router.tallies import RequestRecord
@@ -47,8 +49,9 @@ PATH = "/v1/traces"  # OTLP's, where the endpoint names none
 FLUSH_S = 2.0  # at the end, for what still waits
 BATCH_SPANS_MAX = 512  # OpenTelemetry's own
 STATE_BYTES_MAX = 4 << 10  # of `tracestate`; 512 must be passed on (section 3.3.1.5)
-WHY_CHARS_MAX = 300
-NOISY = ("opentelemetry", "urllib3")  # their loggers say the same for every batch, URLs included
+NOISY = ("opentelemetry", "urllib3")  # their loggers say the same for every batch, URLs and header values included
+EXPORTS = ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3")
+_PHRASES = frozenset(status.phrase for status in HTTPStatus)
 
 
 def problems(endpoint: str) -> list[str]:
@@ -248,8 +251,7 @@ class _Outgoing:
                     await sent.wait()
         finally:
             self._sending.shutdown()
-            if left := self._put - self._sending.taken:
-                self._full += left
+            if left := self._put - self._sending.sent - self._sending.lost:
                 log.warning("spans are left at the end", extra={"fields": {"spans": left}})
 
 
@@ -263,20 +265,26 @@ class _Sending(logging.Handler):
 
         super().__init__()
         parts = urlsplit(endpoint)
-        self._path = parts.path if parts.path.strip("/") else PATH
+        path = parts.path if parts.path.strip("/") else PATH
         self._collector = parts.netloc
         self._results = SpanExportResult
-        self.taken = self.lost = 0  # spans
+        self.taken = self.sent = self.lost = 0  # spans
         self._why, self._failing, self._shut = "", False, False
         for name in NOISY:
             logging.getLogger(name).addHandler(self)
             logging.getLogger(name).propagate = False
-        self._exporter = OTLPSpanExporter(f"{parts.scheme}://{parts.netloc}{self._path}")
+        self._exporter = OTLPSpanExporter(f"{parts.scheme}://{parts.netloc}{path}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """The last word of the libraries, in case it is the reason of a failure."""
-        if record.levelno >= logging.WARNING:
-            self._why = record.getMessage().replace(self._path, "...")[:WHY_CHARS_MAX]
+        """Of the reason why a batch could not be sent what is safe to tell; of anything else, such as a variable that
+        OpenTelemetry does not understand, the words without the values, which may be a key."""
+        if record.levelno < logging.WARNING:
+            return
+        values = record.args if isinstance(record.args, tuple) else ()
+        if record.name.startswith(EXPORTS):
+            self._why = next(filter(None, map(_safe, values)), self._why)
+        else:
+            log.warning("OpenTelemetry warns", extra={"fields": {"what": record.msg if values else record.name}})
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send one batch. Called by the processor."""
@@ -284,14 +292,16 @@ class _Sending(logging.Handler):
         try:
             result = self._results.FAILURE if self._shut else self._exporter.export(spans)
         except Exception as error:  # it has none of its own
-            self._why, result = type(error).__name__, self._results.FAILURE
+            self._why, result = _safe(error), self._results.FAILURE
         failed = result is not self._results.SUCCESS
         if failed:
             self.lost += len(spans)
+        else:
+            self.sent += len(spans)
         if failed is not self._failing and not self._shut:
             self._failing = failed
             if failed:
-                fields = {"collector": self._collector, "why": self._why}
+                fields = {"collector": self._collector, "why": self._why or "unknown"}
                 log.warning("the collector takes no spans", extra={"fields": fields})
             else:
                 log.info("the collector takes spans again", extra={"fields": {"collector": self._collector}})
@@ -310,3 +320,14 @@ class _Sending(logging.Handler):
             logger = logging.getLogger(name)
             logger.removeHandler(self)
             logger.propagate = not any(isinstance(handler, _Sending) for handler in logger.handlers)
+
+
+def _safe(value: object) -> str:
+    """A status, or the kind of an error; "" for what may be anybody's words."""
+    if isinstance(value, BaseException):
+        while (cause := value.__cause__ or value.__context__) is not None:
+            value = cause
+        return say(value)
+    if isinstance(value, int):
+        return f"status {value}" if 100 <= value < 600 else ""
+    return value if isinstance(value, str) and value in _PHRASES else ""
