@@ -30,6 +30,7 @@ class App:
         try:
             self.edge = Edge(self._settings, self.hub.placer, shared_prompts=self.hub.prompts)
             self.hub.left, self.hub.connections = self.edge.left, self.edge.connections
+            self.hub.spans_dropped = self.edge.spans_dropped
             await self.edge.__aenter__()
         except BaseException:
             await self.hub.__aexit__(None, None, None)

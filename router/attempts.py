@@ -108,6 +108,8 @@ class Attempts:
                 return lease, await self._attempt(question, lease), called_s
             except Failure as failure:
                 record.error = f"{failure.kind}: {failure}"
+                if question.trace is not None:
+                    question.trace.failed(failure.kind, _status_of(failure), self._clock())
                 self._note(lease, failure, tried)
                 said = failure.answer if isinstance(failure, EngineFailed) else None
                 try:
@@ -164,11 +166,14 @@ class Attempts:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
     async def _attempt(self, question: Question, lease: Placed) -> Answer:
-        request, streams = question.request, question.wanted.ask.stream
+        request, streams, trace = question.request, question.wanted.ask.stream, question.trace
+        lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
         hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
         answer = await self._upstream.call(
-            lease.replica, request.method, request.target, question.lines, question.body, hold=hold
+            lease.replica, request.method, request.target, lines, question.body, hold=hold
         )
+        if trace is not None:
+            trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:
             if streams and not answer.whole:
                 _look_at_first(question, answer)
@@ -210,6 +215,13 @@ class Attempts:
         if isinstance(failure, TimedOut):
             return Refusal(504, "timed_out", "The replica did not answer in time.")
         return Refusal(502, "engine_failed", "The replica failed before it answered.")
+
+
+def _status_of(failure: Failure) -> int:
+    """What the engine answered; 0 where it did not."""
+    if isinstance(failure, EngineFailed):
+        return failure.answer.status
+    return failure.status if isinstance(failure, EngineShed) else 0
 
 
 def judge_of(question: Question, answer: Answer) -> Dialect | None:

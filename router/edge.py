@@ -19,7 +19,7 @@ from router.core.health import RetryBudget
 from router.keys import ANYBODY, Caller, Keys
 from router.outbox import Outbox
 from router.patience import ClientLimits
-from router.placing import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, Page, Placer
+from router.placing import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, Page, Placer
 from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
@@ -29,6 +29,7 @@ from router.serving import Server, date_line
 from router.settings import Settings
 from router.tallies import RequestRecord
 from router.tokens import Asker, Tokens
+from router.tracing import Tracer
 from router.upstream import Upstream
 
 RESPONSE_METHODS = ("GET", "DELETE")
@@ -57,6 +58,7 @@ class Edge:
         self._socket = listening
         self._shared_prompts = shared_prompts
         self._prompts: Prompts | None = None  # our own
+        self._tracer: Tracer | None = None
         self._asking_tls: ssl.SSLContext | None = None  # of the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
@@ -157,7 +159,11 @@ class Edge:
         """What is counted here for the hub's metrics, where the hub is in another process."""
         prompts = self._prompts.counts() if self._prompts is not None else {}
         told = {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
-        return told | self.connections()
+        return told | self.connections() | {SPANS_DROPPED: self.spans_dropped()}
+
+    def spans_dropped(self) -> int:
+        """Spans of traces that did not reach the collector."""
+        return self._tracer.dropped if self._tracer is not None else 0
 
     def connections(self) -> dict[str, int]:
         """Clients' connections: how many are open, and how many we closed, by reason."""
@@ -167,6 +173,9 @@ class Edge:
     def _build(self) -> None:
         s = self._settings
         self._outbox = Outbox(asyncio.get_running_loop())
+        if s.tracing.endpoint:
+            self._tracer = _tracer(s)
+            self._stack.push_async_callback(self._tracer.close)  # last: answers that are cut have spans too
         self.upstream = Upstream(
             connect_timeout_s=s.upstream.connect_timeout_s,
             first_byte_timeout_s=s.upstream.first_byte_timeout_s,
@@ -203,6 +212,7 @@ class Edge:
             retries_max=s.upstream.retries_max,
             retry_on_timeout=s.upstream.retry_on_timeout,
             receipts=s.api.receipts,
+            tracer=self._tracer,
         )
         self._inference = frozenset((*PATHS, *s.api.passthrough))
         self._stack.push_async_callback(in_background(self.upstream.watch()))
@@ -301,6 +311,17 @@ class Edge:
             self._placer.report(record)
         for record in ended:
             logs.log_request(record)
+
+
+def _tracer(settings: Settings) -> Tracer:
+    tracing = settings.tracing
+    return Tracer(
+        tracing.endpoint,
+        sample_ratio=tracing.sample_ratio,
+        service_name=tracing.service_name,
+        queue_spans_max=tracing.queue_spans_max,
+        scheme="https" if settings.listen.tls_certificate else "http",
+    )
 
 
 def _client_limits(settings: Settings) -> ClientLimits:

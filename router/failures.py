@@ -92,7 +92,7 @@ class EngineShed(Failure):
 
     def __init__(self, status: int, retry_after_s: float) -> None:
         super().__init__(f"status {status}, for {retry_after_s:.0f} s")
-        self.retry_after_s = retry_after_s
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class Stalled(BrokeMidway):

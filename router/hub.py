@@ -35,7 +35,7 @@ from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
 from router.networks import allowed
 from router.patience import REASONS
-from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
+from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, SPANS_DROPPED, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
@@ -80,6 +80,7 @@ class Hub:
         self._grades: dict[str, Grade] = {}  # as last logged
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
         self.connections: Callable[[], Mapping[str, int]] = dict  # of clients of this process: see `Edge.connections`
+        self.spans_dropped: Callable[[], int] = int  # likewise: see `Edge.spans_dropped`
         self._of_workers: Counter[str] = Counter()  # totals of other processes
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
@@ -142,6 +143,7 @@ class Hub:
             queued=lambda: self.admission.queued(),
             connections=self._connection_figures,
             discoveries=self._discovery_figures,
+            spans_dropped=lambda: self.spans_dropped() + self._of_workers[SPANS_DROPPED],
         )
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)

@@ -88,6 +88,7 @@ class _RequestLine(msgspec.Struct):
     error: str | UnsetType = UNSET
     detail: str | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
 
 
 def _request(at: str, record: RequestRecord) -> _RequestLine:
@@ -111,6 +112,8 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
         line.detail = record.detail
     if record.tenant:
         line.tenant = record.tenant
+    if record.trace_id:
+        line.trace_id = record.trace_id
     return line
 
 

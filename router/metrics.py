@@ -44,11 +44,12 @@ class Metrics:
         queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0),
         connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {}),
         discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
+        spans_dropped: Callable[[], int] = int,
     ) -> None:
         """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
         `lines_dropped`: log lines that nobody took; `queued`: requests that wait for a place by priority, and bytes;
         `connections`: of clients, those open, and those that we closed by reason; `discoveries`: how fresh the view of
-        each source of replicas is."""
+        each source of replicas is; `spans_dropped`: of traces, that did not reach the collector."""
         self._tallies = Tallies()
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
@@ -57,7 +58,7 @@ class Metrics:
         self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
         self.know_tenants = self._tallies.know
-        gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued)
+        gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued, spans_dropped)
         self._read = (gauges, _Connections(connections), _Discoveries(discoveries), _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._tallies), *self._read):
@@ -139,9 +140,10 @@ class _Gauges(Collector):
         tallies: Tallies,
         lines_dropped: Callable[[], int],
         queued: Callable[[], tuple[Mapping[Priority, int], int]],
+        spans_dropped: Callable[[], int],
     ) -> None:
         self._router, self._in_flight, self._clock, self._tallies = router, in_flight, clock, tallies
-        self._lines_dropped, self._queued = lines_dropped, queued
+        self._lines_dropped, self._queued, self._spans_dropped = lines_dropped, queued, spans_dropped
 
     def collect(self) -> Iterable[Metric]:
         """One family after another; every name is always present, so that dashboards find it."""
@@ -163,6 +165,8 @@ class _Gauges(Collector):
         yield _gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         dropped = "Log lines that nobody took from standard error in time."
         yield CounterMetricFamily("warmroute_log_lines_dropped", dropped, value=self._lines_dropped())
+        dropped = "Spans of traces that the collector did not take, or for which the queue was full."
+        yield CounterMetricFamily("warmroute_spans_dropped", dropped, value=self._spans_dropped())
         panics = "Placements on replicas that may not be fit, since no other was left."
         yield CounterMetricFamily("warmroute_panic_placements", panics, value=self._router.standing.panics)
         yield from self._replicas()

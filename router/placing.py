@@ -133,6 +133,7 @@ class Placer(Protocol):
 # What an edge of another process counts for the hub's metrics, by name.
 HUB_LOST = "hub_lost"  # placements without the hub
 LINES_DROPPED = "lines_dropped"  # of its log
+SPANS_DROPPED = "spans_dropped"  # of its traces
 CONNECTIONS = "connections"  # of clients, open
 CLOSED = "closed:"  # and one of patience.REASONS: connections of clients that we closed
 PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids

@@ -25,12 +25,14 @@ from router.core.health import RetryBudget
 from router.exchange import Answer, BrokeMidway
 from router.failures import Stalled
 from router.keys import ANYBODY, Caller
+from router.moments import Moments
 from router.placing import Placed, Placer
 from router.reading import RESPONSES, Question, Reader, Refusal
 from router.receiving import BadRequest, Request
 from router.relay import Relay
 from router.serving import date_line
 from router.tallies import RequestRecord
+from router.tracing import Tracer
 from router.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -57,12 +59,15 @@ class Proxy:
         retries_max: int,
         retry_on_timeout: bool,
         receipts: bool,
+        tracer: Tracer | None = None,
     ) -> None:
+        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are."""
         self._placer = placer
         self._reader = reader
         self._upstream = upstream
         self._report = report
         self._clock = clock
+        self._tracer = tracer
         self._attempts = Attempts(
             placer,
             upstream,
@@ -86,10 +91,11 @@ class Proxy:
         """Answer one request, whatever happens; everything about it is reported once."""
         started_s = self._clock()
         record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
+        trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
         self.in_flight += 1
         self._idle.clear()
         try:
-            await self._serve(request, caller, record, started_s)
+            await self._serve(request, caller, record, started_s, trace)
         except Refusal as refusal:
             refuse(request, record, refusal, spoken_on(request.path))
         except (asyncio.CancelledError, ClientLeft) as error:
@@ -110,6 +116,10 @@ class Proxy:
             if not self.in_flight:
                 self._idle.set()
             record.duration_s = self._clock() - started_s
+            if trace is not None and self._tracer is not None:
+                record.trace_id = f"{trace.trace_id:032x}"
+                trace.tenant = caller.tenant.name if caller.tenant is not None else ""
+                self._tracer.ended(trace, record)
             self._report(record)
 
     async def idle(self) -> None:
@@ -126,8 +136,12 @@ class Proxy:
             record.error, record.detail = DRAINED, self.cut_why
         record.ending = DRAINED
 
-    async def _serve(self, request: Request, caller: Caller, record: RequestRecord, read_s: float) -> None:
+    async def _serve(
+        self, request: Request, caller: Caller, record: RequestRecord, read_s: float, trace: Moments | None
+    ) -> None:
         question = await self._reader.understand(request, record.id, caller)
+        if trace is not None:
+            question.trace, trace.parsed_s = trace, self._clock()
         record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
         lease, answer, called_s = await self._attempts.begin(question, record, read_s)
         outcome = Outcome(Ending.CLIENT_LEFT)

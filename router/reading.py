@@ -25,6 +25,7 @@ from router.core.facts import Ask
 from router.core.models import NoReplica, UnknownModel
 from router.exchange import HOP_HEADERS
 from router.keys import ANYBODY, Caller, Tenant
+from router.moments import Moments
 from router.placing import Placer, Wanted
 from router.receiving import Request
 from router.tokens import Tokens
@@ -65,6 +66,7 @@ class Question:
     wanted: Wanted
     strip_usage: bool
     receipts: bool = True  # whether its caller may be told where the prompt was found
+    trace: Moments | None = None  # of one that is traced
 
     @property
     def stored(self) -> bool:

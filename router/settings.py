@@ -62,8 +62,8 @@ class TracingSettings:
     """OpenTelemetry traces. Needs the extra `tracing`."""
 
     endpoint: str = ""
-    """Where spans are sent, by OTLP over HTTP: `http://collector:4318/v1/traces`. Empty: no tracing, and none of its
-    cost; `traceparent` of clients is passed on all the same."""
+    """Where spans are sent, by OTLP over HTTP: `http://collector:4318`, and `/v1/traces` unless it names a path. Empty:
+    no tracing, and none of its cost; `traceparent` of clients is passed on all the same."""
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
     """Part of the requests without a `traceparent` of their own that are traced; with one, the client decides."""
     service_name: str = "warmroute"

@@ -27,6 +27,7 @@ from router.keys import Keys, KeysError
 from router.networks import allowed_problems
 from router.settings import SECRETS, DiscoverySettings, Settings, SettingsError, field_keys
 from router.tls import listener_problems, replica_problems
+from router.tracing import problems as tracing_problems
 
 ENV_PREFIX = "WARMROUTE_"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
@@ -149,6 +150,7 @@ def _check(settings: Settings) -> list[str]:
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
+    problems += tracing_problems(settings.tracing.endpoint)
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")

@@ -51,6 +51,7 @@ class RequestRecord:
     retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
     tenant: str = ""
     queued_s: float = 0.0  # waited in the router for a place
+    trace_id: str = ""  # of one that is traced
 
 
 class Counter:

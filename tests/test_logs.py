@@ -150,6 +150,13 @@ def test_a_request_as_text() -> None:
     assert style.request(AT_S, FULL).decode() == start + " duration_ms=1234.6" + rest
 
 
+def test_a_traced_request() -> None:
+    """The line of a request that is traced has the trace's id, in both forms."""
+    line = record(trace_id="0af7651916cd43dd8448eb211c80319c")
+    assert json.loads(logs._Json().request(AT_S, line))["trace_id"] == line.trace_id
+    assert logs._Text().request(AT_S, line).endswith(b" trace_id=0af7651916cd43dd8448eb211c80319c")
+
+
 def test_times_follow_the_clock() -> None:
     """Milliseconds are cut, not rounded up into the next second, and a clock may go back."""
     stamps = logs._Stamps("%H:%M:%S")

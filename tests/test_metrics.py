@@ -235,6 +235,13 @@ def test_dropped_log_lines_are_counted() -> None:
     assert b"\nwarmroute_log_lines_dropped_total 7.0\n" in it.page()
 
 
+def test_dropped_spans_are_counted() -> None:
+    """The page says how many spans did not reach the collector, and 0 where nothing is traced."""
+    it = Metrics(router(), lambda: 0, lambda: 0.0, spans_dropped=lambda: 7)
+    assert b"\nwarmroute_spans_dropped_total 7.0\n" in it.page()
+    assert b"\nwarmroute_spans_dropped_total 0.0\n" in Metrics(router(), lambda: 0, lambda: 0.0).page()
+
+
 def test_a_record_crosses_a_process() -> None:
     """A record is the same after a way through MessagePack, candidates and grades included."""
     weighed = Candidate(REPLICAS[0], 1, 2, 3.0, 4.0, 5.0, 6.0, 7, grade=Grade.EXACT)

@@ -22,6 +22,7 @@ from aiohttp import ClientSession, web
 
 from router.core.dialects import PATHS
 from tests.fakes import FakeEngine, Reply, running, status, stream
+from tests.io.collector import Collector
 from tests.keyring import ADMIN, SECRET, Keyring, bearer
 
 CHAT = "/v1/chat/completions"
@@ -123,14 +124,22 @@ def replies() -> list[Reply]:
     ]  # fmt: skip
 
 
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    """Where spans go."""
+    async with Collector() as it:
+        yield it
+
+
 @pytest.mark.parametrize("format_", ["json", "text"])
 async def test_nothing_is_told_of_what_was_said(
-    client: ClientSession, engine: FakeEngine, tmp_path: Path, format_: str
+    client: ClientSession, engine: FakeEngine, collector: Collector, tmp_path: Path, format_: str
 ) -> None:
     """Prompts, system prompts, answers and keys of healthy, failing, odd and aborted requests are nowhere in the log
-    at its most talkative, in metrics, on admin pages, or in errors of the router's own."""
+    at its most talkative, in metrics, traces, on admin pages, or in errors of the router's own."""
     ring = Keyring(tmp_path, acme={}, apart={"isolate": True, "models": ["m"]})
     engine.owned_by = "vllm"
+    traced = {"tracing.endpoint": collector.url, "tracing.sample_ratio": "1"}
     secrets = [PROMPT, SYSTEM, COMPLETION, STRANGER, ADMIN, SECRET, *ring.keys.values()]
     ours: list[str] = []
 
@@ -143,7 +152,7 @@ async def test_nothing_is_told_of_what_was_said(
         if len(engine.seen) == before:
             ours.append(text)
 
-    async with command(engine, ring, **{"log.format": format_}) as app:
+    async with command(engine, ring, **{"log.format": format_}, **traced) as app:
         async with asyncio.timeout(20):
             while (await client.get(f"{app.url}/readyz")).status != 200:
                 await asyncio.sleep(0.02)
@@ -174,10 +183,12 @@ async def test_nothing_is_told_of_what_was_said(
                 assert response.status == 200
                 pages.append(await response.text())
     log = b"".join(app.wrote).decode()
+    spans = b"".join(collector.bodies).decode("latin-1")
+    assert spans.count("POST /v1/completions") > 50
     assert log.count("/v1/completions") > 50
     assert len(ours) > 50
     for secret in secrets:
-        for told in (log, *pages, *ours):
+        for told in (log, spans, *pages, *ours):
             at = told.find(secret)
             assert at < 0, told[max(0, at - 300) : at + 100]
 
