@@ -33,12 +33,13 @@ from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
 from router.networks import allowed
 from router.patience import REASONS
-from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
+from router.placing import CLOSED, CONNECTIONS, CPU_MS, HUB_LOST, LINES_DROPPED, PROMPTS, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
 from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts
 from router.settings import Settings
+from router.stalls import Stalls, with_figures
 from router.tokens import Asker
 from router.trust import Trust
 
@@ -79,6 +80,7 @@ class Hub:
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
         self.connections: Callable[[], Mapping[str, int]] = dict  # of clients of this process: see `Edge.connections`
         self._of_workers: Counter[str] = Counter()  # totals of other processes
+        self._stalls = Stalls()
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.admin_url = ""
@@ -139,6 +141,9 @@ class Hub:
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
             queued=lambda: self.admission.queued(),
             connections=self._connection_figures,
+            stalls=lambda: with_figures(self._stalls.series, self._of_workers),
+            workers_cpu_s=lambda: self._of_workers[CPU_MS] / 1e3,
+            process=True,
         )
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)
@@ -179,6 +184,7 @@ class Hub:
             tls=self._tls,
         )
         self._stack.push_async_callback(self._ranks.close)
+        self._task(self._stalls.watch())
         self._task(self._check())
         self._task(self._admit())
 
@@ -383,6 +389,7 @@ class Hub:
             self._grades.pop(id_, None)
             self.left(id_)
         for id_ in joined:
+            self.metrics.joined(id_)
             work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
             if self._events is not None:
                 work.append(self._events.watch(by_id[id_]))

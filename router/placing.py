@@ -132,6 +132,7 @@ HUB_LOST = "hub_lost"  # placements without the hub
 LINES_DROPPED = "lines_dropped"  # of its log
 CONNECTIONS = "connections"  # of clients, open
 CLOSED = "closed:"  # and one of patience.REASONS: connections of clients that we closed
+CPU_MS = "cpu_ms"  # of its process
 PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids
 
 
