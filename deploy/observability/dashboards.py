@@ -576,8 +576,8 @@ ROUTER = Board(
                     [
                         (
                             (
-                                f"sum by (instance) (rate(warmroute_loop_stall_seconds_count{{{OF}}}{R}) - ignoring (le)"
-                                f" rate(warmroute_loop_stall_seconds_bucket{{{HALF}}}{R}))"
+                                f"sum by (instance) (rate(warmroute_loop_stall_seconds_count{{{OF}}}{R})"
+                                f" - ignoring (le) rate(warmroute_loop_stall_seconds_bucket{{{HALF}}}{R}))"
                             ),
                             POD,
                         )

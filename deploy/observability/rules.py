@@ -209,9 +209,7 @@ ALERTS = (
     ),
     Alert(
         "WarmroutePredictionDrift",
-        f"{rate('warmroute_overpredicted_tokens_total', '30m')} / ({rate('warmroute_overpredicted_tokens_total',"
-        f" '30m')}"
-        f" + {rate('warmroute_cached_tokens_total', '30m')} > 100) > 0.15",
+        f"{OVER} / ({OVER} + {CACHED} > 100) > 0.15",
         "30m", TICKET,
         "Caches hold less than the router believes",
         "{{ $value | humanizePercentage }} of the tokens that {{ $labels.job }} promised to be cached were not.",
