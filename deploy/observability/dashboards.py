@@ -52,7 +52,8 @@ PREDICTED = ratio(
     rate("warmroute_predicted_cached_tokens_total", labels=MODEL), rate("warmroute_prompt_tokens_total", labels=MODEL)
 )
 FAILED = MODEL + ',status=~"5.."'
-ERRORS = ratio(rate("warmroute_requests_total", labels=FAILED), rate("warmroute_requests_total", labels=MODEL))
+ASKED = rate("warmroute_requests_total", labels=MODEL)
+ERRORS = ratio(f"({rate('warmroute_requests_total', labels=FAILED)} or 0 * {ASKED})", ASKED)  # nought is a figure, too
 SHED = f"{rate('warmroute_shed_requests_total', 'code')} / on () group_left () ({rate('warmroute_requests_total')} > 0)"
 HITS = ((None, RED), (0.3, YELLOW), (0.6, GREEN))
 FAILS = ((None, GREEN), (0.001, YELLOW), (0.01, RED))
@@ -628,7 +629,7 @@ ROUTER = Board(
             [
                 Panel(
                     "Client connections",
-                    "Open ones.",
+                    "Open now. Near listen.connections_max, more are turned away.",
                     [(most("warmroute_connections", "instance"), POD)],
                 ),
                 Panel(

@@ -109,7 +109,7 @@ class Scene:
             async def one(number: int) -> int:
                 body = {
                     "model": MODEL,
-                    "max_tokens": 64,
+                    "max_tokens": 1_500,
                     "messages": [{"role": "user", "content": f"{number} " * 2_000}],
                 }
                 async with client.post(self.url + CHAT, json=body, headers=self.headers(tenant)) as response:
