@@ -108,7 +108,7 @@ OVERVIEW = Board(
                 Panel(
                     "Replicas ready",
                     "That some router may send requests to. None: clients get 503; look at the engines first.",
-                    [(f"count(max by (replica) (warmroute_replica_ready{{{OF}}}) == 1) or vector(0)", "ready")],
+                    [(f"sum(max by (replica) (warmroute_replica_ready{{{OF}}}))", "ready")],
                     "short", "stat", colours=((None, RED), (1, GREEN)),
                 ),
             ],

@@ -41,8 +41,9 @@ def told(value: float, unit: str) -> str:
 
 
 def series_of(panel: dict[str, Any], begun_s: float) -> list[Series]:
-    """Its series, the values that are none left out."""
+    """Its series, without values that are none; in a stack without series that are nothing but nought."""
     found = []
+    keep_noughts = not _stacked(panel)
     for target, answer in zip(panel["targets"], panel["answers"], strict=True):
         for each in answer:
             legend = target["legendFormat"]
@@ -50,9 +51,14 @@ def series_of(panel: dict[str, Any], begun_s: float) -> list[Series]:
                 legend = legend.replace("{{" + label + "}}", value)
             points = [(float(at), float(value)) for at, value in each["values"]]
             points = [(at, value) for at, value in points if math.isfinite(value)]
-            if points and any(value for _, value in points):
+            if points and (keep_noughts or any(value for _, value in points)):
                 found.append((legend, [(at - begun_s) / 60 for at, _ in points], [value for _, value in points]))
     return found
+
+
+def _stacked(panel: dict[str, Any]) -> bool:
+    stacking = panel["fieldConfig"]["defaults"].get("custom", {}).get("stacking") or {}
+    return bool(stacking.get("mode") == "normal")
 
 
 def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
@@ -73,7 +79,7 @@ def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
         card = figure.add_axes((left, low, width, high - low), facecolor=CARD)
         card.set_xticks([])
         card.set_yticks([])
-        figure.text(left + 0.006, high - 0.15 / height_in, panel["title"], size=9, weight="medium", va="center")
+        figure.text(left + 0.006, high - 0.15 / height_in, panel["title"], size=9, va="center")
         inner = (left, low, width, high - low)
         (_stat if panel["type"] == "stat" else _curves)(figure, panel, inner, height_in, data)
     return figure
@@ -84,11 +90,7 @@ def _stat(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height_i
     defaults = panel["fieldConfig"]["defaults"]
     shown = series_of(panel, data["begun_s"])
     if not shown:
-        last = [float(each["values"][-1][1]) for answer in panel["answers"] for each in answer]
-        text = told(last[0], defaults["unit"]) if last else "no data"
-        figure.text(
-            left + width / 2, low + height * 0.42, text, size=19, ha="center", va="center", color=NAMED["green"]
-        )
+        figure.text(left + width / 2, low + height * 0.45, "no data", size=14, ha="center", va="center", color=FAINT)
         return
     _, minutes, values = shown[0]
     colour = NAMED["green"]
@@ -109,21 +111,21 @@ def _stat(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height_i
 
 def _curves(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height_in: float, data: Any) -> None:  # noqa: ANN401
     left, low, width, height = place
-    custom, unit = panel["fieldConfig"]["defaults"]["custom"], panel["fieldConfig"]["defaults"]["unit"]
+    unit = panel["fieldConfig"]["defaults"]["unit"]
     shown = series_of(panel, data["begun_s"])
     axes = figure.add_axes(
-        (left + 0.034, low + 0.62 / height_in, width - 0.042, height - 0.95 / height_in), facecolor=CARD
+        (left + 0.034, low + 0.54 / height_in, width - 0.042, height - 0.88 / height_in), facecolor=CARD
     )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(visible=True, color="#2c3235", linewidth=0.5)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: told(value, unit)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} min"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{int(value)}:{round(value * 60) % 60:02d}"))
     axes.locator_params(axis="y", nbins=5)
     axes.locator_params(axis="x", nbins=7)
     axes.tick_params(length=0, labelsize=7.5)
     colours = [COLOURS[n % len(COLOURS)] for n in range(len(shown))]
-    if (custom.get("stacking") or {}).get("mode") == "normal":
+    if _stacked(panel):
         _stack(axes, shown, colours)
     else:
         for (_, minutes, values), colour in zip(shown, colours, strict=True):
@@ -162,7 +164,7 @@ def _legend(
     ranked = sorted(zip(shown, colours, strict=True), key=lambda each: -sum(each[0][2]))[: 2 * columns]
     for number, ((legend, _, values), colour) in enumerate(ranked):
         x = left + 0.012 + (number % columns) * (width - 0.016) / columns
-        y = low + (0.30 - 0.16 * (number // columns)) / height_in
+        y = low + (0.24 - 0.15 * (number // columns)) / height_in
         text = textwrap.shorten(legend, 26, placeholder="...")
         figure.text(x, y, "\u25a0", size=7, color=colour, va="center")
         figure.text(x + 0.008, y, f"{text}  {told(values[-1], unit)}", size=7.5, color=INK, va="center")

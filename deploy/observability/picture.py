@@ -26,7 +26,7 @@ REPO = Path(__file__).resolve().parents[2]
 PYTHON = REPO / ".venv-k8s" / "bin" / "python"
 PICTURE = REPO / "deploy" / "grafana" / "overview.png"
 REPLICAS, SESSIONS, TIME_SCALE = 4, 16, 10.0
-SETTLE_S = 8.0
+SETTLE_S, KILL_AFTER_S = 8.0, 75.0
 ROOMY = {"queue_requests_max": 1_000, "in_flight_max": 64}
 CAPTION = (
     f"{REPLICAS} simulated replicas of Qwen3-32B on 2 x H100 at {TIME_SCALE:g} times life's speed, with KV events;"
@@ -45,7 +45,7 @@ async def gather(folder: Path, requests: int) -> dict[str, Any]:
             await it.replay(requests, SESSIONS)
         async with routing(it, "warm", **ROOMY):
             marks.append((time.time(), "warm, on a new router"))
-            warm = asyncio.create_task(it.replay(2 * requests, SESSIONS))
+            warm = asyncio.create_task(it.replay(3 * requests, SESSIONS))
             await trouble(it, warm, marks)
             await warm
             end_s = time.time()
@@ -59,7 +59,7 @@ async def gather(folder: Path, requests: int) -> dict[str, Any]:
 
 async def trouble(it: Scene, load: asyncio.Task[Any], marks: list[tuple[float, str]]) -> None:
     """A replica ends while sessions are under way."""
-    await asyncio.wait({load}, timeout=60.0)
+    await asyncio.wait({load}, timeout=KILL_AFTER_S)
     if not load.done():
         marks.append((time.time(), "a replica ends"))
         await it.kill(it.replicas[0])
@@ -68,7 +68,7 @@ async def trouble(it: Scene, load: asyncio.Task[Any], marks: list[tuple[float, s
 def main(argv: Sequence[str] | None = None) -> int:
     """1 when something that it takes is not there."""
     parser = argparse.ArgumentParser(prog="python -m deploy.observability.picture", description=__doc__)
-    parser.add_argument("--requests", type=int, default=200, help="of round robin; warm gets twice as many")
+    parser.add_argument("--requests", type=int, default=300, help="of round robin; warm gets three times as many")
     parser.add_argument("--out", type=Path, default=PICTURE)
     parser.add_argument("--data", type=Path, help="keep what is drawn here, too")
     options = parser.parse_args(argv)

@@ -30,7 +30,7 @@ from router.keys import entry_of, make_key
 
 HOST = "127.0.0.1"
 MODEL = "sim"
-SCRAPE_S = 1.0
+SCRAPE_S = 2.0
 START_S = 60.0
 TENANTS = {"acme": {}, "globex": {}, "thrifty": {"requests_per_min": 5}}
 CHAT = "/v1/chat/completions"
@@ -120,7 +120,12 @@ class Scene:
 
     async def query(self, expr: str, start_s: float, end_s: float, step_s: float = 1.0) -> list[dict[str, Any]]:
         """Series of an expression as dashboards have it, over Unix times. Raises SceneError on a bad one."""
-        params = {"query": filled(expr, end_s - start_s), "start": start_s, "end": end_s, "step": step_s}
+        params: dict[str, str | float] = {
+            "query": filled(expr, end_s - start_s),
+            "start": start_s,
+            "end": end_s,
+            "step": step_s,
+        }
         async with (
             aiohttp.ClientSession() as client,
             client.get(f"{self.prometheus}/api/v1/query_range", params=params) as response,
