@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
+from router.placing import CPU_MS
 from router.stalls import STALL_S, Stalls, with_figures
+from tests.fakes import FakeEngine, running
 
 
 def test_what_is_late_is_counted_by_how_late() -> None:
@@ -34,3 +37,19 @@ async def test_a_loop_that_is_held_up() -> None:
         time.sleep(0.2)  # noqa: ASYNC251 - that is the point
     watching.cancel()
     assert stalls.series[-1] >= 0.05
+
+
+async def test_other_processes_count_on_the_page(engine: FakeEngine) -> None:
+    """CPU and stalls that workers tell of are on the hub's page, the stalls with its own."""
+    async with running(engine) as app:
+        other = Stalls()
+        for _ in range(3):
+            other.late(2.0)
+        app.hub.count(other.figures() | {CPU_MS: 2_000})
+        page = app.hub.metrics.page().decode()
+    assert "\nwarmroute_worker_cpu_seconds_total 2.0\n" in page
+    count = re.search(r"^warmroute_loop_stall_seconds_count (\S+)$", page, re.MULTILINE)
+    quick = re.search(r'^warmroute_loop_stall_seconds_bucket{le="1.0"} (\S+)$', page, re.MULTILINE)
+    assert count
+    assert quick
+    assert float(count[1]) - float(quick[1]) >= 3

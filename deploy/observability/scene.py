@@ -30,7 +30,7 @@ from router.keys import entry_of, make_key
 
 HOST = "127.0.0.1"
 MODEL = "sim"
-SCRAPE_S = 2.0
+SCRAPE_S = 4.0
 START_S = 60.0
 TENANTS = {"acme": {}, "globex": {}, "thrifty": {"requests_per_min": 5}}
 CHAT = "/v1/chat/completions"
@@ -139,7 +139,9 @@ class Scene:
 
 def filled(expr: str, range_s: float) -> str:
     """With Grafana's variables filled in, all of each chosen."""
-    for name, value in (LIVELY | {"$__rate_interval": "15s", "$__range": f"{max(1, round(range_s))}s"}).items():
+    for name, value in (
+        LIVELY | {"$__rate_interval": f"{5 * SCRAPE_S:g}s", "$__range": f"{max(1, round(range_s))}s"}
+    ).items():
         expr = expr.replace(name, value)
     return expr
 
