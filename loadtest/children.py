@@ -61,6 +61,11 @@ class Child:
         self._drains.append(asyncio.create_task(_drain(self._output, deque(maxlen=1))))
 
     @property
+    def pid(self) -> int:
+        """Of the process, which leads its group."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the process has not ended."""
         return self._process.returncode is None

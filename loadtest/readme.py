@@ -139,6 +139,7 @@ def _exercised_metrics() -> Metrics:
     )
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
+    metrics.joined(id_)
     receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
     record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10

@@ -38,7 +38,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     outbox      small writes, gathered over one turn of the event loop
     logs        log lines; log_writer writes them in a thread
     tracing     OpenTelemetry traces, where they are wanted; moments are what spans are made of
-    metrics     what Prometheus sees; tallies counts it
+    metrics     what Prometheus sees; tallies counts it, stalls times the event loop
     pages       asking engines for pages of their own
     keys        API keys and tenants; networks where replicas may be; secret: given, or in a file
     tls         contexts for TLS, and what is wrong with their files

@@ -35,12 +35,13 @@ from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
 from router.networks import allowed
 from router.patience import REASONS
-from router.placing import CLOSED, CONNECTIONS, HUB_LOST, LINES_DROPPED, PROMPTS, SPANS_DROPPED, LocalPlacer
+from router.placing import CLOSED, CONNECTIONS, CPU_MS, HUB_LOST, LINES_DROPPED, PROMPTS, SPANS_DROPPED, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
 from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts
 from router.settings import DiscoverySettings, Settings, SettingsError
+from router.stalls import Stalls, with_figures
 from router.tokens import Asker
 from router.trust import Trust
 
@@ -82,6 +83,7 @@ class Hub:
         self.connections: Callable[[], Mapping[str, int]] = dict  # of clients of this process: see `Edge.connections`
         self.spans_dropped: Callable[[], int] = int  # likewise: see `Edge.spans_dropped`
         self._of_workers: Counter[str] = Counter()  # totals of other processes
+        self._stalls = Stalls()
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.admin_url = ""
@@ -144,6 +146,9 @@ class Hub:
             connections=self._connection_figures,
             discoveries=self._discovery_figures,
             spans_dropped=lambda: self.spans_dropped() + self._of_workers[SPANS_DROPPED],
+            stalls=lambda: with_figures(self._stalls.series, self._of_workers),
+            workers_cpu_s=lambda: self._of_workers[CPU_MS] / 1e3,
+            process=True,
         )
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)
@@ -186,6 +191,7 @@ class Hub:
             tls=self._tls,
         )
         self._stack.push_async_callback(self._ranks.close)
+        self._task(self._stalls.watch())
         self._task(self._check())
         self._task(self._admit())
 
@@ -403,6 +409,7 @@ class Hub:
             if self._events is not None and members[id_].replica != before[id_]:
                 self._events.update(members[id_].replica)
         for id_ in joined:
+            self.metrics.joined(id_)
             log.info("replica joined", extra={"fields": _named(by_id[id_])})
             work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
             if self._events is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -21,13 +22,16 @@ from router import __version__
 from router.core.breaker import State
 from router.core.facts import Grade, Priority
 from router.core.member import Member
+from router.core.prefill import PrefillModel
 from router.core.routing import Router
+from router.stalls import BOUNDS_S
 from router.tallies import Counter, Histogram, RequestRecord, Tallies
 
 __all__ = ["CONTENT_TYPE", "Metrics", "RequestRecord"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SLICE_SAMPLES = 100  # of a page, written without a break: half a millisecond or so
+SLICE_LINES = SLICE_SAMPLES + 2  # HELP and TYPE
 
 
 class Metrics:
@@ -45,21 +49,29 @@ class Metrics:
         connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {}),
         discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         spans_dropped: Callable[[], int] = int,
+        stalls: Callable[[], list[float]] = lambda: [0.0] * (len(BOUNDS_S) + 2),
+        workers_cpu_s: Callable[[], float] = float,
+        process: bool = False,
     ) -> None:
         """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
         `lines_dropped`: log lines that nobody took; `queued`: requests that wait for a place by priority, and bytes;
         `connections`: of clients, those open, and those that we closed by reason; `discoveries`: how fresh the view of
-        each source of replicas is; `spans_dropped`: of traces, that did not reach the collector."""
-        self._tallies = Tallies()
+        each source of replicas is; `spans_dropped`: of traces, that did not reach the collector; `stalls`: of the event
+        loops (see stalls.py); `workers_cpu_s`: CPU of other processes; with `process` the page ends with what the
+        kernel says of this one, which no registry has."""
+        self._tallies = Tallies(partial(_prefill, router), router.policy.name)
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
+        self.joined = self._tallies.joined
         self.left = self._tallies.left
         self.shed = self._tallies.shed
         self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
         self.know_tenants = self._tallies.know
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued, spans_dropped)
-        self._read = (gauges, _Connections(connections), _Discoveries(discoveries), _Events(router, streams, prompts))
+        events, health = _Events(router, streams, prompts), _Health(stalls, workers_cpu_s)
+        self._read = (gauges, _Connections(connections), _Discoveries(discoveries), events, health)
+        self._process = ProcessCollector(registry=None) if process else None
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._tallies), *self._read):
             self.registry.register(collector)
@@ -70,10 +82,15 @@ class Metrics:
 
     async def page_in_slices(self) -> bytes:
         """The same page, written a slice at a time: requests go on in between. No series is torn."""
-        slices = []
+        slices, lines = [], 0
         for text in self._slices():
+            more = text.count(b"\n")
+            if lines + more > SLICE_LINES:  # small families go together: a turn may take long where CPU is short
+                await asyncio.sleep(0)
+                lines = 0
             slices.append(text)
-            await asyncio.sleep(0)
+            lines += more
+        await asyncio.sleep(0)
         return b"".join(slices)
 
     def _slices(self) -> Iterator[bytes]:
@@ -84,6 +101,8 @@ class Metrics:
         for collector in self._read:
             for family in collector.collect():
                 yield generate_latest(_Only(family))
+        if self._process is not None:
+            yield generate_latest(self._process)
 
 
 class _Only(Collector):
@@ -119,7 +138,7 @@ def _families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
                 counter.add_metric([str(label) for label in labels], value)
             yield counter
         return
-    bounds = [floatToGoString(bound) for bound in (*tally.bounds, float("inf"))]  # type: ignore[no-untyped-call]
+    bounds = _bounds(tally.bounds)
     series, step = list(tally.series.items()), max(1, samples_max // (len(bounds) + 2))
     for at in range(0, len(series) or 1, step):
         histogram = HistogramMetricFamily(tally.name, tally.text, labels=tally.labels)
@@ -127,6 +146,16 @@ def _families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             histogram.add_metric([str(label) for label in labels], buckets, total)
         yield histogram
+
+
+def _bounds(bounds: tuple[float, ...]) -> list[str]:
+    return [floatToGoString(bound) for bound in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]
+
+
+def _prefill(router: Router, replica: str) -> PrefillModel:
+    """What is learned of its speed; the fleet's, where it is gone."""
+    member = router.fleet.members.get(replica)
+    return router.fleet.model_of(member) if member is not None else router.fleet.prefill.model
 
 
 class _Gauges(Collector):
@@ -250,6 +279,23 @@ class _Discoveries(Collector):
         for source, figures in known.items():
             errors.add_metric((source,), figures["errors"])
         yield errors
+
+
+class _Health(Collector):
+    """Of the router's own processes; read when scraped."""
+
+    def __init__(self, stalls: Callable[[], list[float]], workers_cpu_s: Callable[[], float]) -> None:
+        self._stalls, self._workers_cpu_s = stalls, workers_cpu_s
+
+    def collect(self) -> Iterable[Metric]:
+        """A histogram and a counter."""
+        *counts, total_s = self._stalls()
+        text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
+        family = HistogramMetricFamily("warmroute_loop_stall_seconds", text)
+        family.add_metric((), list(zip(_bounds(BOUNDS_S), accumulate(counts), strict=True)), total_s)
+        yield family
+        text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."
+        yield CounterMetricFamily("warmroute_worker_cpu_seconds", text, value=self._workers_cpu_s())
 
 
 class _Events(Collector):

@@ -136,6 +136,7 @@ LINES_DROPPED = "lines_dropped"  # of its log
 SPANS_DROPPED = "spans_dropped"  # of its traces
 CONNECTIONS = "connections"  # of clients, open
 CLOSED = "closed:"  # and one of patience.REASONS: connections of clients that we closed
+CPU_MS = "cpu_ms"  # of its process
 PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids
 
 

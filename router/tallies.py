@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from math import exp
 from typing import TypeAlias
 
-from router.core.facts import Priority, Receipt, Usage
+from router.core.facts import Ending, Grade, Priority, Reason, Receipt, Usage
+from router.core.prefill import PrefillModel
+from router.core.spill import Cause
 from router.keys import NONE, OTHER
 
 HIT_RATE_WINDOW_S = 300.0
@@ -24,6 +26,14 @@ MODELS_MAX = 1_000  # label values; adapters may come and go for ever
 _LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
 _INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEAD_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+# Series that are there from the first scrape on: what begins with its first increment has no rate that shows it.
+KINDS = (  # of failures, see failures.py
+    "broke_early", "broke_midway", "connect", "engine", "garbage", "lost", "shed", "stale", "stalled",
+    "stuck", "timeout", "unfinished",
+)  # fmt: skip
+SHED_CODES = ("overloaded", "rate_limited")
+RESULTS = ("equal", "over", "under")
 
 Labels: TypeAlias = tuple[object, ...]  # values, in the order of the names; str() is what is shown
 
@@ -60,6 +70,10 @@ class Counter:
     def __init__(self, name: str, text: str, *labels: str) -> None:
         self.name, self.text, self.labels = f"warmroute_{name}", text, labels
         self.values: defaultdict[Labels, float] = defaultdict(float)
+
+    def begin(self, series: Iterable[Labels]) -> None:
+        """Have these at nought."""
+        self.values.update(dict.fromkeys(series, 0.0))
 
 
 class Histogram:
@@ -105,7 +119,9 @@ class Ratio:
 class Tallies:
     """All counters and histograms of one router."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefill: Callable[[str], PrefillModel] = lambda _: PrefillModel(), policy: str = "") -> None:
+        """`prefill(replica)` is what is learned of its speed. The decisions of `policy` are there from the start."""
+        self._prefill = prefill
         self.hit_rate_predicted, self.hit_rate_actual = Ratio(), Ratio()
         self._models: dict[str, tuple[str]] = {"": ("none",)}
         self._requests = Counter("requests", "Requests answered.", "route", "model", "status")
@@ -136,15 +152,43 @@ class Tallies:
         self._failures = Counter("replica_failures", "Attempts that failed.", "replica", "kind")
         text = "Placements that workers made by the ring, as the hub was lost to them."
         self._hub_lost = Counter("worker_hub_lost_placements", text)
-        self._hub_lost.values[()] = 0.0
+        self._hub_lost.begin([()])
         self._reloads = Counter("reloads", "Times that the settings were read again.", "result")
-        self._reloads.values |= {("ok",): 0.0, ("refused",): 0.0}
+        self._reloads.begin([("ok",), ("refused",)])
         self.reloaded_at_s: float | None = None  # Unix time of the last that is in force
         text = "Requests answered, by tenant of the keys file and class of status."
         self._of_tenants = Counter("tenant_requests", text, "tenant", "status")
+        text = "Prompt tokens of whole answers, by tenant of the keys file."
+        self._tenant_prompt = Counter("tenant_prompt_tokens", text, "tenant")
+        text = "Those of them that were cached: by the engine's count, else as predicted."
+        self._tenant_cached = Counter("tenant_cached_tokens", text, "tenant")
+        text = "Prompt tokens of whole answers that were not computed: by the engine's count, else as predicted."
+        self._saved = Counter("saved_prefill_tokens", text, "model")
+        text = "Prefill that was not done for that, estimated in a replica's seconds by its learned speed."
+        self._saved_s = Counter("saved_prefill_seconds", text, "model")
+        text = "Placements off the replica that holds most of the prompt, by what spoke against it."
+        self._spills = Counter("spills", text, "cause")
+        text = "Tokens that it holds, and that were predicted to be computed again."
+        self._spilled = Counter("spilled_tokens", text, "cause")
+        text = "Prompt tokens placed on a replica, estimated."
+        self._placed = Counter("replica_placed_tokens", text, "replica")
+        self._computed = Counter("replica_computed_tokens", "Those of them predicted to be computed.", "replica")
+        self._begin(policy)
         self._tenants: Collection[str] = ()
         self._tenants_max = 0
         self._tenant_labels: set[str] = set()
+
+    def _begin(self, policy: str) -> None:
+        priorities = [priority.name.lower() for priority in Priority]
+        self._shed.begin((code, priority) for code in SHED_CODES for priority in priorities)
+        self._decisions.begin((policy, reason) for reason in Reason if policy)
+        self._graded.begin((grade,) for grade in Grade)
+        self._over.begin((grade,) for grade in Grade)
+        self._predictions.begin((grade, result) for grade in Grade for result in RESULTS)
+        self._attempts.begin((outcome,) for outcome in (Ending.OK.value, Ending.CLIENT_LEFT.value, *KINDS))
+        self._retries.begin((kind,) for kind in KINDS)
+        self._spills.begin((cause.value,) for cause in Cause)
+        self._spilled.begin((cause.value,) for cause in Cause)
 
     def all(self) -> list[Counter | Histogram]:
         """In the order of the page."""
@@ -186,6 +230,8 @@ class Tallies:
             if record.error is None:  # else the attempt was counted when it failed
                 self._attempts.values[record.ending,] += 1
             self._observe_receipt(of_model, record.receipt, record.usage, record.at_s)
+            if record.ending == Ending.OK:
+                self._observe_saved(of_model, record.receipt, record.usage, record.tenant)
 
     def _model(self, name: str) -> tuple[str]:
         if len(self._models) > MODELS_MAX:
@@ -193,10 +239,17 @@ class Tallies:
         return self._models.setdefault(name, (name,))
 
     def _observe_receipt(self, of_model: tuple[str], receipt: Receipt, usage: Usage | None, now_s: float) -> None:
-        predicted = receipt.predicted_cached_tokens
+        predicted, spill = receipt.predicted_cached_tokens, receipt.spill
         self._decisions.values[receipt.policy, receipt.reason] += 1
         if not receipt.prompt_tokens:
             return
+        if spill:
+            self._spills.values[spill,] += 1
+            self._spilled.values[spill,] += receipt.spilled_tokens
+        of_replica = (receipt.replica,)
+        if of_replica in self._placed.values:  # else it is gone
+            self._placed.values[of_replica] += receipt.prompt_tokens
+            self._computed.values[of_replica] += max(0, receipt.prompt_tokens - predicted)
         self._graded.values[receipt.grade,] += 1
         self._prompt.values[of_model] += receipt.prompt_tokens
         self._predicted.values[of_model] += predicted
@@ -209,6 +262,18 @@ class Tallies:
             result = "equal" if not over else "over" if over > 0 else "under"
             self._predictions.values[receipt.grade, result] += 1
             self._over.values[receipt.grade,] += max(0, over)
+
+    def _observe_saved(self, of_model: tuple[str], receipt: Receipt, usage: Usage | None, tenant: str) -> None:
+        prompt, cached = receipt.prompt_tokens, receipt.predicted_cached_tokens
+        if usage is not None and usage.cached_tokens is not None:
+            prompt, cached = usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens)
+        self._saved.values[of_model] += cached
+        model = self._prefill(receipt.replica)
+        self._saved_s.values[of_model] += max(0.0, model.ms(prompt, 0) - model.ms(prompt - cached, cached)) / 1e3
+        if self._tenants:
+            of_tenant = (self._tenant(tenant),)
+            self._tenant_prompt.values[of_tenant] += prompt
+            self._tenant_cached.values[of_tenant] += cached
 
     def failed(self, replica: str | None, kind: str) -> None:
         """Count one failed attempt; None: at a replica that is none any more, and has no series."""
@@ -230,8 +295,14 @@ class Tallies:
         if result == "ok":
             self.reloaded_at_s = now_s
 
+    def joined(self, replica: str) -> None:
+        """Begin the series of a replica: one that is given nothing counts in a mean, too."""
+        self._placed.values[replica,] = self._computed.values[replica,] = 0.0
+
     def left(self, replica: str) -> None:
         """Drop the series of a replica that is gone."""
+        self._placed.values.pop((replica,), None)
+        self._computed.values.pop((replica,), None)
         failures = self._failures.values
         for labels in [labels for labels in failures if labels[0] == replica]:
             del failures[labels]

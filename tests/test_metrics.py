@@ -16,7 +16,10 @@ from router import metrics as rendering
 from router import tallies
 from router.core.facts import Candidate, Ending, Grade, Reason, Receipt, Replica, Usage
 from router.core.policies import POLICIES
+from router.core.prefill import PrefillModel
 from router.core.routing import Router
+from router.core.spill import Cause
+from router.exchange import BrokeMidway, Failure
 from router.metrics import Metrics, RequestRecord
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
@@ -50,6 +53,8 @@ receipts = st.builds(
     grade=st.sampled_from(Grade),
     prompt_tokens=TOKENS,
     predicted_cached_tokens=TOKENS,
+    spill=st.sampled_from(["", *Cause]),
+    spilled_tokens=TOKENS,
 )
 records = st.builds(
     RequestRecord,
@@ -58,6 +63,7 @@ records = st.builds(
     at_s=st.floats(0, 2e9),
     model=st.sampled_from(AWKWARD),
     status=st.sampled_from([200, 404, 499, 503]),
+    ending=st.sampled_from(["ok", "refused", "client_left", "failed"]),
     duration_s=st.floats(0, 1e4),
     overhead_s=SECONDS,
     ttft_s=SECONDS,
@@ -76,12 +82,16 @@ class Library:
         self.registry = CollectorRegistry()
         kinds = {tallies.Counter: Counter, tallies.Histogram: Histogram}
         self.of: dict[str, Any] = {}
-        for tally in tallies.Tallies().all():
+        for tally in tallies.Tallies(policy="warm").all():
             bounds = {"buckets": tally.bounds} if isinstance(tally, tallies.Histogram) else {}
             made = kinds[type(tally)](tally.name, tally.text, tally.labels, registry=self.registry, **bounds)
             self.of[tally.name.removeprefix("warmroute_")] = made
-        for result in ("ok", "refused"):
-            self.of["reloads"].labels(result)
+            for labels in tally.values if isinstance(tally, tallies.Counter) else ():
+                if labels:
+                    made.labels(*map(str, labels))
+        for replica in REPLICAS:
+            self.of["replica_placed_tokens"].labels(replica)
+            self.of["replica_computed_tokens"].labels(replica)
 
     def observe(self, record: RequestRecord) -> None:
         """Count one request, a call for each of its figures."""
@@ -102,12 +112,20 @@ class Library:
             if record.error is None:
                 of["attempts"].labels(str(record.ending)).inc()
             self._placed(model, record.receipt, record.usage)
+            if record.ending == Ending.OK:
+                self._saved(model, record.receipt, record.usage)
 
     def _placed(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
         of, grade = self.of, receipt.grade.value
         of["decisions"].labels(receipt.policy, receipt.reason.value).inc()
         if not receipt.prompt_tokens:
             return
+        if receipt.spill:
+            of["spills"].labels(receipt.spill).inc()
+            of["spilled_tokens"].labels(receipt.spill).inc(receipt.spilled_tokens)
+        of["replica_placed_tokens"].labels(receipt.replica).inc(receipt.prompt_tokens)
+        computed = max(0, receipt.prompt_tokens - receipt.predicted_cached_tokens)
+        of["replica_computed_tokens"].labels(receipt.replica).inc(computed)
         of["graded_requests"].labels(grade).inc()
         of["prompt_tokens"].labels(model).inc(receipt.prompt_tokens)
         of["predicted_cached_tokens"].labels(model).inc(receipt.predicted_cached_tokens)
@@ -117,6 +135,14 @@ class Library:
             over = receipt.predicted_cached_tokens - usage.cached_tokens
             of["predictions"].labels(grade, "equal" if not over else "over" if over > 0 else "under").inc()
             of["overpredicted_tokens"].labels(grade).inc(max(0, over))
+
+    def _saved(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
+        prompt, cached = receipt.prompt_tokens, receipt.predicted_cached_tokens
+        if usage is not None and usage.cached_tokens is not None:
+            prompt, cached = usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens)
+        self.of["saved_prefill_tokens"].labels(model).inc(cached)
+        whole, rest = PrefillModel().ms(prompt, 0), PrefillModel().ms(prompt - cached, cached)
+        self.of["saved_prefill_seconds"].labels(model).inc(max(0.0, whole - rest) / 1e3)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +159,8 @@ def no_created_series() -> Iterator[None]:
 def test_the_page_is_what_the_library_would_write(seen: list[RequestRecord]) -> None:
     """Our own counters give, byte for byte, the page that prometheus_client's counters give."""
     ours, library = metrics(), Library()
+    for replica in REPLICAS:
+        ours.joined(replica)
     for each in seen:
         ours.observe(each)
         library.observe(each)
@@ -227,6 +255,63 @@ def test_hit_rate_of_records_out_of_order() -> None:
     assert turned._whole == straight._whole == 6
     turned.add(0, 6, 1000.0 + 1e6)
     assert turned.value == 0.0
+
+
+def test_every_kind_of_failure_is_there_from_the_start() -> None:
+    """Kinds of failures that the page begins with at nought are all that there are."""
+    kinds = {failure.kind for made in (Failure, BrokeMidway) for failure in made.__subclasses__()}
+    assert set(tallies.KINDS) == {*kinds, BrokeMidway.kind}
+
+
+def test_a_replica_that_gets_nothing_counts() -> None:
+    """Tokens by replica begin at nought when it joins, go when it leaves, and do not come back with a late record."""
+    it, (first, second) = metrics(), REPLICAS
+    it.joined(first)
+    it.joined(second)
+    receipt = Receipt(second, "warm", Reason.WARM, Grade.EXACT, 100, 60)
+    it.observe(record(ending="ok", receipt=receipt))
+    page = it.page().decode()
+    assert f'warmroute_replica_placed_tokens_total{{replica="{first}"}} 0.0' in page
+    assert f'warmroute_replica_placed_tokens_total{{replica="{second}"}} 100.0' in page
+    assert f'warmroute_replica_computed_tokens_total{{replica="{second}"}} 40.0' in page
+
+    it.left(second)
+    it.observe(record(ending="ok", receipt=receipt))
+    assert f'replica="{second}"' not in it.page().decode()
+
+
+def test_saved_prefill() -> None:
+    """What was cached saves tokens by the engine's count, and seconds by the speed that the replica has shown; what
+    was no answer saves nothing."""
+    known = router(1)
+    (id_,) = known.fleet.members
+    known.fleet.members[id_].fit.model = PrefillModel(50.0, 0.2, 0.0)
+    known.fleet.members[id_].fit.observations = 1
+    it, receipt = metrics(known), Receipt(id_, "warm", Reason.WARM, Grade.EXACT, 1_000, 900)
+    it.observe(record(ending="ok", receipt=receipt, usage=Usage(1_000, 5, 800)))
+    it.observe(record(ending="failed", error="engine_failed", receipt=receipt))
+    page = it.page().decode()
+    assert 'warmroute_saved_prefill_tokens_total{model="m"} 800.0' in page
+    assert 'warmroute_saved_prefill_seconds_total{model="m"} 0.16' in page
+
+
+def test_tokens_of_tenants() -> None:
+    """Tokens are counted for tenants by name, and for at most so many of them."""
+    it = metrics()
+    it.know_tenants(["acme", "other inc"], 1)
+    receipt = Receipt(REPLICAS[0], "warm", Reason.WARM, Grade.EXACT, 100, 60)
+    for tenant in ("acme", "other inc", "acme"):
+        it.observe(record(ending="ok", receipt=receipt, tenant=tenant))
+    page = it.page().decode()
+    assert 'warmroute_tenant_prompt_tokens_total{tenant="acme"} 200.0' in page
+    assert 'warmroute_tenant_cached_tokens_total{tenant="other"} 60.0' in page
+
+
+def test_the_process_is_on_the_page() -> None:
+    """The router's page ends with what the kernel says of its process."""
+    page = Metrics(router(), lambda: 0, lambda: 0.0, process=True).page().decode()
+    assert "\nprocess_resident_memory_bytes " in page
+    assert "\nprocess_open_fds " in page
 
 
 def test_dropped_log_lines_are_counted() -> None:

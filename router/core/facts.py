@@ -273,6 +273,8 @@ class Receipt:
     prompt_tokens: int
     predicted_cached_tokens: int
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
+    spill: str = ""  # why the longest holder was passed over: see spill.py
+    spilled_tokens: int = 0  # that it holds and `replica` does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,23 @@ class Pricer:
             )
         return candidates
 
+    def elsewhere(
+        self, candidates: list[Candidate], size: Size, depths: dict[str, int], held: dict[str, Held]
+    ) -> dict[str, int]:
+        """Tokens of the prompt that replicas are believed to hold which are no candidates."""
+        members = self._fleet.members
+        if len(candidates) == len(members):
+            return {}
+        weighed = {c.id for c in candidates}
+        found = {}
+        for id_ in (depths.keys() | held.keys()) - weighed:
+            if (member := members.get(id_)) is not None:
+                depth = depths.get(id_, 0)
+                estimate = self._estimated_tokens(member, size, depth) if depth else 0
+                if tokens := self._cached_tokens(member, size, estimate, held.get(id_)):
+                    found[id_] = tokens
+        return found
+
     def _cached_tokens(self, member: Member, size: Size, estimate: int, held: Held | None) -> int:
         """By the events where they are whole; where they are not, what they are sure of or our estimate."""
         if member.load.prefix_caching is False:

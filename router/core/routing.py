@@ -44,6 +44,7 @@ from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
 from router.core.pricing import Pricer, Size, size_of
 from router.core.reuse import ReuseMemory
+from router.core.spill import spill
 from router.core.standing import Standing
 
 TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
@@ -224,10 +225,15 @@ class Router:
             if chosen.id == choice.id:
                 break
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
+        receipt = self._receipt(chosen, candidates, reason, size)
+        if depths or held:
+            elsewhere = self._pricer.elsewhere(candidates, size, depths, held)
+            if spilled := spill(chosen, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full):
+                receipt.spill, receipt.spilled_tokens = spilled.cause.value, spilled.tokens
         lease = Lease(  # by place: with the names it takes three times as long
             self._next_lease,
             chosen.id,
-            self._receipt(chosen, candidates, reason, size),
+            receipt,
             now_s,
             model or "",
             ask.stream,

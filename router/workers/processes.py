@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +25,11 @@ import msgspec
 from router import logs
 from router.edge import Edge
 from router.hub import Hub
+from router.placing import CPU_MS
 from router.reloading import REFUSED
-from router.running import run
+from router.running import in_background, run
 from router.settings import Settings, SettingsError
+from router.stalls import Stalls
 from router.workers import wire
 from router.workers.client import RemotePlacer
 from router.workers.server import HubServer
@@ -181,7 +183,7 @@ async def _hub(spec: Spec) -> None:
 
 
 async def _worker(spec: Spec, number: int) -> None:
-    orders, settings, edge = _Orders(), spec.settings, None
+    orders, settings, edge, stalls = _Orders(), spec.settings, None, Stalls()
     placer = RemotePlacer(
         spec.path,
         worker=number,
@@ -189,13 +191,14 @@ async def _worker(spec: Spec, number: int) -> None:
         lost=lambda replica: edge.lost(replica) if edge else None,
         left=lambda replica: edge.left(replica) if edge else None,
         stuck=lambda replica: edge.stuck(replica) if edge else None,
-        figures=lambda: edge.figures() if edge else {},
+        figures=lambda: (edge.figures() if edge else {}) | stalls.figures() | {CPU_MS: _cpu_ms()},
         clock=time.monotonic,
         timeout_s=settings.listen.hub_timeout_s,
         response_ids_max=settings.limits.response_ids_max,
         private_responses=bool(settings.auth.keys_file),
     )
-    async with placer:
+    async with placer, AsyncExitStack() as stack:
+        stack.push_async_callback(in_background(stalls.watch()))
         with suppress(TimeoutError):
             async with asyncio.timeout(VIEW_S):
                 await placer.viewed.wait()
@@ -203,6 +206,11 @@ async def _worker(spec: Spec, number: int) -> None:
             orders.follow(partial(_do, edge))
             _ready()
             await orders.stop.wait()
+
+
+def _cpu_ms() -> int:
+    """By the second: every change is a message."""
+    return int(time.process_time()) * 1_000
 
 
 def _do(edge: Edge, order: Order) -> None:

@@ -1,0 +1,49 @@
+"""`python -m deploy.observability`: write dashboards and rules, and the chart's copies; `--check`: say what differs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.observability.dashboards import BOARDS
+from deploy.observability.grafana import to_json
+from deploy.observability.rules import to_yaml
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def files() -> dict[str, str]:
+    """What is to be in each file, by its path in the repository."""
+    boards = {f"{name}.json": to_json(board, list(BOARDS.values())) for name, board in BOARDS.items()}
+    made = {f"{folder}/{name}": text for folder in FOLDERS for name, text in boards.items()}
+    return made | dict.fromkeys(RULES, to_yaml())
+
+
+FOLDERS = ("deploy/grafana", "helm/warmroute/files/dashboards")
+RULES = ("deploy/prometheus/rules.yaml", "helm/warmroute/files/rules.yaml")
+
+
+def differing() -> list[str]:
+    """Files that are not what they should be."""
+    made = files()
+    return [name for name, text in made.items() if not (REPO / name).is_file() or (REPO / name).read_text() != text]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """1 when `--check` finds a difference."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.observability", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
+    options = parser.parse_args(argv)
+    differ = differing()
+    for name in differ:
+        print(f"{'differs' if options.check else 'written'}: {name}")
+        if not options.check:
+            (REPO / name).parent.mkdir(parents=True, exist_ok=True)
+            (REPO / name).write_text(files()[name])
+    return 1 if options.check and differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Panels to Grafana's JSON, by Grafana's own builders, so that no field of its schema is remembered here.
+
+A dashboard is rows of panels, 24 columns wide; a row's panels share its width. Every query is of the data source
+`$datasource` and every panel says in its description what it means and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import common as build
+from grafana_foundation_sdk.builders import dashboard, prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import prometheus as prom
+
+COLUMNS = 24
+TAG = "warmroute"
+SOURCE = model.DataSourceRef("prometheus", "${datasource}")
+GREEN, YELLOW, RED = "green", "yellow", "red"
+CALCULATED = ["mean", "lastNotNull", "max"]
+
+Colours = tuple[tuple[float | None, str], ...]  # from which value on; None: from the lowest
+States = tuple[tuple[str, str, str], ...]  # value, text, colour
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel. `queries` are (expression, legend); `unit` is one of Grafana's."""
+
+    title: str
+    text: str  # what it means, and what to do
+    queries: Sequence[tuple[str, str]]
+    unit: str = "short"
+    kind: str = "timeseries"  # or stat, states, table
+    stack: bool = False
+    colours: Colours = ()
+    states: States = ()
+    top: float | None = None  # of the axis
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels side by side; a `title` begins a section."""
+
+    panels: Sequence[Panel]
+    height: int = 8
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Board:
+    """One dashboard. `variables` are label names of `of`, besides job and namespace: (label, metric)."""
+
+    uid: str
+    title: str
+    text: str
+    rows: Sequence[Row]
+    variables: Sequence[tuple[str, str]] = ()
+
+
+def to_json(board: Board, boards: Sequence[Board]) -> str:
+    """Grafana's JSON of a board that links to the other `boards`."""
+    it = (
+        dashboard.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.text)
+        .tags([TAG])
+        .editable()
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .time("now-6h", "now")
+        .refresh("30s")
+        .timezone("browser")
+    )
+    it = it.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    for label, metric in (("job", "warmroute_build_info"), ("namespace", "warmroute_build_info"), *board.variables):
+        it = it.with_variable(_variable(label, metric))
+    for other in boards:
+        if other is not board:
+            it = it.link(_link(other))
+    y, number = 0, 0
+    for row in board.rows:
+        if row.title:
+            it = it.with_row(dashboard.Row(row.title).id(100 + y).grid_pos(model.GridPos(1, COLUMNS, 0, y)))
+            y += 1
+        width = COLUMNS // len(row.panels)
+        for column, panel in enumerate(row.panels):
+            number += 1
+            position = model.GridPos(row.height, width, column * width, y)
+            it = it.with_panel(_panel(panel).id(number).grid_pos(position))
+        y += row.height
+    return json.dumps(it.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _variable(label: str, metric: str) -> dashboard.QueryVariable:
+    known = '{job=~"$job",namespace=~"$namespace"}' if label not in {"job", "namespace"} else ""
+    everything = model.VariableOption(selected=True, text=["All"], value=["$__all"])
+    return (
+        dashboard.QueryVariable(label)
+        .label(label.capitalize())
+        .datasource(SOURCE)
+        .query({"query": f"label_values({metric}{known}, {label})", "refId": label})
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")  # also where a series has no such label
+        .current(everything)
+    )
+
+
+def _link(other: Board) -> dashboard.DashboardLink:
+    link = dashboard.DashboardLink(other.title).type(model.DashboardLinkType.LINK).url(f"/d/{other.uid}")
+    return link.keep_time(True).include_vars(True).tooltip(other.text)
+
+
+def _panel(panel: Panel) -> Any:  # noqa: ANN401 - of four unrelated builders with the same methods
+    it = _KINDS[panel.kind](panel).title(panel.title).description(panel.text).datasource(SOURCE).unit(panel.unit)
+    for number, (expr, legend) in enumerate(panel.queries):
+        query = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(chr(ord("A") + number))
+        if panel.kind == "table":
+            query = query.instant().format(prom.PromQueryFormat.TABLE)
+        it = it.with_target(query.datasource(SOURCE))
+    steps = [model.Threshold(value, colour) for value, colour in panel.colours or ((None, GREEN),)]
+    it = it.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
+    if panel.states:
+        results = {value: model.ValueMappingResult(text, colour) for value, text, colour in panel.states}
+        it = it.mappings([model.ValueMap(results)])
+    return it.no_value("no data")
+
+
+def _series(panel: Panel) -> timeseries.Panel:
+    legend = build.VizLegendOptions().show_legend(True).placement(common.LegendPlacement.BOTTOM)
+    legend = legend.display_mode(common.LegendDisplayMode.TABLE).calcs(CALCULATED)
+    it = timeseries.Panel().legend(legend).line_width(2).fill_opacity(70 if panel.stack else 8)
+    it = it.tooltip(build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI))
+    it = it.show_points(common.VisibilityMode.NEVER).axis_soft_min(0)
+    if panel.stack:
+        it = it.stacking(build.StackingConfig().mode(common.StackingMode.NORMAL))
+    if panel.colours:
+        style = build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
+        it = it.thresholds_style(style)
+    return it.max(panel.top) if panel.top is not None else it
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    last = build.ReduceDataOptions().calcs(["lastNotNull"])
+    by_threshold = dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS)
+    it = stat.Panel().reduce_options(last).graph_mode(common.BigValueGraphMode.AREA).color_scheme(by_threshold)
+    return it.color_mode(common.BigValueColorMode.VALUE)
+
+
+def _states(panel: Panel) -> statetimeline.Panel:
+    by_threshold = dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS)
+    it = statetimeline.Panel().merge_values(True).row_height(0.8).line_width(0).color_scheme(by_threshold)
+    return it.show_value(common.VisibilityMode.NEVER)
+
+
+_KINDS: dict[str, Any] = {
+    "timeseries": _series,
+    "stat": _stat,
+    "states": _states,
+    "table": lambda panel: table.Panel(),
+}

@@ -1,0 +1,272 @@
+"""Recording rules and alerts.
+
+An alert fires on what somebody can act on, and never for want of traffic: a ratio has no value where its whole is
+nought, and comparisons with the past ask that there is something to compare. `for` is long enough that one restart or
+one burst says nothing. Each alert has a section of its name in deploy/RUNBOOK.md.
+
+Recording rules keep `job` and `namespace`: one value for all routers of a deployment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+RUNBOOK = "https://github.com/warmroute/warmroute/blob/main/deploy/RUNBOOK.md"
+BY = "job, namespace"
+OBJECTIVE = 0.999  # of requests without a 5xx, over 30 days
+PAGE, TICKET = "critical", "warning"
+ERROR_WINDOWS = ("5m", "30m", "1h", "6h")
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert. Times as Prometheus writes them."""
+
+    name: str
+    expr: str
+    after: str  # that it holds
+    severity: str
+    summary: str
+    description: str
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """As a rule file has it."""
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            "for": self.after,
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{RUNBOOK}#{self.name.lower()}",
+            },
+        }
+
+
+def rate(metric: str, window: str, labels: str = "", by: str = BY) -> str:
+    """Its sum a second."""
+    return f"sum by ({by}) (rate({metric}{labels}[{window}]))"
+
+
+def ratio(part: str, whole: str) -> str:
+    """No value where there is no whole."""
+    return f"{part} / ({whole} > 0)"
+
+
+def _hits(window: str) -> dict[str, str]:
+    actual = ratio(
+        rate("warmroute_cached_tokens_total", window), rate("warmroute_reported_prompt_tokens_total", window)
+    )
+    predicted = ratio(
+        rate("warmroute_predicted_cached_tokens_total", window), rate("warmroute_prompt_tokens_total", window)
+    )
+    name = "warmroute:token_hit_rate"
+    return {
+        f"{name}_actual:ratio_rate{window}": actual,
+        f"{name}_predicted:ratio_rate{window}": predicted,
+        f"{name}:ratio_rate{window}": f"({actual}) or ({predicted})",
+    }
+
+
+def recorded() -> dict[str, str]:
+    """Expressions by the names that they are recorded under."""
+    rules = {"warmroute:requests:rate5m": rate("warmroute_requests_total", "5m")}
+    for window in ("5m", "30m"):
+        rules |= _hits(window)
+    for q in (50, 90, 99):
+        buckets = rate("warmroute_ttft_seconds_bucket", "5m", by=f"{BY}, le")
+        rules[f"warmroute:ttft_seconds:p{q}_rate5m"] = f"histogram_quantile({q / 100}, {buckets})"
+    for window in ERROR_WINDOWS:
+        failed = rate("warmroute_requests_total", window, '{status=~"5.."}')
+        none = f"0 * {rate('warmroute_requests_total', window)}"
+        whole = rate("warmroute_requests_total", window)
+        rules[f"warmroute:requests_failed:ratio_rate{window}"] = ratio(f"({failed} or {none})", whole)
+    each = rate("warmroute_replica_computed_tokens_total", "15m", by=f"{BY}, replica")
+    rules["warmroute:replica_computed_tokens:imbalance_rate15m"] = ratio(
+        f"max by ({BY}) ({each})", f"avg by ({BY}) ({each})"
+    )
+    rules["warmroute:replica_computed_tokens:rate15m"] = f"sum by ({BY}) ({each})"
+    rules["warmroute:spilled_tokens:rate5m"] = rate("warmroute_spilled_tokens_total", "5m", by=f"{BY}, cause")
+    rules["warmroute:saved_prefill_seconds:rate5m"] = rate("warmroute_saved_prefill_seconds_total", "5m")
+    return rules
+
+
+HIT = "warmroute:token_hit_rate:ratio_rate30m"
+FELL = " or ".join(f"({HIT} < 0.7 * ({HIT} offset {ago} > 0.1))" for ago in ("1h", "1d"))
+FAILED = "warmroute:requests_failed:ratio_rate"
+OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}')
+OVER = rate("warmroute_overpredicted_tokens_total", "30m")
+CACHED = rate("warmroute_cached_tokens_total", "30m")
+EXACT = 'warmroute_replica_grade{grade="exact"}'
+BUDGET = round(1 - OBJECTIVE, 6)
+
+
+def _burn(factor: float, *windows: str) -> str:
+    return " and ".join(f"{FAILED}{window} > {factor} * {BUDGET}" for window in windows)
+
+
+# fmt: off
+ALERTS = (
+    Alert(
+        "WarmrouteDown",
+        "up == 0 and on (job, instance) max by (job, instance) (last_over_time(warmroute_build_info[1h]))",
+        "2m", PAGE,
+        "A router cannot be scraped",
+        "{{ $labels.instance }} was a router within the last hour, and does not answer Prometheus.",
+    ),
+    Alert(
+        "WarmrouteAbsent",
+        "absent(warmroute_build_info)",
+        "5m", PAGE,
+        "No router is being scraped",
+        "No series of any router: none runs, or Prometheus does not know where.",
+    ),
+    Alert(
+        "WarmrouteNoReadyReplicas",
+        "sum by (job, namespace, instance) (warmroute_replica_ready) == 0 or"
+        " (sum by (job, namespace, instance) (warmroute_build_info)"
+        " unless sum by (job, namespace, instance) (warmroute_replica_ready))",
+        "1m", PAGE,
+        "A router has no replica to send requests to",
+        "{{ $labels.instance }} answers every request with 503.",
+    ),
+    Alert(
+        "WarmrouteErrorBudgetBurnsFast",
+        _burn(14.4, "5m", "1h"),
+        "2m", PAGE,
+        "Requests fail, 14 times faster than the objective allows",
+        "{{ $value | humanizePercentage }} of requests of {{ $labels.job }} ended with 5xx in the last five minutes.",
+    ),
+    Alert(
+        "WarmrouteErrorBudgetBurns",
+        _burn(6, "30m", "6h"),
+        "15m", TICKET,
+        "Requests fail, 6 times faster than the objective allows",
+        "{{ $value | humanizePercentage }} of requests of {{ $labels.job }} ended with 5xx in the last half hour.",
+    ),
+    Alert(
+        "WarmrouteHitRateFell",
+        f"({FELL}) and warmroute:requests:rate5m > 0.1",
+        "15m", TICKET,
+        "The cache hit rate has fallen",
+        "{{ $value | humanizePercentage }} of prompt tokens of {{ $labels.job }} are cached, less than 70 % of what"
+        " it was"
+        " an hour or a day ago.",
+    ),
+    Alert(
+        "WarmrouteGradeNotExact",
+        f"{EXACT} == 0 and max_over_time({EXACT}[6h]) == 1",
+        "15m", TICKET,
+        "A replica's cache is no longer known exactly",
+        "{{ $labels.replica }} was followed exactly within six hours, and has not been for 15 minutes.",
+    ),
+    Alert(
+        "WarmrouteEventsLost",
+        "increase(warmroute_replica_event_lost_total[15m]) > 0",
+        "0m", TICKET,
+        "KV events of a replica were lost for good",
+        "{{ $labels.replica }}: {{ $value | humanize }} times in 15 minutes that no replay had what was missed.",
+    ),
+    Alert(
+        "WarmrouteEventGaps",
+        "increase(warmroute_replica_event_gaps_total[10m]) > 0",
+        "30m", TICKET,
+        "KV events of a replica keep going missing",
+        "{{ $labels.replica }}: batches have been missing for half an hour; replays make them good so far.",
+    ),
+    Alert(
+        "WarmrouteImbalance",
+        "warmroute:replica_computed_tokens:imbalance_rate15m > 2 and warmroute:replica_computed_tokens:rate15m > 1000",
+        "30m", TICKET,
+        "One replica does far more than the others",
+        "The busiest replica of {{ $labels.job }} computes {{ $value | humanize }} times the mean.",
+    ),
+    Alert(
+        "WarmrouteShedding",
+        f"{OVERLOADED} / (warmroute:requests:rate5m > 0) > 0.01",
+        "5m", PAGE,
+        "Requests are turned away because the fleet is full",
+        "{{ $value | humanizePercentage }} of requests of {{ $labels.job }} get 429 for want of capacity.",
+    ),
+    Alert(
+        "WarmrouteQueue",
+        f"sum by ({BY}) (warmroute_queued_requests) > 0",
+        "10m", TICKET,
+        "Requests have been waiting for ten minutes without a break",
+        "{{ $value }} requests of {{ $labels.job }} wait for a place.",
+    ),
+    Alert(
+        "WarmrouteBreakerOpen",
+        'warmroute_replica_breaker{state="open"} == 1',
+        "5m", TICKET,
+        "A replica fails or hangs though its health checks pass",
+        "{{ $labels.replica }} is sent nothing but a trial now and then.",
+    ),
+    Alert(
+        "WarmroutePredictionDrift",
+        f"{OVER} / ({OVER} + {CACHED} > 100) > 0.15",
+        "30m", TICKET,
+        "Caches hold less than the router believes",
+        "{{ $value | humanizePercentage }} of the tokens that {{ $labels.job }} promised to be cached were not.",
+    ),
+    Alert(
+        "WarmrouteDiscoveryStale",
+        "warmroute_discovery_fresh == 0",
+        "2m", TICKET,
+        "A router no longer hears which replicas there are",
+        "{{ $labels.instance }} keeps the last good view of {{ $labels.source }}; new replicas are not seen.",
+    ),
+    Alert(
+        "WarmrouteLoopStalls",
+        "rate(warmroute_loop_stall_seconds_count[5m]) - ignoring (le)"
+        ' rate(warmroute_loop_stall_seconds_bucket{le="0.1"}[5m]) > 0.1',
+        "10m", TICKET,
+        "A router's event loop stalls",
+        "{{ $labels.instance }}: {{ $value | humanize }} stalls a second of more than 100 ms.",
+    ),
+    Alert(
+        "WarmrouteLogLinesDropped",
+        "increase(warmroute_log_lines_dropped_total[15m]) > 0",
+        "5m", TICKET,
+        "A router drops log lines",
+        "{{ $labels.instance }}: nobody takes its standard error fast enough.",
+    ),
+    Alert(
+        "WarmroutePanicPlacements",
+        "increase(warmroute_panic_placements_total[10m]) > 0",
+        "5m", TICKET,
+        "Requests go to replicas that may not be fit",
+        "{{ $labels.instance }} has no other left for some model.",
+    ),
+    Alert(
+        "WarmrouteHubLost",
+        "increase(warmroute_worker_hub_lost_placements_total[10m]) > 0",
+        "5m", TICKET,
+        "Workers of a router place without its knowledge",
+        "{{ $labels.instance }}: the hub process ended or hangs; placing is by the ring meanwhile.",
+    ),
+    Alert(
+        "WarmrouteReloadRefused",
+        'increase(warmroute_reloads_total{result="refused"}[15m]) > 0',
+        "0m", TICKET,
+        "New settings were refused",
+        "{{ $labels.instance }} goes on with the old ones.",
+    ),
+)
+# fmt: on
+
+
+def to_yaml() -> str:
+    """The rule file."""
+    recording = [{"record": name, "expr": expr} for name, expr in recorded().items()]
+    groups = [
+        {"name": "warmroute.recording", "rules": recording},
+        {"name": "warmroute.alerts", "rules": [alert.rule for alert in ALERTS]},
+    ]
+    head = "# Made by `python -m deploy.observability`: change deploy/observability/rules.py, not this file.\n"
+    return head + yaml.safe_dump({"groups": groups}, sort_keys=False, width=120, allow_unicode=True)

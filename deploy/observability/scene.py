@@ -1,0 +1,251 @@
+"""Replicas, a router and Prometheus on this machine, under load and in trouble: what dashboards are tried on.
+
+Replicas are those of `python -m loadtest engine`, with KV events, each a process of its own so that it can be killed.
+The router runs as operators run it, with a settings file and a keys file. Prometheus is the real one, from the package
+of that name; it scrapes every SCRAPE_S and evaluates our rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from loadtest.children import LISTENING, READY, Child, ChildError, child
+from loadtest.replay import ReplaySettings, run_replay
+from loadtest.report import Row
+from loadtest.traces import read_trace
+from router.keys import entry_of, make_key
+
+HOST = "127.0.0.1"
+MODEL = "sim"
+SCRAPE_S = 4.0
+START_S = 60.0
+TENANTS = {"acme": {}, "globex": {}, "thrifty": {"requests_per_min": 5}}
+CHAT = "/v1/chat/completions"
+RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yaml"
+LIVELY = {"$job": ".*", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
+
+
+class SceneError(Exception):
+    """Something did not start; the message says what."""
+
+
+@dataclass
+class Scene:
+    """What runs. `folder` holds the files of all of it."""
+
+    folder: Path
+    time_scale: float
+    url: str = ""
+    prometheus: str = ""
+    replicas: list[str] = field(default_factory=list)
+    engines: dict[str, Child] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    admin_port: int = 0
+    router: Child | None = None
+
+    def headers(self, tenant: str = "acme") -> dict[str, str]:
+        """That show a tenant's key."""
+        return {"Authorization": f"Bearer {self.keys[tenant]}"}
+
+    def write_settings(self, policy: str = "warm", **admission: Any) -> Path:  # noqa: ANN401 - as in a settings file
+        """The router's settings file, with limits that are soon met."""
+        settings = {
+            "replicas": self.replicas,
+            "listen": {"host": HOST, "port": self.port, "admin_port": self.admin_port, "lame_duck_s": 0},
+            "auth": {"keys_file": str(self.folder / "keys.yaml"), "secret": make_key()},
+            "routing": {"policy": policy},
+            "admission": {"queue_requests_max": 4, "in_flight_max": 8, **admission},
+            "upstream": {"slow_start_s": 0},
+        }
+        file = self.folder / "warmroute.yaml"
+        file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        return file
+
+    async def reload(self) -> None:
+        """Have the router read its settings again."""
+        if self.router is not None:
+            os.kill(self.router.pid, signal.SIGHUP)
+
+    async def kill(self, replica: str) -> None:
+        """End a replica at once, whatever it is doing."""
+        os.kill(self.engines[replica].pid, signal.SIGKILL)
+
+    async def replay(self, requests: int, sessions: int, tenant: str = "acme", policy: str = "") -> Row:
+        """Agents' sessions from a real trace. What is turned away or broken by trouble is in the row."""
+        with resources.as_file(resources.files("loadtest") / "data" / "claude_code_sessions.jsonl.gz") as path:
+            trace = read_trace(path)
+        settings = ReplaySettings(
+            url=self.url,
+            model=MODEL,
+            time_scale=self.time_scale,
+            requests_max=requests,
+            sessions_active=sessions,
+            think_max_s=10,
+            ramp_s=30,
+            output_tokens_max=256,
+            headers=self.headers(tenant),
+            policy=policy,
+        )
+        return await run_replay(trace, settings)
+
+    async def burst(self, count: int, tenant: str) -> list[int]:
+        """So many requests at once; their statuses."""
+        async with aiohttp.ClientSession() as client:
+
+            async def one(number: int) -> int:
+                body = {
+                    "model": MODEL,
+                    "max_tokens": 1_500,
+                    "messages": [{"role": "user", "content": f"{number} " * 2_000}],
+                }
+                async with client.post(self.url + CHAT, json=body, headers=self.headers(tenant)) as response:
+                    await response.read()
+                    return response.status
+
+            return await asyncio.gather(*map(one, range(count)))
+
+    async def query(self, expr: str, start_s: float, end_s: float, step_s: float = 1.0) -> list[dict[str, Any]]:
+        """Series of an expression as dashboards have it, over Unix times. Raises SceneError on a bad one."""
+        params: dict[str, str | float] = {
+            "query": filled(expr, end_s - start_s),
+            "start": start_s,
+            "end": end_s,
+            "step": step_s,
+        }
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(f"{self.prometheus}/api/v1/query_range", params=params) as response,
+        ):
+            answer = await response.json()
+        if answer["status"] != "success":
+            raise SceneError(f"{expr}: {answer.get('error')}")
+        series: list[dict[str, Any]] = answer["data"]["result"]
+        return series
+
+
+def filled(expr: str, range_s: float) -> str:
+    """With Grafana's variables filled in, all of each chosen."""
+    for name, value in (
+        LIVELY | {"$__rate_interval": f"{5 * SCRAPE_S:g}s", "$__range": f"{max(1, round(range_s))}s"}
+    ).items():
+        expr = expr.replace(name, value)
+    return expr
+
+
+@asynccontextmanager
+async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncIterator[Scene]:
+    """Replicas and Prometheus, which waits for a router: see `routing`."""
+    it = Scene(folder, time_scale, port=free_port(), admin_port=free_port())
+    it.url = f"http://{HOST}:{it.port}"
+    it.keys = {tenant: make_key() for tenant in TENANTS}
+    entries = [entry_of(key, tenant, **TENANTS[tenant]) for tenant, key in it.keys.items()]
+    (folder / "keys.yaml").write_text("".join(entries), encoding="utf-8")
+    async with AsyncExitStack() as stack:
+        for _ in range(replicas):
+            engine = await stack.enter_async_context(child("loadtest engine", _engine(time_scale)))
+            url = (await _in_time(engine.match(READY), "a replica"))[1]
+            engine.started()
+            it.engines[url] = engine
+            it.replicas.append(url)
+        it.prometheus = await stack.enter_async_context(_prometheus(folder, it.admin_port))
+        yield it
+
+
+@asynccontextmanager
+async def routing(it: Scene, policy: str = "warm", **admission: Any) -> AsyncIterator[None]:  # noqa: ANN401 - likewise
+    """A router in front of the scene's replicas, always on the same port; ready when the block begins."""
+    file = it.write_settings(policy, **admission)
+    async with child("the router", ["-m", "router", "serve", "--config", str(file)]) as router:
+        await _in_time(router.match(LISTENING), "the router")
+        router.started()
+        it.router = router
+        await _in_time(_ready(f"{it.url}/readyz"), "the router")
+        yield
+    it.router = None
+
+
+def free_port() -> int:
+    """That nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _engine(time_scale: float) -> Sequence[str]:
+    return (
+        *("-m", "loadtest", "engine", "--host", HOST, "--port", "0", "--replicas", "1", "--model", MODEL),
+        *("--kv-events", "--kv-events-port", "0", "--kv-replay-port", "0"),
+        *("--kv-tokens", "307328", "--time-scale", str(time_scale)),
+    )
+
+
+@asynccontextmanager
+async def _prometheus(folder: Path, admin_port: int) -> AsyncIterator[str]:
+    program = shutil.which("prometheus")
+    if program is None:
+        raise SceneError("there is no prometheus here: install the package of that name")
+    config = {
+        "global": {"scrape_interval": f"{SCRAPE_S:g}s", "evaluation_interval": "5s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {
+                "job_name": "warmroute",
+                "static_configs": [{"targets": [f"{HOST}:{admin_port}"], "labels": {"namespace": "llm"}}],
+            }
+        ],
+    }
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    address = f"{HOST}:{free_port()}"
+    log = (folder / "prometheus.log").open("w")
+    process = await asyncio.create_subprocess_exec(
+        program,
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address={address}",
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        await _in_time(_ready(f"http://{address}/-/ready"), "Prometheus")
+        yield f"http://{address}"
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        log.close()
+
+
+async def _ready(url: str) -> None:
+    async with aiohttp.ClientSession() as client:
+        while True:
+            try:
+                async with client.get(url) as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def _in_time(work: Any, what: str) -> Any:  # noqa: ANN401 - any coroutine, and what it returns
+    try:
+        async with asyncio.timeout(START_S):
+            return await work
+    except (TimeoutError, ChildError) as error:
+        raise SceneError(f"{what} did not start: {error}") from error

@@ -1,0 +1,37 @@
+"""Recording rules and alerts, by Prometheus' own tools."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from deploy.observability.rules import ALERTS, recorded
+from tests.k8s.tools import REPO, run
+
+RULES = REPO / "deploy" / "prometheus" / "rules.yaml"
+UNIT_TESTS = REPO / "deploy" / "prometheus" / "tests" / "alerts.yaml"
+
+
+def test_rules_are_clean() -> None:
+    """`promtool check rules` has nothing to say, and sees every rule."""
+    done = run(["promtool", "check", "rules", "--lint-fatal", RULES])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(ALERTS) + len(recorded())} rules found" in done.stdout
+
+
+def test_every_alert_fires_when_it_should_and_only_then() -> None:
+    """The unit tests of alerts pass."""
+    done = run(["promtool", "test", "rules", UNIT_TESTS])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_unit_tests_can_fail(tmp_path: Path) -> None:
+    """An alert whose threshold is out of reach is found out."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    wrong = RULES.read_text(encoding="utf-8").replace('{state="open"} == 1', '{state="open"} == 2')
+    (tmp_path / "rules.yaml").write_text(wrong, encoding="utf-8")
+    shutil.copy(UNIT_TESTS, folder)
+    done = run(["promtool", "test", "rules", folder / UNIT_TESTS.name])
+    assert done.returncode == 1
+    assert "WarmrouteBreakerOpen" in done.stdout + done.stderr
