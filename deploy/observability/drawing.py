@@ -136,7 +136,9 @@ def _curves(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height
     for minute, text in data["marks"]:
         axes.axvline(minute, color="#8e9299", linewidth=0.8, linestyle=(0, (3, 3)))
         if width > 0.4:
-            axes.text(minute + 0.02, 1.0, text, transform=axes.get_xaxis_transform(), size=7, color=FAINT, va="bottom")
+            late = minute > 0.85 * data["minutes"]
+            where = {"transform": axes.get_xaxis_transform(), "ha": "right" if late else "left", "va": "bottom"}
+            axes.text(minute, 1.0, text, size=7, color=FAINT, **where)
     _legend(figure, shown, colours, unit, place, height_in)
 
 
