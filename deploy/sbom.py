@@ -28,9 +28,9 @@ def version() -> str:
 
 def bill(lock: Path) -> dict[str, Any]:
     """Everything the lock names, below the router. CalledProcessError if the tool fails."""
-    command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", "--output-reproducible", "--of", "JSON"]
-    done = subprocess.run(
-        [*command, "--pyproject", str(REPO / "pyproject.toml"), str(lock)],
+    tool = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
+    done = subprocess.run(  # noqa: S603 - words of our own, no shell
+        [*tool, "--of", "JSON", "--pyproject", str(REPO / "pyproject.toml"), str(lock)],
         check=True,
         stdout=subprocess.PIPE,
         timeout=TOOL_TIMEOUT_S,

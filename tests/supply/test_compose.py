@@ -98,7 +98,9 @@ class Stand:
         self._prometheus = folder / "prometheus"
         shutil.copytree(DEPLOY / "prometheus", self._prometheus)
         config = self._prometheus / "prometheus.yml"
-        config.write_text(self.local(config.read_text(encoding="utf-8")).replace("scrape_interval: 5s", "scrape_interval: 1s"))
+        config.write_text(
+            self.local(config.read_text(encoding="utf-8")).replace("scrape_interval: 5s", "scrape_interval: 1s")
+        )
 
     def port(self, wanted: str) -> int:
         """The free port that stands for one of the file."""
@@ -117,7 +119,9 @@ class Stand:
     def command(self, name: str) -> list[str]:
         """What the service's container would run, here."""
         service = SERVICES[name]
-        entrypoint = service.get("entrypoint", {"router": ["warmroute"], "prometheus": [program("prometheus")]}.get(name))
+        entrypoint = service.get(
+            "entrypoint", {"router": ["warmroute"], "prometheus": [program("prometheus")]}.get(name)
+        )
         words = [self.local(str(word)) for word in service["command"]]
         changes: Mapping[str, Callable[[str], str]] = {
             "/traces/": lambda word: word.replace("/traces", str(REPO / "loadtest" / "data")),
@@ -156,6 +160,11 @@ async def process(command: list[str], log: Path) -> AsyncIterator[asyncio.subpro
                 await child.wait()
 
 
+def last_words(logs: Path) -> str:
+    """The end of what each service wrote."""
+    return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in sorted(logs.glob("*.log")))
+
+
 async def until(session: aiohttp.ClientSession, url: str, good: Callable[[Any], bool], logs: Path) -> Any:
     """What a page says once it is good; the test fails with what the services said if that takes too long."""
     try:
@@ -170,8 +179,7 @@ async def until(session: aiohttp.ClientSession, url: str, good: Callable[[Any], 
                     pass
                 await asyncio.sleep(0.3)
     except TimeoutError:
-        heard = "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs.glob("*.log"))
-        pytest.fail(f"{url} is not as it should be\n{heard}", pytrace=False)
+        pytest.fail(f"{url} is not as it should be\n{last_words(logs)}", pytrace=False)
 
 
 async def test_the_services_run_and_prometheus_sees_them(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """The default target, built for real."""
     missing = [name for name in ("buildah", "debootstrap", "unshare", "chroot") if not shutil.which(name)]
     if missing or os.getuid() != 0:
-        pytest.skip(f"building needs root and {', '.join(missing) or 'nothing else'}: apt-get install buildah debootstrap")
+        pytest.skip(
+            f"building needs root and {', '.join(missing) or 'nothing else'}: apt-get install buildah debootstrap"
+        )
     store = tmp_path_factory.mktemp("image")
     buildah: list[str | Path] = [
         *("buildah", "--root", store / "root", "--runroot", store / "run", "--storage-driver", "vfs")
@@ -135,7 +137,9 @@ def test_only_what_the_image_needs_is_sent() -> None:
     wanted = {line.removeprefix("!").rstrip("/") for line in lines if line.startswith("!")}
     assert lines[1] == "*"
     copied: set[str] = set()
-    for words in re.findall(r"^COPY (?!--from)(.+) \S+$", (REPO / "deploy/Dockerfile").read_text("utf-8"), re.MULTILINE):
+    for words in re.findall(
+        r"^COPY (?!--from)(.+) \S+$", (REPO / "deploy/Dockerfile").read_text("utf-8"), re.MULTILINE
+    ):
         copied |= {word.rstrip("/") for word in words.split()}
     assert copied == wanted
     assert all((REPO / name).exists() for name in wanted)
