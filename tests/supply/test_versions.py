@@ -34,3 +34,10 @@ def test_changelog_is_in_step() -> None:
     sections = re.findall(r"^## \[([^\]]+)\]", (REPO / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     released = [name for name in sections if name != "Unreleased"]
     assert released[:1] == [__version__]
+
+
+def test_the_release_can_write_the_images_digest() -> None:
+    """The chart's values have the one empty digest that the release workflow fills in."""
+    values = (REPO / "helm" / "warmroute" / "values.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(values)["image"]["digest"] == ""
+    assert values.splitlines().count('  digest: ""') == 1
