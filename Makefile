@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format setup test-events test-discovery test-engines test-node test-k8s test-supply manifests clean
+.PHONY: run test check format setup test-events test-discovery test-engines test-node test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -51,6 +51,24 @@ manifests: $(VENV)/.dev  ## what is made from the chart and for it: plain manife
 	$(BIN)/python -m tests.k8s.install
 	$(BIN)/python -m deploy.chart_schema
 	$(BIN)/python -m deploy.manifests
+# Wheels only: nothing is built, and so no code is run, when the image is made.
+LOCK := .venv-supply/bin/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
+	--generate-hashes --only-binary :all: --no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
+
+lock: $(VENV)/.dev  ## requirements/*.lock from pyproject.toml; ARGS=--upgrade takes the newest
+	$(BIN)/python -m tests.supply.install
+	$(LOCK) requirements/build.in -o requirements/build.lock
+	$(LOCK) pyproject.toml --extra kubernetes --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
+	$(LOCK) pyproject.toml --extra kubernetes --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
+	$(LOCK) pyproject.toml -c requirements/demo.lock -o requirements/runtime.lock
+
+sbom: $(VENV)/.dev  ## dist/warmroute-*.cdx.json: what is in the image, as CycloneDX
+	$(BIN)/python -m tests.supply.install
+	.venv-supply/bin/python -m deploy.sbom requirements/image.lock dist
+
+dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are made
+	$(BIN)/python -m tests.supply.install
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:
 	rm -rf .venv-k8s .venv-supply tests/node/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
