@@ -29,7 +29,7 @@ def version() -> str:
 def bill(lock: Path) -> dict[str, Any]:
     """Everything the lock names, below the router. CalledProcessError if the tool fails."""
     tool = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
-    done = subprocess.run(  # noqa: S603 - words of our own, no shell
+    done = subprocess.run(
         [*tool, "--of", "JSON", "--pyproject", str(REPO / "pyproject.toml"), str(lock)],
         check=True,
         stdout=subprocess.PIPE,

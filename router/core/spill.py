@@ -49,12 +49,12 @@ def spill(
     """None where nobody holds more than the chosen. `elsewhere`: tokens held by replicas that were not weighed;
     `exclude` of them were tried before, `full` have no place free."""
     most = chosen.cached_tokens
-    away = max(elsewhere, key=lambda id_: elsewhere[id_], default="") if elsewhere else ""
+    away = max(elsewhere, key=lambda id_: elsewhere[id_], default=None)
     holder = None
     for c in candidates:
         if c.cached_tokens > most or (holder is not None and c.cached_tokens == most and _dues(c) < _dues(holder)):
             holder, most = c, c.cached_tokens
-    if away and elsewhere[away] > most:
+    if away is not None and elsewhere[away] > most:
         cause = Cause.RETRY if away in exclude else Cause.FULL if away in full else Cause.UNFIT
         return Spill(cause, elsewhere[away] - chosen.cached_tokens)
     if holder is None:
