@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format setup test-events test-engines test-node test-k8s test-supply clean
+.PHONY: run test check format setup test-events test-discovery test-engines test-node test-k8s test-supply clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -26,6 +26,9 @@ setup: $(VENV)/.dev  ## create .venv with everything
 
 test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy network against the event stream
 	WARMROUTE_KV_RUNS=10000 $(BIN)/python -m pytest tests/core/test_kv_machine.py --timeout=1800 -s $(ARGS)
+
+test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults against the view of them, in simulated time
+	WARMROUTE_DISCOVERY_RUNS=10000 $(BIN)/python -m pytest tests/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
 
 test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some ten minutes
 	$(BIN)/python -m tests.engines.install

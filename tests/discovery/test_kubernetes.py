@@ -1,0 +1,284 @@
+"""The official client against a fake API server, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+import pytest
+
+from router.core.facts import Replica
+from router.discovery import following
+from router.discovery.kubernetes import Client, KubernetesDiscovery
+from router.settings import DiscoverySettings
+from tests.apiserver import ApiServer
+from tests.discovery.cluster import NAMESPACES, SELECTOR, Pods
+from tests.podstore import pod
+
+RUNS = max(10, int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "200")) // 50)
+AT_ONCE = 10
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    """A well one, with one pod."""
+    async with ApiServer() as server:
+        server.store.create(pod("a"))
+        yield server
+
+
+class Followed:
+    """`async with Followed(api, folder) as view`: what discovery yields."""
+
+    def __init__(self, api: ApiServer, folder: Path, **settings: Any) -> None:
+        self.kubeconfig = api.kubeconfig(folder)
+        settings = {"source": "kubernetes", "selector": SELECTOR, "kubeconfig": str(self.kubeconfig)} | settings
+        self.discovery = KubernetesDiscovery(DiscoverySettings(**settings))
+        self.sets: list[frozenset[Replica]] = []
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        async for replicas in self.discovery.watch():
+            self.sets.append(replicas)
+
+    @property
+    def names(self) -> set[str]:
+        """Of the pods in the view."""
+        return {replica.name.partition("/")[2] for replica in self.sets[-1]} if self.sets else set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for it, ten seconds at most."""
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+    async def until_names(self, *names: str) -> None:
+        """Wait until these are the view."""
+        await self.until(lambda: bool(self.sets) and self.names == set(names))
+
+
+async def test_pods_come_and_go(api: ApiServer, tmp_path: Path) -> None:
+    """A pod is a replica from when it is ready to when it is told to terminate, not until it is gone."""
+    async with Followed(api, tmp_path) as view:
+        await view.until_names("a")
+        api.store.create(pod("b", ip="10.0.0.2", ready=False))
+        api.store.create(pod("c", ip="10.0.0.3"))
+        api.store.create(pod("stranger", ip="10.0.0.4", labels={"app": "other"}))
+        await view.until_names("a", "c")
+        api.store.set_ready("b", True)
+        await view.until_names("a", "b", "c")
+        api.store.terminate("a")
+        await view.until_names("b", "c")
+        assert ("default", "a") in api.store.pods
+        api.store.delete("a")
+        api.store.delete("c")
+        await view.until_names("b")
+        assert view.discovery.status().fresh
+
+
+async def test_pages_of_a_list_are_one_view(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is yielded before the last page is there."""
+    monkeypatch.setattr(following, "PAGE_PODS", 2)
+    for number in range(2, 8):
+        api.store.create(pod(f"p{number}", ip=f"10.0.0.{number}"))
+    async with Followed(api, tmp_path) as view:
+        await view.until(lambda: bool(view.sets))
+        assert [len(found) for found in view.sets] == [7]
+        assert api.asked["list"] == 4
+
+
+async def test_api_server_away(api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The last good view stays and is known to be stale, which is logged once, and its end once; what happened
+    meanwhile is found afterwards."""
+    caplog.set_level("INFO", "router.discovery")
+    async with Followed(api, tmp_path) as view:
+        await view.until_names("a")
+        await api.down()
+        await view.until(lambda: not view.discovery.status().fresh)
+        api.store.delete("a")
+        api.store.create(pod("b", ip="10.0.0.2"))
+        await view.until(lambda: view.discovery.status().errors > 3)
+        status = view.discovery.status()
+        assert view.names == {"a"}
+        assert (status.replicas, status.stale_s > 0) == (1, True)
+        assert "no answer from the API server" in status.why
+        await api.up()
+        await view.until_names("b")
+        await view.until(lambda: view.discovery.status().fresh)
+    said = [record.message for record in caplog.records]
+    assert said.count("discovery is stale") == said.count("discovery is fresh again") == 1
+
+
+async def test_nothing_is_yielded_before_the_first_list(api: ApiServer, tmp_path: Path) -> None:
+    """A router that starts while the API server fails does not take that for an empty fleet."""
+    api.failing = (500, "")
+    async with Followed(api, tmp_path) as view:
+        await view.until(lambda: view.discovery.status().errors > 2)
+        assert view.sets == []
+        assert "500" in view.discovery.status().why
+        api.failing = None
+        await view.until_names("a")
+
+
+async def test_missing_right_is_named(api: ApiServer, tmp_path: Path) -> None:
+    """403 says which verb, where, and what a Role needs; a namespace that may be read is used all the same."""
+    api.forbidden = {"watch"}
+    async with Followed(api, tmp_path) as view:
+        await view.until(lambda: view.discovery.status().errors > 0)
+        why = view.discovery.status().why
+        assert "403" in why
+        assert "watch pods in namespace default" in why
+        assert "verbs list and watch on pods" in why
+        assert view.names == {"a"}
+
+
+async def test_new_token_is_read(api: ApiServer, tmp_path: Path) -> None:
+    """A token that is no longer taken is read anew from its file."""
+    async with Followed(api, tmp_path) as view:
+        await view.until_names("a")
+        api.token = "another-token"
+        api.close_watches()
+        await view.until(lambda: "401" in view.discovery.status().why)
+        assert api.token not in view.discovery.status().why
+        (tmp_path / "token").write_text(api.token)
+        api.store.delete("a")
+        await view.until_names()
+        await view.until(lambda: view.discovery.status().fresh)
+
+
+async def test_retry_after_is_heeded(api: ApiServer, tmp_path: Path) -> None:
+    """An API server that is overloaded says when to come again, and is left alone until then."""
+    api.failing = (429, "1")
+    async with Followed(api, tmp_path) as view:
+        await view.until(lambda: api.asked["list"] == 1)
+        began_s = asyncio.get_running_loop().time()
+        api.failing = None
+        await view.until_names("a")
+        assert asyncio.get_running_loop().time() - began_s > 0.9
+
+
+@pytest.mark.parametrize("as_status", [True, False])
+async def test_compacted_version(
+    api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_status: bool
+) -> None:
+    """410, as a status or as an event: pods are listed again, and nobody is told that the view is stale."""
+    monkeypatch.setattr(following, "PAGE_PODS", 1)
+    monkeypatch.setattr(following, "WATCH_S", 1)
+    monkeypatch.setattr(following, "SPREAD_S", 0)
+    api.gone_as_status, api.bookmark_s = as_status, 100.0
+    api.store.create(pod("b", ip="10.0.0.2"))
+    async with Followed(api, tmp_path) as view:
+        await view.until_names("a", "b")
+        api.store.create(pod("elsewhere", namespace="other"))  # the version goes on, and no watch hears of it
+        api.store.compact()
+        lists = api.asked["list"]
+        await view.until(lambda: api.asked["list"] > lists)
+        api.store.delete("a")
+        await view.until_names("b")
+        assert view.discovery.status().errors == 0
+
+
+async def test_half_open_watch(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch whose connection is dead is given up soon after it should have ended."""
+    monkeypatch.setattr(following, "WATCH_S", 1)
+    monkeypatch.setattr(following, "SPREAD_S", 0)
+    monkeypatch.setattr(following, "LATE_S", 0.2)
+    async with Followed(api, tmp_path) as view:
+        await view.until_names("a")
+        api.stalled = True
+        api.store.delete("a")
+        await view.until(lambda: view.discovery.status().errors > 0)
+        assert view.names == {"a"}
+        api.close_watches()
+        api.stalled = False
+        await view.until(lambda: view.names == set())
+
+
+async def test_own_namespace(api: ApiServer, tmp_path: Path) -> None:
+    """Without namespaces the kubeconfig's own is meant; outside of a pod, without either, that is said."""
+    api.store.create(pod("b", namespace="mine", ip="10.0.0.2"))
+    path = api.kubeconfig(tmp_path, namespace="mine")
+    settings = DiscoverySettings("kubernetes", selector=SELECTOR, kubeconfig=str(path))
+    sets = KubernetesDiscovery(settings).watch()
+    assert {replica.name for replica in await anext(sets)} == {"mine/b"}
+    await sets.aclose()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"discovery\.namespaces"):
+        KubernetesDiscovery(DiscoverySettings("kubernetes", selector=SELECTOR))
+    with pytest.raises(ValueError, match=r"discovery\.kubeconfig"):
+        KubernetesDiscovery(DiscoverySettings("kubernetes", selector=SELECTOR, kubeconfig="/nowhere"))
+    with pytest.raises(ValueError, match=r"discovery\.selector"):
+        KubernetesDiscovery(DiscoverySettings("kubernetes", ("a",)))
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the client the error says what to install."""
+    monkeypatch.setitem(sys.modules, "kubernetes.aio.client", None)
+    with pytest.raises(ValueError, match=r"pip install 'warmroute\[kubernetes\]'"):
+        Client(SELECTOR, "")
+
+
+async def test_service_account(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files of a service account are missing, discovery says so, and goes on trying."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    discovery = KubernetesDiscovery(DiscoverySettings("kubernetes", ("default",), SELECTOR))
+    task = asyncio.ensure_future(anext(discovery.watch()))
+    async with asyncio.timeout(5):
+        while discovery.status().errors < 2:
+            await asyncio.sleep(0.01)
+    assert "cannot tell who we are: ConfigException: Service host/port is not set." in discovery.status().why
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _history(seed: int, folder: Path) -> None:
+    pods = Pods(Random(seed))
+    async with ApiServer(pods.store) as api, Followed(api, folder, namespaces=NAMESPACES) as view:
+        for _ in range(2):
+            for _ in range(pods.random.randrange(2, 12)):
+                pods.change()
+                match pods.random.randrange(8):
+                    case 0:
+                        api.close_watches()
+                    case 1:
+                        pods.store.compact()
+                    case 2:
+                        api.repeating = not api.repeating
+                    case 3:
+                        api.dropping = True
+                    case 4:
+                        api.failing = (pods.random.choice([401, 500, 503, 504]), "")
+                        api.close_watches()
+                    case 5:
+                        api.stalled = True
+                await asyncio.sleep(pods.random.choice([0, 0, 0.02, 0.1]))
+            if pods.random.random() < 0.5:
+                await api.down()
+                pods.change()
+                await asyncio.sleep(0.1)
+                await api.up()
+            api.dropping = api.stalled = api.repeating = False
+            api.failing = None
+            api.close_watches()  # those that were deaf or dead are reset: that is when they have recovered
+            await view.until(
+                lambda: bool(view.sets) and {(r.id, r.name, r.instance) for r in view.sets[-1]} == pods.truth()
+            )
+
+
+async def test_histories_over_http(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever happened to pods, API server and connections: afterwards the view becomes the truth."""
+    for first in range(0, RUNS, AT_ONCE):
+        await asyncio.gather(
+            *(_history(seed, tmp_path_factory.mktemp(str(seed))) for seed in range(first, first + AT_ONCE))
+        )
