@@ -34,9 +34,11 @@ class Pages:
         streams: Callable[[str], dict[str, Any] | None] = lambda _: None,
         window: Callable[[str], int | None] = lambda _: None,
         added: Callable[[str], bool] = lambda _: False,
+        discoveries: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """`streams` gives the state of a replica's event stream, where there is one; `window` how many requests it may
-        have open; `added` says whether a replica was added at run time."""
+        have open; `added` says whether a replica was added at run time; `discoveries` how fresh each source's
+        view is."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -44,6 +46,7 @@ class Pages:
         self._streams = streams
         self._window = window
         self._added = added
+        self._discoveries = discoveries
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
     def routes(self) -> list[web.RouteDef]:
@@ -83,9 +86,10 @@ class Pages:
         return web.Response(status=page.status, body=page.body, headers={"Content-Type": page.content_type})
 
     async def replicas(self, _: web.Request) -> web.Response:
-        """Every replica with health, load, grade, and what was learned of it."""
+        """Every replica with health, load, grade, and what was learned of it; and how fresh the list is, by source."""
         now_s = self._clock()
-        return _json({"replicas": [self._replica(m, now_s) for m in self._router.fleet.members.values()]})
+        rows = [self._replica(m, now_s) for m in self._router.fleet.members.values()]
+        return _json({"replicas": rows, "discovery": self._discoveries()})
 
     async def last_decisions(self, _: web.Request) -> web.Response:
         """The last requests, newest first, with the candidates that were weighed."""
@@ -113,6 +117,9 @@ class Pages:
         model = self._router.fleet.model_of(member)
         return {
             "id": member.id,
+            "name": member.replica.name,
+            "node": member.replica.node,
+            "instance": member.replica.instance,
             "added": self._added(member.id),
             "ready": member.health.fit,
             "why": member.health.why,

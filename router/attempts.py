@@ -11,6 +11,8 @@ What bounds the attempts of one request, and why:
 The replica that failed is never the next one, and another rank of its server only where no other server is left. Only
 where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
 had closed meanwhile) is asked once more.
+
+A replica that leaves between placing and calling was no attempt: the request is placed again.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
 from router.exchange import Answer, Failure
-from router.failures import ConnectFailed, EngineFailed, EngineShed, NotStream, Stale, TimedOut
-from router.placing import Placed, Placer, UnknownResponse
+from router.failures import ConnectFailed, EngineFailed, EngineShed, NotStream, ReplicaLeft, Stale, TimedOut
+from router.placing import LEFT, Placed, Placer, UnknownResponse
 from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
 from router.tallies import RequestRecord
 from router.upstream import Upstream
@@ -46,11 +48,12 @@ class Tried:
 
     def note(self, replica: str, failure: Failure) -> None:
         """One attempt failed."""
-        unsent = isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out)
+        left = isinstance(failure, ReplicaLeft)
+        unsent = left or (isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out))
         self.unsent += unsent
         self.sent += not unsent
         self.sheds += isinstance(failure, EngineShed)
-        once_more = isinstance(failure, Stale) or (isinstance(failure, ConnectFailed) and failure.timed_out)
+        once_more = left or isinstance(failure, Stale) or (isinstance(failure, ConnectFailed) and failure.timed_out)
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
         self.replicas |= {replica}
 
@@ -146,7 +149,12 @@ class Attempts:
     async def _place(self, question: Question, excluded: frozenset[str]) -> Placed:
         """Raises Refusal when no replica is left to try."""
         try:
-            return await self._placer.place(question.wanted, excluded)
+            for _ in range(UNSENT_MAX):
+                lease = await self._placer.place(question.wanted, excluded)
+                if self._placer.stands(lease):
+                    return lease
+                self._placer.finish(lease, LEFT, self._clock())
+            raise none_ready()
         except NoReplica as error:
             raise none_ready() from error
         except UnknownResponse as error:  # in the engines' words, whoever else knows it

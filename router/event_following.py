@@ -114,6 +114,11 @@ class Follower:
             counts=stream.counts,
         )
 
+    def update(self, replica: Replica) -> None:
+        """The same replica, by other facts."""
+        self.replica = replica
+        self._look.set()
+
     async def run(self) -> None:
         """Find the source, follow it until it is another one, and again."""
         finding = asyncio.create_task(self._find())

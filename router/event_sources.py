@@ -3,7 +3,8 @@
 vLLM (0.26 and later) names the source of every data-parallel rank on `/kv_event_sources`, ports already offset by the
 rank (vllm/distributed/kv_events.py); SGLang names the first port on `/server_info`. What an engine says is taken for
 a port, never for a host: it is connected to where the replica itself is, so that a replica cannot make the router
-talk to somebody else. Endpoints in the settings are the operator's word and are used as they are.
+talk to somebody else. Endpoints in the settings are the operator's word and are used as they are; so are those that
+discovery knows, which are of the server's first rank: engines add the rank to the port, and so do we.
 """
 
 from __future__ import annotations
@@ -92,9 +93,11 @@ class Finder:
         await self._session.close()
 
     async def find(self, replica: Replica) -> Source | Off:
-        """What the settings say, else what the replica says; NoAnswer when it says nothing."""
+        """What the settings say, else discovery, else what the replica says; NoAnswer when it says nothing."""
         if replica.id in self._configured:
             return self._configured[replica.id]
+        if replica.events:
+            return _told(replica)
         status, page = await self._get(f"{replica.url}/kv_event_sources")
         try:
             if status == 200:
@@ -173,6 +176,18 @@ class Finder:
             raise NoAnswer("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer(type(error).__name__) from error
+
+
+def _told(replica: Replica) -> Source | Off:
+    """Where discovery says that this rank publishes."""
+    ends = []
+    for first in filter(None, (replica.events, replica.replay)):
+        host, port = _parsed(first)
+        port += replica.rank or 0
+        if not 0 < port < 1 << 16 or not host:
+            return Off(f"has no KV events at {first[:200]}, where discovery says")
+        ends.append(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+    return Source(*ends)
 
 
 def _parsed(endpoint: str) -> tuple[str, int]:

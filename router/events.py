@@ -128,6 +128,12 @@ class Subscriber:
             if self._followers.get(replica.id) is follower:
                 del self._followers[replica.id]
 
+    def update(self, replica: Replica) -> None:
+        """Discovery knows something else of a replica that is watched: where its events are, perhaps."""
+        follower = self._followers.get(replica.id)
+        if follower is not None:
+            follower.update(replica)
+
     def resync(self, replica: str, why: str = "distrusted") -> None:
         """Forget what the replica said and have it said again."""
         follower = self._followers.get(replica)

@@ -3,6 +3,7 @@
     failure                                   kind         was sent      tried elsewhere         replica's fault
     refused, no connection in time            connect      nothing       yes, and not counted    yes
     any other end of connecting, such as TLS  connect      nothing       yes                     yes
+    its replica left while we connected       left         nothing       yes, and not counted    no
     used connection closed, no byte came      stale        maybe         yes                     no
     reset or end before the first event       broke_early  all of it     yes                     yes
     no stream of events, though promised      garbage      all of it     yes                     yes
@@ -41,6 +42,13 @@ class ConnectFailed(Failure):
         self.refused, self.timed_out = refused, timed_out
         if timed_out:
             self.ending = Ending.UNREACHED
+
+
+class ReplicaLeft(ConnectFailed):
+    """Nothing was sent: discovery says that the replica is none any more, or another engine by now."""
+
+    kind = "left"
+    ending = Ending.CLIENT_LEFT
 
 
 class Stale(Failure):

@@ -27,7 +27,9 @@ from router.core.kv_stream import Limits
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.discovery import Discovery
+from router.discovery.dns import DnsDiscovery
 from router.discovery.static import StaticDiscovery
+from router.discovery.together import Together
 from router.events import Subscriber
 from router.keys import Keys
 from router.metrics import Metrics, RequestRecord
@@ -38,7 +40,7 @@ from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
 from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts
-from router.settings import Settings
+from router.settings import DiscoverySettings, Settings
 from router.tokens import Asker
 from router.trust import Trust
 
@@ -116,8 +118,8 @@ class Hub:
 
     def _build(self) -> None:
         s = self.settings
-        if not s.replicas:
-            log.warning("no replicas are configured: give --replica URL, or `replicas` in the settings file")
+        if not s.replicas and s.discovery.source == StaticDiscovery.source:
+            log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
         self._prober = Prober(
             self.router,
             self._lost,
@@ -139,9 +141,11 @@ class Hub:
             lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
             queued=lambda: self.admission.queued(),
             connections=self._connection_figures,
+            discoveries=self._discovery_figures,
         )
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)
+        self._discoveries = Together(self._replicas, _source(s.discovery), replicas_max=s.discovery.replicas_max)
         self.pages = Pages(
             self.router,
             self.metrics,
@@ -151,6 +155,7 @@ class Hub:
             streams=self._stream,
             window=lambda id_: self.admission.window(id_),
             added=lambda id_: Replica(id_).url in self._replicas.added,
+            discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
         )
         self.placer = LocalPlacer(
             self.router,
@@ -159,7 +164,7 @@ class Hub:
             response_ids_max=s.limits.response_ids_max,
             private_responses=bool(s.auth.keys_file),
             observe=self.observe,
-            failed=self.metrics.failed,
+            failed=self._failed,
             refused=self._refused,
             page=self.pages.page,
             limits=s.admission,
@@ -231,7 +236,7 @@ class Hub:
                 self._stack.push_async_callback(announcer.close)
                 self._task(announcer.watch())
         self._stack.push_async_callback(self._stop_watching)
-        self._task(self._discover(self._replicas))
+        self._task(self._discover())
 
     @property
     def keys(self) -> Keys | None:
@@ -294,6 +299,10 @@ class Hub:
         level = logging.INFO if state is State.CLOSED else logging.WARNING
         log.log(level, "replica's breaker", extra={"fields": {"replica": replica, "state": state.value, "why": why}})
 
+    def _failed(self, replica: str, kind: str) -> None:
+        """An attempt failed; whoever left meanwhile has no series any more."""
+        self.metrics.failed(replica if replica in self.router.fleet.members else None, kind)
+
     def _refused(self, replica: str) -> None:
         """An edge found that nobody listens there: all ranks of that server are gone at once."""
         for id_ in self.router.fleet.same_server(replica):
@@ -349,6 +358,9 @@ class Hub:
         figures.update(self.connections())
         return figures[CONNECTIONS], {why: figures[CLOSED + why] for why in REASONS}
 
+    def _discovery_figures(self) -> dict[str, dict[str, float]]:
+        return {source: msgspec.to_builtins(status) for source, status in self._discoveries.statuses().items()}
+
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None
         return msgspec.to_builtins(stats) if stats else None
@@ -362,8 +374,8 @@ class Hub:
 
     # -- replicas ------------------------------------------------------------------------------------------------
 
-    async def _discover(self, discovery: Discovery) -> None:
-        async for replicas in self._ranks.follow(discovery.watch()):
+    async def _discover(self) -> None:
+        async for replicas in self._ranks.follow(self._discoveries.watch()):
             self._replace(replicas)
             self.discovered.set()
 
@@ -373,16 +385,23 @@ class Hub:
         await asyncio.gather(*(self._prober.probe(id_, models=True) for id_ in list(self.router.fleet.members)))
 
     def _replace(self, replicas: frozenset[Replica]) -> None:
-        by_id = {replica.id: replica for replica in replicas}
+        """A complete set. Where another engine has come to an address, all that was there ends, and begins anew."""
+        by_id, members = {replica.id: replica for replica in replicas}, self.router.fleet.members
+        before = {id_: member.replica for id_, member in members.items()}
         joined, left = self.router.replace(by_id[id_] for id_ in sorted(by_id))
         for id_ in left:
+            log.info("replica left", extra={"fields": _named(before[id_])})
             for task in self._watching.pop(id_):
                 task.cancel()
             self.metrics.left(id_)
             self._prober.left(id_)
             self._grades.pop(id_, None)
             self.left(id_)
+        for id_ in before.keys() - left:
+            if self._events is not None and members[id_].replica != before[id_]:
+                self._events.update(members[id_].replica)
         for id_ in joined:
+            log.info("replica joined", extra={"fields": _named(by_id[id_])})
             work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
             if self._events is not None:
                 work.append(self._events.watch(by_id[id_]))
@@ -396,3 +415,20 @@ class Hub:
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
         self._stack.push_async_callback(in_background(work))
+
+
+def _source(s: DiscoverySettings) -> Discovery | None:
+    """What finds replicas besides those that are listed; None: nothing does."""
+    if s.source == DnsDiscovery.source:
+        return DnsDiscovery(s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s)
+    if s.source == "kubernetes":
+        from router.discovery.kubernetes import KubernetesDiscovery  # of an extra, and heavy
+
+        return KubernetesDiscovery(s)
+    return None
+
+
+def _named(replica: Replica) -> dict[str, str]:
+    """For a log line: the facts that there are."""
+    facts = {"replica": replica.id, "name": replica.name, "node": replica.node, "instance": replica.instance}
+    return {name: fact for name, fact in facts.items() if fact}

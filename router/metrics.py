@@ -43,10 +43,12 @@ class Metrics:
         lines_dropped: Callable[[], int] = int,
         queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0),
         connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {}),
+        discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
     ) -> None:
         """`streams`: figures of event streams by replica; `prompts`: what became of prompts on the way to tokens;
         `lines_dropped`: log lines that nobody took; `queued`: requests that wait for a place by priority, and bytes;
-        `connections`: of clients, those open, and those that we closed by reason."""
+        `connections`: of clients, those open, and those that we closed by reason; `discoveries`: how fresh the view of
+        each source of replicas is."""
         self._tallies = Tallies()
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
@@ -56,7 +58,7 @@ class Metrics:
         self.reloaded = self._tallies.reloaded
         self.know_tenants = self._tallies.know
         gauges = _Gauges(router, in_flight, clock, self._tallies, lines_dropped, queued)
-        self._read = (gauges, _Connections(connections), _Events(router, streams, prompts))
+        self._read = (gauges, _Connections(connections), _Discoveries(discoveries), _Events(router, streams, prompts))
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._tallies), *self._read):
             self.registry.register(collector)
@@ -172,6 +174,9 @@ class _Gauges(Collector):
         def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
             return _gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in members.values()])
 
+        facts = [((m.id, m.replica.name, m.replica.node), 1.0) for m in members.values()]
+        text = "1; what discovery knows of the replica, for joins."
+        yield _gauge("replica_info", text, ("replica", "name", "node"), facts)
         yield each("ready", "1 when requests may be sent there.", lambda m: float(m.health.fit))
         yield each("in_flight", "Open leases.", lambda m: len(m.leases))
         yield each(
@@ -214,6 +219,33 @@ class _Connections(Collector):
         for reason, times in closed.items():
             family.add_metric((reason,), times)
         yield family
+
+
+class _Discoveries(Collector):
+    """Where replicas come from; read when scraped."""
+
+    def __init__(self, discoveries: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
+        self._discoveries = discoveries
+
+    def collect(self) -> Iterable[Metric]:
+        """Three gauges and a counter by source."""
+        known = self._discoveries()
+        for name, key, text in (
+            (
+                "fresh",
+                "fresh",
+                "1 while the source's list of replicas may be taken for the truth.",
+            ),
+            ("stale_seconds", "stale_s", "Age of the source's list while it may not."),
+            ("replicas", "replicas", "Replicas in the source's list, before ranks."),
+        ):
+            values = [((source,), float(figures[key])) for source, figures in known.items()]
+            yield _gauge(f"discovery_{name}", text, ("source",), values)
+        text = "Times that a source of replicas failed."
+        errors = CounterMetricFamily("warmroute_discovery_errors", text, labels=("source",))
+        for source, figures in known.items():
+            errors.add_metric((source,), figures["errors"])
+        yield errors
 
 
 class _Events(Collector):

@@ -96,7 +96,10 @@ class Placer(Protocol):
         """A lease on a replica that is not excluded; with exclusions it is a retry. Raises NoReplica, Shed when it is
         turned away, and UnknownResponse."""
 
-    def first_token(self, lease: Any, now_s: float) -> None:  # noqa: ANN401 - what `place` returned
+    def stands(self, lease: Any) -> bool:  # noqa: ANN401 - what `place` returned
+        """Whether its replica is still the one that it was placed on: nothing is to be sent to one that left."""
+
+    def first_token(self, lease: Any, now_s: float) -> None:  # noqa: ANN401 - likewise
         """The first body event of a stream arrived."""
 
     def finish(self, lease: Any, outcome: Outcome, now_s: float) -> None:  # noqa: ANN401 - likewise
@@ -234,6 +237,11 @@ class LocalPlacer:
             if future.done() and not future.cancelled() and future.exception() is None:  # at the last moment
                 self.finish(future.result(), LEFT, self._clock())
             raise
+
+    def stands(self, lease: Lease) -> bool:
+        """See Placer."""
+        member = self._router.fleet.members.get(lease.replica)
+        return member is not None and lease.id in member.leases
 
     def _answered(self, future: asyncio.Future[Lease], answer: Lease | Exception) -> None:
         if isinstance(answer, Exception):

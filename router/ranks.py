@@ -2,7 +2,11 @@
 
 vLLM 0.32 names the source of KV events of every rank on `/kv_event_sources`; with events off, its metrics still name
 every engine. SGLang 0.5.23 says `dp_size` on `/server_info`. A server that answers none of them has one rank. One that
-does not answer at all keeps the number that was known of it, and is asked again soon.
+does not answer at all keeps the number that was known of it, and is asked again soon, as is another engine that came
+to a known address.
+
+Who joins is waited for, SETTLE_S at most, so that it joins as what it is. Who leaves, leaves at once, whoever else is
+being asked.
 
 In vLLM's hybrid and external modes a server answers for a part of the ranks only, which it counts from 0
 (v1/engine/input_processor.py): so do we.
@@ -13,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -27,7 +31,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 RANKS_MAX = 1_024  # a server that claims more is not believed
-SETTLE_S = 1.0  # a set waits so long for its servers' first answers
+SETTLE_S = 1.0  # a server that joins is waited for so long, until it has answered
 ASKED_AT_ONCE_MAX = 32
 
 
@@ -76,6 +80,8 @@ class Ranks:
         self._counts: dict[str, int] = {}
         self._asked_s: dict[str, float] = {}  # of the last answer
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._instances: dict[str, str] = {}  # of engines, where discovery knows
+        self._settled_s: dict[str, float] = {}  # until when each is waited for; 0: it was asked
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         self._session = pages.session(api_key, timeout_s, tls)
 
@@ -112,18 +118,18 @@ class Ranks:
         following: asyncio.Future[frozenset[Replica] | None] | None = asyncio.ensure_future(anext(sets, None))
         try:
             while following is not None or replicas is not None:
-                if following is None:
-                    await asyncio.sleep(self._interval_s)
-                else:
-                    await asyncio.wait({following}, timeout=None if replicas is None else self._interval_s)
-                    if following.done():
-                        found = following.result()
-                        following = None if found is None else asyncio.ensure_future(anext(sets, None))
-                        replicas = replicas if found is None else found
+                await self._wait(following, first=replicas is None)
+                if following is not None and following.done():
+                    found = following.result()
+                    following = None if found is None else asyncio.ensure_future(anext(sets, None))
+                    replicas = replicas if found is None else found
                 if replicas is None:
                     continue
-                await self._refresh({replica.url for replica in replicas})
-                expanded = expand(replicas, self._counts)
+                self._refresh(replicas)
+                joining = self._joining()
+                if joining and given is None:
+                    continue
+                expanded = expand((each for each in replicas if each.url not in joining), self._counts)
                 if expanded != given:
                     given = expanded
                     yield expanded
@@ -131,25 +137,69 @@ class Ranks:
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
+            if isinstance(sets, AsyncGenerator):
+                await sets.aclose()
 
-    async def _refresh(self, servers: set[str]) -> None:
-        """Ask those that are due; come back when all have answered, at the latest after SETTLE_S."""
-        for known in (self._counts, self._asked_s):
-            for gone in known.keys() - servers:
-                del known[gone]
+    async def _wait(self, following: asyncio.Future[Any] | None, *, first: bool) -> None:
+        """Until there is another set, or those that join have answered or been waited for, or the next round is due."""
+        now_s, joining = asyncio.get_running_loop().time(), self._joining()
+        until_s = min((self._settled_s[server] for server in joining), default=now_s + self._interval_s)
+        asked = [self._asking[server] for server in joining]
+        answered = asyncio.ensure_future(asyncio.wait(asked)) if asked else None
+        wakes: set[asyncio.Future[Any]] = {each for each in (answered, following) if each is not None}
+        if not wakes:
+            await asyncio.sleep(self._interval_s)
+            return
+        try:
+            timeout_s = None if first else max(0.0, until_s - now_s)
+            await asyncio.wait(wakes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if answered is not None:
+                answered.cancel()
+
+    def _joining(self) -> set[str]:
+        """Servers that are new, were asked, and may still answer in time."""
         now_s = asyncio.get_running_loop().time()
-        for server in servers - self._asking.keys():
+        return {server for server in self._asking if self._settled_s.get(server, now_s) > now_s}
+
+    def _refresh(self, replicas: frozenset[Replica]) -> None:
+        """Ask those that are due."""
+        now_s = asyncio.get_running_loop().time()
+        instances = {replica.url: replica.instance for replica in replicas}
+        for server in [server for server in self._settled_s if server not in instances]:
+            self._forget(server)
+        for server, instance in instances.items():
+            before = self._instances.get(server, "")
+            if instance and before and instance != before:
+                self._forget_answer(server)
+            self._instances[server] = instance or before
+            self._settled_s.setdefault(server, now_s + SETTLE_S)
+        for server in instances.keys() - self._asking.keys():
             if now_s - self._asked_s.get(server, -self._again_s) >= self._again_s:
                 self._asking[server] = asyncio.create_task(self._ask_once(server))
-        if self._asking:
-            await asyncio.wait(self._asking.values(), timeout=SETTLE_S)
+
+    def _forget(self, server: str) -> None:
+        self._forget_answer(server)
+        for known in (self._counts, self._instances):
+            known.pop(server, None)
+
+    def _forget_answer(self, server: str) -> None:
+        """Whoever is asked now is not who answers next; the number that was known is the best guess until then."""
+        for known in (self._asked_s, self._settled_s):
+            known.pop(server, None)
+        asking = self._asking.pop(server, None)
+        if asking is not None:
+            asking.cancel()
 
     async def _ask_once(self, server: str) -> None:
+        me = asyncio.current_task()
         try:
             async with self._slots:
                 await self.count(server)
         finally:
-            del self._asking[server]
+            if self._asking.get(server) is me:
+                del self._asking[server]
+                self._settled_s[server] = 0.0
 
     async def _ask(self, base_url: str) -> int:
         if sources := await self._page(f"{base_url}/kv_event_sources", _decode_sources):

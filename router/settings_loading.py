@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
@@ -21,13 +22,15 @@ import yaml
 from router import secret
 from router.addresses import event_problems, token_problems, url_problems
 from router.core.policies import POLICIES
+from router.discovery import SOURCES
 from router.keys import Keys, KeysError
 from router.networks import allowed_problems
-from router.settings import SECRETS, Settings, SettingsError, field_keys
+from router.settings import SECRETS, DiscoverySettings, Settings, SettingsError, field_keys
 from router.tls import listener_problems, replica_problems
 
 ENV_PREFIX = "WARMROUTE_"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
+TEXTS_OR_NUMBERS = ("discovery.port",)  # names, which may be numbers: YAML makes those of them
 
 
 def load(
@@ -45,6 +48,8 @@ def load(
             problems.append(f"unknown setting '{key}'{_nearest(key, keys)}")
     values = {}
     for key, raw in flat.items():
+        if key in TEXTS_OR_NUMBERS and type(raw) is int:
+            raw = str(raw)
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError as error:
@@ -129,6 +134,7 @@ def _check(settings: Settings) -> list[str]:
     if not settings.listen.host or not settings.listen.admin_host:
         problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
     problems += url_problems(settings.replicas)
+    problems += _check_discovery(settings.discovery)
     if settings.routing.policy not in POLICIES:
         policy = settings.routing.policy
         problems.append(f"'routing.policy': there is no policy '{policy}'{_nearest(policy, POLICIES)}")
@@ -149,6 +155,54 @@ def _check(settings: Settings) -> list[str]:
     for path in paths:
         if not re.fullmatch(r"/[\w./-]+", path):
             problems.append(f"'api.passthrough': '{path}' is not a plain path such as /tokenize")
+    return problems
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as Kubernetes has it
+_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
+_HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def _check_discovery(discovery: DiscoverySettings) -> list[str]:
+    """Where replicas come from."""
+    source, port, problems = discovery.source, discovery.port, []
+    if source not in SOURCES:
+        problems.append(f"'discovery.source': there is no source '{source}'{_nearest(source, SOURCES)}")
+    if discovery.scheme not in ("http", "https"):
+        problems.append(f"'discovery.scheme': '{discovery.scheme}' is neither http nor https")
+    number = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
+    if port and not number and not _PORT_NAME.fullmatch(port):
+        problems.append(f"'discovery.port': '{port}' is neither a port number nor the name of a container port")
+    for name in discovery.namespaces:
+        if not _LABEL.fullmatch(name):
+            problems.append(f"'discovery.namespaces': '{name}' is not the name of a namespace")
+    if len(set(discovery.namespaces)) < len(discovery.namespaces):
+        problems.append("'discovery.namespaces': a namespace is given twice")
+    if discovery.dns_name and not _HOST_NAME.fullmatch(discovery.dns_name):
+        problems.append(f"'discovery.dns_name': '{discovery.dns_name}' is not a name such as vllm.default.svc")
+    if source == "dns" and not discovery.dns_name:
+        problems.append("'discovery.dns_name': is needed with discovery.source dns")
+    if source == "dns" and not number:
+        problems.append(f"'discovery.port': with discovery.source dns a number is needed; it is '{port}'")
+    if source == "kubernetes":
+        problems += _check_kubernetes(discovery)
+    return problems
+
+
+def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
+    problems = []
+    if not discovery.selector.strip():
+        problems.append("'discovery.selector': is needed with discovery.source kubernetes, such as app=vllm")
+    if discovery.kubeconfig:
+        try:
+            Path(discovery.kubeconfig).read_bytes()
+        except OSError as error:
+            problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {error.strerror or error}")
+    client = importlib.util.find_spec("kubernetes")  # without importing it, which is slow
+    places = client.submodule_search_locations if client is not None else None
+    if not any(Path(place, "aio").is_dir() for place in places or ()):
+        why = "needs the official client, 36 or newer: pip install 'warmroute[kubernetes]'"
+        problems.append(f"'discovery.source': kubernetes {why}")
     return problems
 
 

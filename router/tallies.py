@@ -209,9 +209,10 @@ class Tallies:
             self._predictions.values[receipt.grade, result] += 1
             self._over.values[receipt.grade,] += max(0, over)
 
-    def failed(self, replica: str, kind: str) -> None:
-        """Count one failed attempt."""
-        self._failures.values[replica, kind] += 1
+    def failed(self, replica: str | None, kind: str) -> None:
+        """Count one failed attempt; None: at a replica that is none any more, and has no series."""
+        if replica is not None:
+            self._failures.values[replica, kind] += 1
         self._attempts.values[kind,] += 1
 
     def shed(self, code: str, priority: Priority) -> None:

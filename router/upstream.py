@@ -20,7 +20,17 @@ from urllib.parse import urlsplit
 from router.core.dialects.sglang import with_rank
 from router.core.facts import Replica
 from router.exchange import Answer, BrokeEarly, BrokeMidway, Connection, say
-from router.failures import ConnectFailed, EngineFailed, EngineShed, ReplicaLost, ReplicaStuck, Stale, Stalled, TimedOut
+from router.failures import (
+    ConnectFailed,
+    EngineFailed,
+    EngineShed,
+    ReplicaLeft,
+    ReplicaLost,
+    ReplicaStuck,
+    Stale,
+    Stalled,
+    TimedOut,
+)
 from router.outbox import Outbox
 from router.placing import REST_MAX_S
 from router.tls import replica_context
@@ -61,7 +71,7 @@ class Server:
         return None
 
     async def connect(self, timeout_s: float) -> Connection:
-        """A new connection. Raises ConnectFailed."""
+        """A new connection. Raises ConnectFailed, and ReplicaLeft if it is forgotten meanwhile."""
         loop, connection = asyncio.get_running_loop(), Connection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
@@ -75,6 +85,9 @@ class Server:
             raise ConnectFailed("timed out", timed_out=True) from error
         except OSError as error:
             raise ConnectFailed(say(error), refused=_refused(error)) from error
+        if self._forgotten:
+            connection.abort()
+            raise ReplicaLeft("its replica left")
         return connection
 
     def close_idle(self, before_s: float) -> None:

@@ -86,6 +86,7 @@ class NoLimits:
 class _Window:
     """What a replica's last probe made of its window."""
 
+    member: Member
     load: Load
     at_s: float
     size: int
@@ -242,8 +243,8 @@ class Admission:
 
     def _resize(self, member: Member, now_s: float) -> None:
         window, load = self._windows.get(member.id), member.load
-        if window is None:
-            window = self._windows[member.id] = _Window(Load(), now_s, self._limits.in_flight_max)
+        if window is None or window.member is not member:  # another engine at the same address
+            window = self._windows[member.id] = _Window(member, Load(), now_s, self._limits.in_flight_max)
         if window.load is not load:  # a probe that brought nothing leaves the load as it is
             window.load, window.at_s = load, now_s
             self._learn(window, member.in_flight_probed, load.waiting)

@@ -16,11 +16,12 @@ Span = tuple[int, int, int]
 
 
 class Answer(Struct, gc=False):  # see facts.py
-    """`prompt_tokens` is 0 where the engine did not say."""
+    """`prompt_tokens` is 0 where the engine did not say. `life`: see Member."""
 
     replica: str
     prompt_tokens: int
     completion_tokens: int
+    life: int = 0
 
 
 class AnswerMemory:

@@ -86,6 +86,14 @@ class Replica:
         """One rank of this server."""
         return replace(self, id=f"{self.url}{RANK_MARK}{rank}")
 
+    def is_another(self, before: Replica) -> bool:
+        """Whether this is another engine at the same address; where one of the two is not known, nothing says so."""
+        return bool(self.instance and before.instance and self.instance != before.instance)
+
+    def after(self, before: Replica) -> Replica:
+        """The same engine, as far as known, with the facts of today: an instance that was known still is."""
+        return self if self.instance else replace(self, instance=before.instance)
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:

@@ -37,22 +37,31 @@ class Fleet:
     shorts: int = 0
     guarded: dict[str, Member] = field(default_factory=dict)  # who may not be sent everything: see standing.py
     panics: bool = False  # a model is served only by members that are not ready
+    lives: int = 0  # see Member.life
     _ready: list[Member] = field(default_factory=list)
     _usable: list[Member] = field(default_factory=list)
     _serving: dict[str, list[Member]] = field(default_factory=dict)  # of models that a usable member serves
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
-        """Take a complete set; returns ids that joined and ids that left. State of those that stay is kept."""
-        wanted = {replica.id: replica for replica in replicas}
-        left = [id_ for id_ in self.members if id_ not in wanted]
-        joined = [id_ for id_ in wanted if id_ not in self.members]
+        """Take a complete set; returns ids that joined and ids that left. State of those that stay is kept; where
+        another engine has come to an address, its id is in both."""
+        wanted, members = {replica.id: replica for replica in replicas}, self.members
+        left = [id_ for id_, m in members.items() if id_ not in wanted or wanted[id_].is_another(m.replica)]
         for id_ in left:
-            del self.members[id_]
+            del members[id_]
             self.guarded.pop(id_, None)
+        joined = [id_ for id_ in wanted if id_ not in members]
         for id_ in joined:
-            self.members[id_] = Member(wanted[id_])
+            members[id_] = Member(wanted[id_], self.new_life())
+        for id_, replica in wanted.items():
+            members[id_].replica = replica.after(members[id_].replica)
         self._changed()
         return joined, left
+
+    def new_life(self) -> int:
+        """The number of a cache that begins empty."""
+        self.lives += 1
+        return self.lives
 
     def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
         """One health observation; returns whether the member's fitness flipped. Unknown ids are ignored."""

@@ -58,7 +58,7 @@ class Learner:
             tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - usage.cached_tokens)
         if lease.end_key is not None:
             counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
-            self._answers.put(lease.end_key, Answer(lease.replica, *counts))
+            self._answers.put(lease.end_key, Answer(lease.replica, *counts, member.life))
 
     def _compare(self, lease: Lease, usage: Usage | None) -> None:
         """What events said against what the engine found."""

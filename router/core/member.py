@@ -81,6 +81,7 @@ class Member:
     """One replica's state. Mutated only by Fleet and Router."""
 
     replica: Replica
+    life: int = 0  # counts the caches that there were, of all replicas: what one held, the next does not
     id: str = field(init=False)
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)

@@ -106,7 +106,8 @@ class Router:
     # -- what the edge tells us ----------------------------------------------------------------------------------
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
-        """Take discovery's complete set; what left is purged, open leases on it may still be finished."""
+        """Take discovery's complete set; what left is purged, open leases on it may still be finished. An engine that
+        was replaced at its address has left, and another has joined: its id is in both lists."""
         joined, left = self.fleet.replace(replicas)
         for id_ in left:
             self.index.remove(id_)
@@ -144,7 +145,7 @@ class Router:
     def forget(self, id_: str) -> None:
         """The replica's cache is gone (it restarted)."""
         if id_ in self.fleet.members:
-            self.index.clear(id_)
+            self._cleared(id_)
             self._suspect(id_)
 
     def check(self, now_s: float) -> None:
@@ -210,13 +211,13 @@ class Router:
         learned = self.models.tokens(model or "")
         quoted = self.answers.quoted(chain.spans) if chain and chain.spans else []
         size = size_of(ask, chain, learned, body_tokens, tokens, quoted)
+        home = self._home(quoted[0][1]) if quoted else ""
         credit = None
-        if chain and learned.try_credit() and quoted:
+        if chain and learned.try_credit() and home:
             credit = self._credit_answer(chain, quoted[0], size, now_s)
         depths = self.index.match(chain.keys) if chain and chain.keys else {}
         held = self.knowledge.held(tokens, now_s) if tokens else {}
         candidates = self._pricer.candidates(members, size, depths, held, pending_ms, now_s)
-        home = quoted[0][1].replica if quoted else ""
         choice = self.policy.choose(self._question(ring_key, home, pending_ms), candidates)
         chosen = candidates[0]
         for chosen in candidates:
@@ -340,7 +341,9 @@ class Router:
         return members
 
     def _cleared(self, id_: str) -> None:
-        if id_ in self.fleet.members:
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            member.life = self.fleet.new_life()
             self.index.clear(id_)
 
     def _graded(self, id_: str, grade: Grade, why: str) -> None:
@@ -355,13 +358,16 @@ class Router:
         _, tie_ms, unit_ms = self._units
         return Question(ring_key, tie_ms, unit_ms, sum(pending_ms.values()) / len(pending_ms) / unit_ms, home)
 
+    def _home(self, answer: Answer) -> str:
+        """Who gave it, if that cache is still there."""
+        member = self.fleet.members.get(answer.replica)
+        return member.id if member is not None and member.life == answer.life else ""
+
     def _credit_answer(
         self, chain: Chain, quoted: tuple[Span, Answer], size: Size, now_s: float
     ) -> tuple[str, int] | None:
-        """Count a past answer as held by whoever gave it, now that a prompt quotes it: (replica, tokens)."""
+        """Count a past answer as held by its home, now that a prompt quotes it: (replica, tokens)."""
         (key, start, end), answer = quoted
-        if answer.replica not in self.fleet.members:
-            return None
         upto = min(end, start + int(answer.completion_tokens * size.bytes_per_token))
         first, last = start // blocks.BLOCK_BYTES, upto // blocks.BLOCK_BYTES
         prefix = chain.keys[:last]

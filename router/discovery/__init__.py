@@ -23,6 +23,9 @@ class Status:
     replicas: int = 0  # in the view
 
 
+SOURCES = ("static", "kubernetes", "dns")
+
+
 class Discovery(Protocol):
     """A source of replicas. `source` is its name in settings, logs and metrics."""
 

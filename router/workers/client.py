@@ -48,7 +48,7 @@ class HubReceipt(Receipt):
 class RemoteLease:
     """A lease of the hub's, or one that this worker gave itself."""
 
-    __slots__ = ("first_token_s", "id", "model", "receipt", "streams")
+    __slots__ = ("first_token_s", "id", "model", "receipt", "stands", "streams")
 
     def __init__(self, id_: int, receipt: Receipt, wanted: Wanted) -> None:
         self.id = id_
@@ -56,6 +56,7 @@ class RemoteLease:
         self.model = wanted.model
         self.streams = wanted.ask.stream
         self.first_token_s: float | None = None
+        self.stands = True  # its replica has not left since
 
     @property
     def replica(self) -> str:
@@ -68,7 +69,7 @@ class _Asked:
     """A placement that the hub was asked for."""
 
     wanted: Wanted
-    future: asyncio.Future[Receipt | None]
+    future: asyncio.Future[RemoteLease | None]
     at_s: float  # since when it is there
 
 
@@ -175,19 +176,20 @@ class RemotePlacer:
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
         """None when the hub does not answer. Raises NoReplica, Shed and UnknownResponse."""
         id_ = self._new_id()
-        future: asyncio.Future[Receipt | None] = self._loop.create_future()
+        future: asyncio.Future[RemoteLease | None] = self._loop.create_future()
         self._placing[id_] = _Asked(wanted, future, self._clock())
         self._line.say(carrying.place_of(id_, wanted, exclude, ids=self._known.ids))
         try:
-            receipt = await future
+            return await future
         except asyncio.CancelledError:
             self._placing.pop(id_, None)
             self._queued.pop(id_, None)
-            self._line.say(carrying.finish_of(id_, LEFT, self._clock()))
+            lease = self._leases.get(id_)  # it came at the last moment
+            if lease is not None:
+                self.finish(lease, LEFT, self._clock())
+            else:
+                self._line.say(carrying.finish_of(id_, LEFT, self._clock()))
             raise
-        if receipt is None:
-            return None
-        return self._open(RemoteLease(id_, receipt, wanted))
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
@@ -206,6 +208,10 @@ class RemotePlacer:
         id_ = self._next_id
         self._next_id += 1
         return id_
+
+    def stands(self, lease: RemoteLease) -> bool:
+        """Whether the hub has not said meanwhile that its replica left."""
+        return lease.stands
 
     def first_token(self, lease: RemoteLease, now_s: float) -> None:
         """The first body event of a stream arrived."""
@@ -297,6 +303,9 @@ class RemotePlacer:
                 self._known.drop(answer.replica)
                 self._lost(answer.replica)
             elif isinstance(answer, wire.Left):
+                for lease in self._leases.values():
+                    if lease.replica == answer.replica:
+                        lease.stands = False
                 self._left(answer.replica)
             elif isinstance(answer, wire.Stuck):
                 self._stuck(answer.replica)
@@ -332,8 +341,10 @@ class RemotePlacer:
             return  # likewise
         if isinstance(answer, Exception):
             asked.future.set_exception(answer)
+        elif answer is None:
+            asked.future.set_result(None)
         else:
-            asked.future.set_result(answer)
+            asked.future.set_result(self._open(RemoteLease(id_, answer, asked.wanted)))
 
     def _back(self) -> None:
         self._why_lost = ""

@@ -164,6 +164,10 @@ async def _hub(spec: Spec) -> None:
         orders.follow(do)
         _ready()
         probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(orders.stop.wait())
+        # Workers that know replicas from the hub before this one must not be told that there are none.
+        discovering = asyncio.create_task(hub.discovered.wait())
+        await asyncio.wait((discovering, stopping), return_when=asyncio.FIRST_COMPLETED)
+        discovering.cancel()
         await asyncio.wait((probing, stopping), timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)

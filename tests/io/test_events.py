@@ -608,6 +608,56 @@ async def test_a_replica_without_events_is_estimated(world: World, pages: dict[s
     assert not index.held
 
 
+@pytest.mark.parametrize(
+    ("replica", "found"),
+    [
+        (Replica("http://h:1", events="tcp://10.0.0.1:5557"), Source("tcp://10.0.0.1:5557")),
+        (
+            Replica("http://h:1#dp3", events="tcp://10.0.0.1:5557", replay="tcp://10.0.0.1:6000"),
+            Source("tcp://10.0.0.1:5560", "tcp://10.0.0.1:6003"),
+        ),
+        (Replica("http://h:1#dp1", events="tcp://[fd00::1]:5557"), Source("tcp://[fd00::1]:5558")),
+    ],
+)
+async def test_where_discovery_says(replica: Replica, found: Source) -> None:
+    """What discovery knows of a pod is used as it is, and nobody is asked; ranks are behind one another, as engines
+    have them. What the operator wrote down goes before."""
+    assert await sought(replica) == found
+    wrote = Source("tcp://elsewhere:1")
+    finder = Finder(configured={replica.id: wrote}, bound_port=None, api_key="", timeout_s=5.0)
+    assert await finder.find(replica) == wrote
+    await finder.close()
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [
+        Replica("http://h:1", events="tcp://10.0.0.1"),
+        Replica("http://h:1#dp9", events="tcp://10.0.0.1:65530"),
+        Replica("http://h:1", events="tcp://10.0.0.1:1", replay="ipc:///x"),
+        Replica("http://h:1", events="tcp://:5557"),
+    ],
+)
+async def test_where_discovery_says_nonsense(replica: Replica) -> None:
+    """It is no address: the replica has no events, and says why."""
+    off = await sought(replica)
+    assert isinstance(off, Off)
+    assert "where discovery says" in off.why
+
+
+async def test_discovery_learns_where_events_are(world: World) -> None:
+    """Known later, or elsewhere: looked for at once, and not with the next routine look."""
+    index, publisher = Index(), world.publisher()
+    subscriber = await world.follow(index, poll_s=3_600.0)
+    await index.graded(Grade.ESTIMATED, "says nothing of KV events")
+    events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
+    subscriber.update(Replica(world.url, events=events, replay=replay))
+    await publisher.say(stored(0))
+    await index.graded(Grade.EXACT, "joined at batch 0")
+    subscriber.update(Replica("http://nobody:1", events=events))  # who is not watched is nobody's business
+    assert world.stats(subscriber).endpoint == events
+
+
 async def sought(replica: Replica) -> Source | Off:
     """What the router makes of what the replica says."""
     finder = Finder(configured={}, bound_port=None, api_key="", timeout_s=5.0)

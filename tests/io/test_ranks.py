@@ -17,6 +17,7 @@ from router.failures import ReplicaLost
 from router.probe import Prober
 from router.ranks import Ranks, expand
 from router.upstream import RANK_HEADER, Upstream
+from tests.discovered import Told
 from tests.fakes import FakeEngine, mute
 
 METRICS = """\
@@ -142,8 +143,8 @@ async def test_a_server_is_asked_again_when_in_doubt(engine: FakeEngine, monkeyp
     asked = engine.probes["metrics"]
     rounds, refresh = asyncio.Semaphore(0), seldom._refresh
 
-    async def counted(servers: set[str]) -> None:
-        await refresh(servers)
+    def counted(replicas: frozenset[Replica]) -> None:
+        refresh(replicas)
         rounds.release()
 
     monkeypatch.setattr(seldom, "_refresh", counted)
@@ -233,3 +234,59 @@ async def test_silent_requests_of_all_ranks_end(engine: FakeEngine, upstream: Up
     upstream.lost(engine.url + "#dp0")
     with pytest.raises(ReplicaLost):
         await waiting
+
+
+class Hung(FakeEngine):
+    """Says how many ranks it has only when it is told to go on."""
+
+    async def _sources(self, request: web.Request) -> web.Response:
+        self.at_work.set()
+        await self.go_on.wait()
+        return await super()._sources(request)
+
+
+async def test_who_leaves_is_not_held_up(
+    engine: FakeEngine, other: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that leaves is gone at once, though another one joins that does not answer; that one joins when it has
+    been waited for, and those that come meanwhile do not wait for it."""
+    monkeypatch.setattr("router.ranks.SETTLE_S", 3_600.0)
+    seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
+    sets = Told()
+    async with Hung() as hung:
+        found = seldom.follow(sets.watch())
+        sets.say(Replica(engine.url), Replica(other.url))
+        assert len(await anext(found)) == 2
+        sets.say(Replica(engine.url), Replica(other.url), Replica(hung.url))
+        coming = asyncio.ensure_future(anext(found))
+        await hung.at_work.wait()
+        assert not coming.done()
+        sets.say(Replica(engine.url), Replica(hung.url))
+        assert await coming == {Replica(engine.url)}
+        sets.say(Replica(engine.url, name="ns/a"), Replica(hung.url))
+        assert await anext(found) == {Replica(engine.url, name="ns/a")}
+        hung.kv_event_sources = SOURCES
+        hung.go_on.set()
+        assert {each.id for each in await anext(found)} == {engine.url, f"{hung.url}#dp0", f"{hung.url}#dp1"}
+        await found.aclose()  # type: ignore[attr-defined]
+    await seldom.close()
+    assert sets.closed == 1
+
+
+async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
+    """What was known of a former engine at an address is asked of the next at once; ranks keep what discovery knows. An
+    instance that becomes known is no other engine."""
+    seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
+    sets = Told()
+    found = seldom.follow(sets.watch())
+    sets.say(Replica(engine.url))
+    assert len(await anext(found)) == 1
+    engine.kv_event_sources = SOURCES
+    first, second = Replica(engine.url, "uid-1", "ns/a", "node"), Replica(engine.url, "uid-2", "ns/b", "node")
+    sets.say(first)
+    assert await anext(found) == {first}
+    sets.say(second)
+    assert await anext(found) == frozenset(), "the former is gone while the next is asked"
+    assert await anext(found) == {second.of_rank(0), second.of_rank(1)}
+    await found.aclose()  # type: ignore[attr-defined]
+    await seldom.close()
