@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test check format setup test-events test-discovery test-engines test-node test-k8s test-supply clean
+.PHONY: run test check format setup test-events test-discovery test-engines test-node test-k8s test-supply manifests clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -46,6 +46,11 @@ test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Pr
 test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images
 	$(BIN)/python -m tests.supply.install
 	$(BIN)/python -m pytest tests/supply --timeout=900 $(ARGS)
+
+manifests: $(VENV)/.dev  ## what is made from the chart and for it: plain manifests, the schema of its values
+	$(BIN)/python -m tests.k8s.install
+	$(BIN)/python -m deploy.chart_schema
+	$(BIN)/python -m deploy.manifests
 
 clean:
 	rm -rf .venv-k8s .venv-supply tests/node/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals

@@ -1,0 +1,231 @@
+"""`python -m deploy.chart_schema`: writes `helm/warmroute/values.schema.json`, by which Helm refuses wrong values.
+
+Theory: a misspelt value that is ignored is found at 3 a.m., so every object is closed. The settings in `config` come
+from the router's own types, limits included; the suite fails while the file differs from what this makes. Open are
+only labels and annotations, whose keys are the user's, and what Kubernetes defines and its API server checks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.core.policies import POLICIES
+from router.settings import field_keys
+
+TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
+
+Schema = dict[str, Any]
+
+# Settings that are one of a few words, which their types do not say.
+WORDS = {
+    "discovery.source": ("static", "kubernetes", "dns"),
+    "discovery.scheme": ("http", "https"),
+    "log.level": ("debug", "info", "warning", "error"),
+    "log.format": ("json", "text"),
+    "routing.policy": tuple(POLICIES),
+}
+TEXT: Schema = {"type": "string"}
+YES: Schema = {"type": "boolean"}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65_535}
+# RFC 1123: names of objects, and of Secrets with dots.
+NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$"}
+SECRET_KEY: Schema = {"type": "string", "pattern": "^[-._a-zA-Z0-9]*$"}
+OF_USER: Schema = {"type": "object", "additionalProperties": TEXT}  # labels and annotations: only text is taken
+OF_KUBERNETES: Schema = {"type": "object"}  # a type of the API, closed there
+
+
+def whole(minimum: int, maximum: int | None = None) -> Schema:
+    """A whole number."""
+    return {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
+
+
+def words(*allowed: str) -> Schema:
+    """One of these words."""
+    return {"type": "string", "enum": list(allowed)}
+
+
+def many(item: Schema) -> Schema:
+    """A list."""
+    return {"type": "array", "items": item}
+
+
+def closed(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
+    """An object with these keys and no other."""
+    need = {"required": list(required)} if required else {}
+    return {"type": "object", "additionalProperties": False, "properties": properties} | need
+
+
+def setting(key: str, type_: Any) -> Schema:  # noqa: ANN401 - a type with its limits
+    """The schema of one setting, from its type."""
+    if key in WORDS:
+        return words(*WORDS[key])
+    schema: Schema = msgspec.json.schema(type_)
+    return schema
+
+
+def config() -> Schema:
+    """The settings file, whole."""
+    sections: dict[str, dict[str, Schema]] = {}
+    top: dict[str, Schema] = {}
+    for key, type_ in field_keys().items():
+        section, _, name = key.partition(".")
+        if name:
+            sections.setdefault(section, {})[name] = setting(key, type_)
+        else:
+            top[key] = setting(key, type_)
+    return closed(("discovery",), **top, **{name: closed(**fields) for name, fields in sections.items()})
+
+
+def secret(**keys: Schema) -> Schema:
+    """A Secret that exists, and keys in it."""
+    return closed(("existingSecret",), existingSecret=NAME, **keys)
+
+
+def pod() -> dict[str, Schema]:
+    """Values of the pods."""
+    toleration = closed(
+        key=TEXT,
+        operator=words("Exists", "Equal"),
+        value=TEXT,
+        effect=words("NoSchedule", "PreferNoSchedule", "NoExecute"),
+        tolerationSeconds=whole(0),
+    )
+    spread = closed(
+        ("topologyKey", "maxSkew", "whenUnsatisfiable"),
+        topologyKey=TEXT,
+        maxSkew=whole(1),
+        minDomains=whole(1),
+        whenUnsatisfiable=words("DoNotSchedule", "ScheduleAnyway"),
+        labelSelector=OF_KUBERNETES,
+        matchLabelKeys=many(TEXT),
+        nodeAffinityPolicy=words("Honor", "Ignore"),
+        nodeTaintsPolicy=words("Honor", "Ignore"),
+    )
+    return {
+        "replicaCount": whole(1),
+        "image": closed(
+            repository={"type": "string", "minLength": 1, "pattern": "^[^:@ ]+(:[0-9]+/[^:@ ]+)?$"},
+            tag=TEXT,
+            digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+            pullPolicy=words("Always", "IfNotPresent", "Never"),
+        ),
+        "imagePullSecrets": many(closed(("name",), name=NAME)),
+        "resources": closed(requests=OF_KUBERNETES, limits=OF_KUBERNETES, claims=many(OF_KUBERNETES)),
+        "runAsUser": {"oneOf": [{"type": "null"}, whole(1)]},
+        "podLabels": OF_USER,
+        "podAnnotations": OF_USER,
+        "extraEnv": many(closed(("name",), name=TEXT, value=TEXT, valueFrom=OF_KUBERNETES)),
+        "extraVolumes": many(OF_KUBERNETES),
+        "extraVolumeMounts": many(OF_KUBERNETES),
+        "tmpSizeLimit": {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"},
+        "maxSurge": {"oneOf": [whole(1), {"type": "string", "pattern": "^[1-9][0-9]?%$|^100%$"}]},
+        "terminationGracePeriodSeconds": {"oneOf": [{"type": "null"}, whole(1)]},
+        "preStopSleepSeconds": whole(0),
+        "probes": closed(startupSeconds=whole(1), livenessSeconds=whole(10)),
+        "topologySpreadConstraints": many(spread),
+        "nodeSelector": OF_USER,
+        "tolerations": many(toleration),
+        "affinity": closed(nodeAffinity=OF_KUBERNETES, podAffinity=OF_KUBERNETES, podAntiAffinity=OF_KUBERNETES),
+        "priorityClassName": NAME,
+    }
+
+
+def objects() -> dict[str, Schema]:
+    """Values of what stands beside the pods."""
+    peer = closed(
+        ipBlock=closed(("cidr",), cidr=TEXT, **{"except": many(TEXT)}),
+        namespaceSelector=OF_KUBERNETES,
+        podSelector=OF_KUBERNETES,
+    )
+    policy_port = closed(port={"oneOf": [PORT, TEXT]}, endPort=PORT, protocol=words("TCP", "UDP", "SCTP"))
+    parent = closed(("name",), name=NAME, namespace=NAME, sectionName=TEXT, port=PORT, group=TEXT, kind=TEXT)
+    return {
+        "service": closed(
+            type=words("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=OF_USER, labels=OF_USER
+        ),
+        "metricsService": closed(enabled=YES),
+        "serviceAccount": closed(create=YES, name=NAME, annotations=OF_USER),
+        "rbac": closed(create=YES),
+        "podDisruptionBudget": closed(
+            enabled=YES, maxUnavailable={"oneOf": [whole(1), {"type": "string", "pattern": "^[1-9][0-9]?%$"}]}
+        ),
+        "autoscaling": closed(
+            enabled=YES,
+            minReplicas=whole(1),
+            maxReplicas=whole(1),
+            cpuPercent=whole(0),
+            inFlightRequests=whole(0),
+            scaleDownSeconds=whole(1, 1800),
+        ),
+        "networkPolicy": closed(
+            enabled=YES,
+            clients=many(peer),
+            prometheus=many(peer),
+            engines=many(peer),
+            enginePorts=many(policy_port),
+            apiServerCidrs=many({"type": "string", "pattern": "^[0-9a-fA-F.:]+/[0-9]+$"}),
+            apiServerPorts=many(PORT) | {"minItems": 1},
+            dns=many(peer),
+            dnsPorts=many(PORT) | {"minItems": 1},
+            extraIngress=many(closed(ports=many(policy_port), **{"from": many(peer)})),
+            extraEgress=many(closed(ports=many(policy_port), to=many(peer))),
+        ),
+        "monitor": closed(
+            enabled=YES,
+            kind=words("PodMonitor", "ServiceMonitor"),
+            interval={"type": "string", "pattern": "^[1-9][0-9]*(ms|s|m)$"},
+            labels=OF_USER,
+        ),
+        "prometheusRule": closed(enabled=YES, labels=OF_USER),
+        "grafanaDashboards": closed(enabled=YES, labels=OF_USER, annotations=OF_USER),
+        "httpRoute": closed(enabled=YES, parentRefs=many(parent), hostnames=many(TEXT), annotations=OF_USER),
+        "ingress": closed(
+            enabled=YES,
+            className=NAME,
+            hosts=many(TEXT),
+            tls=many(closed(("secretName",), secretName=NAME, hosts=many(TEXT))),
+            annotations=OF_USER,
+        ),
+        "test": closed(enabled=YES, timeoutSeconds=whole(1)),
+    }
+
+
+def schema() -> Schema:
+    """All values. Draft 7, which every Helm that knows schemas takes."""
+    values = closed(
+        ("config",),
+        nameOverride=NAME,
+        fullnameOverride=NAME,
+        commonLabels=OF_USER,
+        config=config(),
+        apiKeys=secret(key=SECRET_KEY),
+        authSecret=secret(key=SECRET_KEY),
+        adminToken=secret(key=SECRET_KEY),
+        upstreamKey=secret(key=SECRET_KEY),
+        tls=secret(clientCaKey=SECRET_KEY),
+        upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
+        **{"global": OF_KUBERNETES},  # Helm's own, of charts that have this one in them
+        **pod(),
+        **objects(),
+    )
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of warmroute"} | values
+
+
+def text() -> str:
+    """The file."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write the file."""
+    TARGET.write_text(text(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+r"""`python -m deploy.manifests`: renders the chart's examples to `deploy/manifests/`, for whoever has no Helm.
+
+    sed 's/\bdefault\b/NAMESPACE/' deploy/manifests/vllm.yaml | kubectl apply -f -
+
+Labels that say Helm manages the objects are left out. Helm itself is the one in `.venv-k8s`
+(`python -m tests.k8s.install`).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "helm" / "warmroute"
+HELM = ROOT / ".venv-k8s" / "bin" / "helm"
+TARGET = Path(__file__).with_name("manifests")
+# Each needs nothing but a kind of engine. Others name Secrets, volumes and namespaces of somebody's own.
+EXAMPLES = ("vllm", "sglang")
+RELEASE, NAMESPACE = "warmroute", "default"
+HELM_TIMEOUT_S = 60.0
+HEAD = """\
+# Rendered from helm/warmroute by `make manifests`; change the chart, not this file.
+# Routers and engines are in the namespace `default`; for another one replace that word wherever it stands.
+"""
+
+
+def render(example: str) -> str:
+    """One file of manifests. Raises CalledProcessError, with what Helm said in `stderr`."""
+    values = CHART / "examples" / f"{example}.yaml"
+    command = [HELM, "template", RELEASE, CHART, "--namespace", NAMESPACE, "--skip-tests", "--values", values]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HELM_TIMEOUT_S)  # noqa: S603
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    kept = [
+        line for line in lines if line and not re.match(r" +(helm\.sh/chart|app\.kubernetes\.io/managed-by):", line)
+    ]
+    return HEAD + "\n".join(kept) + "\n"
+
+
+def main() -> int:
+    """Write the files."""
+    TARGET.mkdir(exist_ok=True)
+    for example in EXAMPLES:
+        (TARGET / f"{example}.yaml").write_text(render(example), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+{{/* What the schema cannot say: values that are right each and wrong together. Every problem is told at once. */}}
+{{- define "warmroute.check" -}}
+{{- $problems := concat
+  (include "warmroute.checkDiscovery" . | fromJsonArray)
+  (include "warmroute.checkSecrets" . | fromJsonArray)
+  (include "warmroute.checkPod" . | fromJsonArray)
+  (include "warmroute.checkObjects" . | fromJsonArray)
+-}}
+{{- if $problems -}}
+{{- fail (printf "\n\nThese values of warmroute make no sense:\n- %s\n" (join "\n- " $problems)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.checkDiscovery" -}}
+{{- $p := list -}}
+{{- $d := .Values.config.discovery -}}
+{{- $engines := .Values.networkPolicy.engines -}}
+{{- if eq $d.source "kubernetes" -}}
+  {{- if not $d.selector -}}
+    {{- $p = append $p "config.discovery.selector is needed: the labels of the engines' pods, such as --set config.discovery.selector=app=vllm" -}}
+  {{- end -}}
+{{- else if eq $d.source "dns" -}}
+  {{- if not $d.dns_name -}}
+    {{- $p = append $p "config.discovery.dns_name is needed with source dns: a headless Service, such as vllm.default.svc.cluster.local" -}}
+  {{- else if and .Values.networkPolicy.enabled (not $engines) (not (regexMatch "^[^.]+\\.[^.]+\\.svc(\\.|$)" $d.dns_name)) -}}
+    {{- $p = append $p "networkPolicy.engines is needed: config.discovery.dns_name does not say the namespace (SERVICE.NAMESPACE.svc...)" -}}
+  {{- end -}}
+  {{- if not (regexMatch "^[0-9]+$" (default "" $d.port)) -}}
+    {{- $p = append $p "config.discovery.port must be a number in quotes with source dns: addresses have no named ports" -}}
+  {{- end -}}
+{{- else -}}
+  {{- if not .Values.config.replicas -}}
+    {{- $p = append $p "config.replicas is needed with source static: base URLs, such as http://vllm-0.vllm:8000" -}}
+  {{- end -}}
+  {{- if and .Values.networkPolicy.enabled (not $engines) -}}
+    {{- $p = append $p "networkPolicy.engines is needed with source static: peers, such as [{podSelector: {matchLabels: {app: vllm}}}]" -}}
+  {{- end -}}
+{{- end -}}
+{{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
+  {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}
+
+{{- define "warmroute.checkSecrets" -}}
+{{- $p := list -}}
+{{- $config := .Values.config -}}
+{{- $values := .Values -}}
+{{- range $secret := list
+  (list "admin" "token" "adminToken")
+  (list "auth" "secret" "authSecret")
+  (list "upstream" "api_key" "upstreamKey")
+  (list "probe" "api_key" "upstreamKey")
+-}}
+  {{- if dig (index $secret 0) (index $secret 1) "" $config -}}
+    {{- $p = append $p (printf "config.%s.%s would be in a ConfigMap for all to read: put it into a Secret and name that in %s.existingSecret" (index $secret 0) (index $secret 1) (index $secret 2)) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $file := list
+  (list "admin" "token_file" "adminToken")
+  (list "auth" "keys_file" "apiKeys")
+  (list "auth" "secret_file" "authSecret")
+  (list "upstream" "api_key_file" "upstreamKey")
+  (list "listen" "tls_certificate" "tls")
+-}}
+  {{- if and (dig (index $file 0) (index $file 1) "" $config) (get (get $values (index $file 2)) "existingSecret") -}}
+    {{- $p = append $p (printf "config.%s.%s and %s.existingSecret say the same thing: give one of them" (index $file 0) (index $file 1) (index $file 2)) -}}
+  {{- end -}}
+{{- end -}}
+{{- if dig "auth" "isolate" false $config -}}
+  {{- if not (or .Values.authSecret.existingSecret (dig "auth" "secret_file" "" $config)) -}}
+    {{- $p = append $p "authSecret.existingSecret is needed: isolated tenants' salts are made of it" -}}
+  {{- end -}}
+  {{- if not (or .Values.apiKeys.existingSecret (dig "auth" "keys_file" "" $config)) -}}
+    {{- $p = append $p "apiKeys.existingSecret is needed: config.auth.isolate is for tenants, who are known by their keys" -}}
+  {{- end -}}
+{{- end -}}
+{{- $token := or .Values.adminToken.existingSecret (dig "admin" "token_file" "" $config) -}}
+{{- if and (not (has (dig "listen" "admin_host" "127.0.0.1" $config) (list "127.0.0.1" "::1" "localhost"))) (not $token) -}}
+  {{- $p = append $p "adminToken.existingSecret is needed: config.listen.admin_host can be reached by others" -}}
+{{- end -}}
+{{- if .Values.tls.clientCaKey -}}
+  {{- if not .Values.tls.existingSecret -}}
+    {{- $p = append $p "tls.existingSecret is needed: tls.clientCaKey is a key of it" -}}
+  {{- end -}}
+  {{- if not .Values.adminToken.existingSecret -}}
+    {{- $p = append $p "adminToken.existingSecret is needed with tls.clientCaKey: kubelets have no certificate and ask the admin port then" -}}
+  {{- end -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}
+
+{{- define "warmroute.checkPod" -}}
+{{- $p := list -}}
+{{- $listen := dig "listen" dict .Values.config -}}
+{{- if has (default "0.0.0.0" $listen.host) (list "127.0.0.1" "::1" "localhost") -}}
+  {{- $p = append $p (printf "config.listen.host: nobody reaches '%s' from outside the pod; leave it out for 0.0.0.0" $listen.host) -}}
+{{- end -}}
+{{- $ports := list (int (include "warmroute.port" .)) (int (include "warmroute.adminPort" .)) -}}
+{{- if has 0 $ports -}}
+  {{- $p = append $p "config.listen.port and config.listen.admin_port must be fixed: Services and probes go by them" -}}
+{{- else if eq (index $ports 0) (index $ports 1) -}}
+  {{- $p = append $p "config.listen.port and config.listen.admin_port must differ" -}}
+{{- end -}}
+{{- $grace := int (include "warmroute.grace" .) -}}
+{{- $needed := int (include "warmroute.graceNeeded" .) -}}
+{{- if lt $grace $needed -}}
+  {{- $p = append $p (printf "terminationGracePeriodSeconds: %d s would cut streams; lame duck, drain, 15 s to end and preStopSleepSeconds are %d s" $grace $needed) -}}
+{{- end -}}
+{{- if and (dig "events" "bind" "" .Values.config) (or .Values.autoscaling.enabled (gt (int .Values.replicaCount) 1)) -}}
+  {{- $p = append $p "config.events.bind needs replicaCount 1 and no autoscaling: an engine that connects to a Service reaches one router only" -}}
+{{- end -}}
+{{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
+  {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}
+
+{{- define "warmroute.checkObjects" -}}
+{{- $p := list -}}
+{{- with .Values.autoscaling -}}
+{{- if .enabled -}}
+  {{- if lt (int .maxReplicas) (int .minReplicas) -}}
+    {{- $p = append $p (printf "autoscaling.maxReplicas: %d is less than minReplicas, %d" (int .maxReplicas) (int .minReplicas)) -}}
+  {{- end -}}
+  {{- if not (or .cpuPercent .inFlightRequests) -}}
+    {{- $p = append $p "autoscaling: cpuPercent and inFlightRequests are both 0, so there is nothing to scale by" -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+  {{- $p = append $p "httpRoute.parentRefs is needed: the Gateways that it belongs to, such as [{name: my-gateway}]" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+  {{- $p = append $p "ingress.hosts is needed: names under which clients come, such as [llm.example.com]" -}}
+{{- end -}}
+{{- $onMain := dig "listen" "metrics_on_main" true .Values.config -}}
+{{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) (not $onMain) (not .Values.adminToken.existingSecret) -}}
+  {{- $p = append $p "adminToken.existingSecret is needed: without config.listen.metrics_on_main there is nothing to scrape from outside the pod" -}}
+{{- end -}}
+{{- if and .Values.prometheusRule.enabled (not (.Files.Get "files/rules.yaml")) -}}
+  {{- $p = append $p "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}

@@ -1,0 +1,188 @@
+{{- define "warmroute.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Short enough for every suffix: names of Services have 63 characters. */}}
+{{- define "warmroute.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "warmroute.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "warmroute.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "warmroute.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "warmroute.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "warmroute.selectorLabels" . }}
+{{ include "warmroute.aboutLabels" . }}
+{{- end -}}
+
+{{/* Labels of a pod that no Service of ours may select. */}}
+{{- define "warmroute.testLabels" -}}
+app.kubernetes.io/name: {{ include "warmroute.name" . }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "warmroute.aboutLabels" -}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "warmroute.serviceAccount" -}}
+{{- if .Values.serviceAccount.name -}}
+{{- .Values.serviceAccount.name -}}
+{{- else if .Values.serviceAccount.create -}}
+{{- include "warmroute.fullname" . -}}
+{{- else -}}
+default
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A container that may do nothing but run: the restricted Pod Security Standard, and a root that is read only. */}}
+{{- define "warmroute.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+{{- with .Values.runAsUser }}
+runAsGroup: {{ int . }}
+runAsUser: {{ int . }}
+{{- end }}
+{{- end -}}
+
+{{- define "warmroute.podSecurity" -}}
+runAsNonRoot: true
+{{- with .Values.runAsUser }}
+fsGroup: {{ int . }}
+runAsGroup: {{ int . }}
+runAsUser: {{ int . }}
+{{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Processes of a pod: workers, and the hub when there are several. */}}
+{{- define "warmroute.processes" -}}
+{{- $workers := int (dig "listen" "workers" 1 .Values.config) -}}
+{{- if gt $workers 1 }}{{ add $workers 1 }}{{ else }}1{{ end -}}
+{{- end -}}
+
+{{- define "warmroute.resources" -}}
+{{- if .Values.resources -}}
+{{- toYaml .Values.resources -}}
+{{- else -}}
+{{- $config := .Values.config -}}
+{{- $processes := int (include "warmroute.processes" .) -}}
+{{- $index := dig "routing" "index_bytes_max" 268435456 $config | float64 -}}
+{{- $tokens := dig "tokens" "cache_bytes_max" 134217728 $config | float64 -}}
+{{- $queue := dig "admission" "queue_bytes_max" 268435456 $config | float64 -}}
+{{- $bytes := addf (mulf $index 1.25) $tokens -}}
+{{- $request := add 128 (mul 64 $processes) (divf $bytes 1048576 | ceil | int) -}}
+{{- $limit := add $request (divf (mulf $queue 1.5) 1048576 | ceil | int) -}}
+requests:
+  cpu: {{ mul 500 $processes }}m
+  memory: {{ $request }}Mi
+limits:
+  memory: {{ $limit }}Mi
+{{- end -}}
+{{- end -}}
+
+{{/* Seconds that a pod needs to end well. */}}
+{{- define "warmroute.graceNeeded" -}}
+{{- $duck := dig "listen" "lame_duck_s" 5 .Values.config | float64 -}}
+{{- $drain := dig "listen" "drain_s" 180 .Values.config | float64 -}}
+{{- addf $duck $drain 15 (float64 .Values.preStopSleepSeconds) | ceil | int -}}
+{{- end -}}
+
+{{- define "warmroute.grace" -}}
+{{- $needed := int (include "warmroute.graceNeeded" .) -}}
+{{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
+{{- $needed -}}
+{{- else -}}
+{{- int .Values.terminationGracePeriodSeconds -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Probes ask the main port, unless it wants certificates that kubelets do not have. */}}
+{{- define "warmroute.probe" -}}
+{{- $root := index . 0 -}}
+httpGet:
+  path: {{ index . 1 }}
+  port: {{ if $root.Values.tls.clientCaKey }}admin{{ else }}http{{ end }}
+  {{- if and $root.Values.tls.existingSecret (not $root.Values.tls.clientCaKey) }}
+  scheme: HTTPS
+  {{- end }}
+{{- end -}}
+
+{{- define "warmroute.port" -}}
+{{- dig "listen" "port" 8000 .Values.config | int -}}
+{{- end -}}
+
+{{- define "warmroute.adminPort" -}}
+{{- dig "listen" "admin_port" 8001 .Values.config | int -}}
+{{- end -}}
+
+{{/* Port of `events.bind`, where engines connect to the router; empty: none does. */}}
+{{- define "warmroute.eventsPort" -}}
+{{- dig "events" "bind" "" .Values.config | regexFind "[0-9]+$" -}}
+{{- end -}}
+
+{{- define "warmroute.metricsPort" -}}
+{{- if .Values.adminToken.existingSecret }}admin{{ else }}http{{ end -}}
+{{- end -}}
+
+{{/* What a monitor asks, the same for both kinds. */}}
+{{- define "warmroute.endpoint" -}}
+- port: {{ include "warmroute.metricsPort" . }}
+  path: /metrics
+  interval: {{ .Values.monitor.interval }}
+  {{- if .Values.adminToken.existingSecret }}
+  authorization:
+    type: Bearer
+    credentials:
+      name: {{ .Values.adminToken.existingSecret }}
+      key: {{ .Values.adminToken.key }}
+  {{- else if .Values.tls.existingSecret }}
+  scheme: https
+  tlsConfig:
+    # The pod is asked by its address, which no certificate names.
+    insecureSkipVerify: true
+  {{- end }}
+{{- end -}}
+
+{{/* Namespaces of the engines' pods, as JSON. */}}
+{{- define "warmroute.namespaces" -}}
+{{- dig "discovery" "namespaces" list .Values.config | default (list .Release.Namespace) | uniq | toJson -}}
+{{- end -}}
+
+{{/* Role and binding, in a namespace that other releases may use too. */}}
+{{- define "warmroute.roleName" -}}
+{{- $root := index . 0 -}}
+{{- $name := include "warmroute.fullname" $root -}}
+{{- if eq (index . 1) $root.Release.Namespace -}}
+{{- $name -}}
+{{- else -}}
+{{- printf "%s-%s" $name $root.Release.Namespace | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,36 @@
+{{/*
+Discovery's label selector, as a LabelSelector: `app=vllm,tier!=test,gpu in (a100, h100),!draining,ready`.
+Syntax: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-selectors
+*/}}
+{{- define "warmroute.podSelector" -}}
+{{- $key := "[-A-Za-z0-9_./]+" -}}
+{{- $value := "([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?" -}}
+matchExpressions:
+{{- range regexFindAll "[^,(]+(\\([^)]*\\)[^,]*)?" . -1 }}
+{{- $part := trim . }}
+{{- if regexMatch (printf "^%s$" $key) $part }}
+  - key: {{ $part }}
+    operator: Exists
+{{- else if regexMatch (printf "^!\\s*%s$" $key) $part }}
+  - key: {{ trimPrefix "!" $part | trim }}
+    operator: DoesNotExist
+{{- else if regexMatch (printf "^%s\\s*!=\\s*%s$" $key $value) $part }}
+  - key: {{ regexReplaceAll "\\s*!=.*" $part "" }}
+    operator: NotIn
+    values: [{{ regexReplaceAll ".*!=\\s*" $part "" | quote }}]
+{{- else if regexMatch (printf "^%s\\s*==?\\s*%s$" $key $value) $part }}
+  - key: {{ regexReplaceAll "\\s*==?.*" $part "" }}
+    operator: In
+    values: [{{ regexReplaceAll ".*=\\s*" $part "" | quote }}]
+{{- else if regexMatch (printf "^%s\\s+(in|notin)\\s*\\(\\s*%s(\\s*,\\s*%s)*\\s*\\)$" $key $value $value) $part }}
+  - key: {{ regexFind (printf "^%s" $key) $part }}
+    operator: {{ if regexMatch "\\s+notin\\s*\\(" $part }}NotIn{{ else }}In{{ end }}
+    values:
+      {{- range splitList "," (regexReplaceAll ".*\\(|\\).*" $part "") }}
+      - {{ trim . | quote }}
+      {{- end }}
+{{- else }}
+{{- fail (printf "config.discovery.selector: '%s' is none of KEY=VALUE, KEY!=VALUE, KEY in (A, B), KEY notin (A, B), KEY, !KEY" $part) }}
+{{- end }}
+{{- end }}
+{{- end -}}

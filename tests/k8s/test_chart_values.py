@@ -1,0 +1,278 @@
+"""What the chart refuses, and in which words: somebody reads them at 3 a.m."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import chart_schema
+from router.settings import field_keys
+from tests.k8s.tools import CHART, NAMESPACE, RELEASE, helm, template
+
+GOOD: dict[str, Any] = {"config": {"discovery": {"selector": "app=vllm"}}}
+# Labels and annotations: their keys are the user's.
+TEXTS = {"type": "string"}
+
+WRONG: dict[str, tuple[str, str]] = {
+    "a misspelt value": ("replicas: 3", "at '': additional properties 'replicas' not allowed"),
+    "a misspelt setting": (
+        "config: {listen: {drain: 60}}",
+        "at '/config/listen': additional properties 'drain' not allowed",
+    ),
+    "a misspelt section": ("config: {discover: {}}", "at '/config': additional properties 'discover' not allowed"),
+    "a misspelt switch": (
+        "autoscaling: {enable: true}",
+        "at '/autoscaling': additional properties 'enable' not allowed",
+    ),
+    "a setting of another type": (
+        "config: {listen: {workers: two}}",
+        "at '/config/listen/workers': got string, want integer",
+    ),
+    "a setting beyond its limit": (
+        "config: {listen: {workers: 65}}",
+        "at '/config/listen/workers': maximum: got 65, want 64",
+    ),
+    "a time of nothing": (
+        "config: {probe: {interval_s: 0}}",
+        "at '/config/probe/interval_s': exclusiveMinimum: got 0, want 0",
+    ),
+    "a source that is none": (
+        "config: {discovery: {source: k8s}}",
+        "at '/config/discovery/source': value must be one of 'static', 'kubernetes', 'dns'",
+    ),
+    "a policy that is none": (
+        "config: {routing: {policy: warmest}}",
+        "at '/config/routing/policy': value must be one of",
+    ),
+    "a port as a number": ("config: {discovery: {port: 8000}}", "at '/config/discovery/port': got number, want string"),
+    "no router": ("replicaCount: 0", "at '/replicaCount': minimum: got 0, want 1"),
+    "a tag in the repository": (
+        "image: {repository: 'ghcr.io/warmroute/warmroute:1'}",
+        "at '/image/repository': 'ghcr.io/warmroute/warmroute:1' does not match pattern",
+    ),
+    "half a digest": ("image: {digest: sha256:abc}", "at '/image/digest': 'sha256:abc' does not match pattern"),
+    "a Secret's contents for its name": (
+        "adminToken: {existingSecret: 'Correct Horse'}",
+        "at '/adminToken/existingSecret': 'Correct Horse' does not match pattern",
+    ),
+    "a Secret without its name": ("adminToken: aaaaaaaaaaaaaaaaaaaa", "at '/adminToken': got string, want object"),
+    "a label that is no text": ("podLabels: {team: 7}", "at '/podLabels/team': got number, want string"),
+    "a kind of monitor that is none": ("monitor: {kind: Monitor}", "at '/monitor/kind': value must be one of"),
+    "a service of no type": ("service: {type: Clusterip}", "at '/service/type': value must be one of"),
+    "no selector": (
+        "config: {discovery: {selector: ''}}",
+        "config.discovery.selector is needed: the labels of the engines' pods",
+    ),
+    "a selector that is none": (
+        "config: {discovery: {selector: 'app=vllm,tier>2'}}",
+        "config.discovery.selector: 'tier>2' is none of KEY=VALUE",
+    ),
+    "names without a name": (
+        "config: {discovery: {source: dns, port: '8000'}}",
+        "config.discovery.dns_name is needed with source dns",
+    ),
+    "names without a port": (
+        "config: {discovery: {source: dns, dns_name: vllm.a.svc, port: http}}",
+        "config.discovery.port must be a number in quotes with source dns",
+    ),
+    "names of nowhere": (
+        "config: {discovery: {source: dns, dns_name: vllm, port: '8000'}}",
+        "networkPolicy.engines is needed: config.discovery.dns_name does not say the namespace",
+    ),
+    "nobody to send to": ("config: {discovery: {source: static}}", "config.replicas is needed with source static"),
+    "a list without its network": (
+        "config: {discovery: {source: static}, replicas: ['http://a:8000']}",
+        "networkPolicy.engines is needed with source static",
+    ),
+    "replicas behind a closed network": (
+        "config: {replicas: ['http://a:8000']}",
+        "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds",
+    ),
+    "root": ("runAsUser: 0", "at '/runAsUser': 'oneOf' failed"),
+    "a secret in the open": (
+        "config: {admin: {token: aaaaaaaaaaaaaaaaaaaa}}",
+        "config.admin.token would be in a ConfigMap for all to read: put it into a Secret and name that in adminToken",
+    ),
+    "an engine's key in the open": (
+        "config: {probe: {api_key: aaaaaaaaaaaaaaaaaaaa}}",
+        "config.probe.api_key would be in a ConfigMap for all to read",
+    ),
+    "one thing said twice": (
+        "{config: {auth: {keys_file: /keys}}, apiKeys: {existingSecret: keys}}",
+        "config.auth.keys_file and apiKeys.existingSecret say the same thing",
+    ),
+    "isolation without a secret": (
+        "{config: {auth: {isolate: true}}, apiKeys: {existingSecret: keys}}",
+        "authSecret.existingSecret is needed: isolated tenants' salts are made of it",
+    ),
+    "isolation of nobody": (
+        "{config: {auth: {isolate: true}}, authSecret: {existingSecret: s}}",
+        "apiKeys.existingSecret is needed: config.auth.isolate is for tenants",
+    ),
+    "an open admin listener": (
+        "config: {listen: {admin_host: 0.0.0.0}}",
+        "adminToken.existingSecret is needed: config.listen.admin_host can be reached by others",
+    ),
+    "certificates that kubelets lack": (
+        "tls: {existingSecret: t, clientCaKey: ca.crt}",
+        "adminToken.existingSecret is needed with tls.clientCaKey",
+    ),
+    "loopback": ("config: {listen: {host: 127.0.0.1}}", "config.listen.host: nobody reaches '127.0.0.1'"),
+    "any port": ("config: {listen: {port: 0}}", "config.listen.port and config.listen.admin_port must be fixed"),
+    "one port for two": (
+        "config: {listen: {port: 8001}}",
+        "config.listen.port and config.listen.admin_port must differ",
+    ),
+    "a grace that cuts streams": (
+        "terminationGracePeriodSeconds: 199",
+        "199 s would cut streams; lame duck, drain, 15 s to end and preStopSleepSeconds are 200 s",
+    ),
+    "engines that reach one router only": (
+        "config: {events: {bind: 'tcp://0.0.0.0:5557'}}",
+        "config.events.bind needs replicaCount 1",
+    ),
+    "fewer at most than at least": (
+        "autoscaling: {enabled: true, maxReplicas: 1}",
+        "autoscaling.maxReplicas: 1 is less than minReplicas, 2",
+    ),
+    "nothing to scale by": (
+        "autoscaling: {enabled: true, cpuPercent: 0}",
+        "autoscaling: cpuPercent and inFlightRequests",
+    ),
+    "a route to nowhere": ("httpRoute: {enabled: true}", "httpRoute.parentRefs is needed"),
+    "an ingress without names": ("ingress: {enabled: true}", "ingress.hosts is needed"),
+    "nothing to scrape": (
+        "{config: {listen: {metrics_on_main: false}}, monitor: {enabled: true}}",
+        "without config.listen.metrics_on_main there is nothing to scrape",
+    ),
+}
+
+
+def merged(good: dict[str, Any], wrong: dict[str, Any]) -> dict[str, Any]:
+    """The one over the other."""
+    both = dict(good)
+    for key, value in wrong.items():
+        deep = isinstance(value, dict) and isinstance(good.get(key), dict)
+        both[key] = merged(good[key], value) if deep else value
+    return both
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_are_refused(name: str, tmp_path: Path) -> None:
+    """Each wrong values file is refused, and the message names the value and what is wrong with it."""
+    values, message = WRONG[name]
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(merged(GOOD, yaml.safe_load(values))))
+
+    done = helm("template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", file)
+
+    assert done.returncode != 0
+    assert message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "nil pointer" not in done.stderr
+
+
+def test_a_typo_on_the_command_line_is_refused() -> None:
+    """`--set` of a name that is none does not pass in silence."""
+    done = helm("template", RELEASE, CHART, "--set", "config.discovery.selector=app=vllm,replicaCuont=3")
+    assert done.returncode != 0
+    assert "additional properties 'replicaCuont' not allowed" in done.stderr
+
+
+def test_rules_that_are_not_there(tmp_path: Path) -> None:
+    """A copy of the chart that lost its rules says so, instead of installing none."""
+    chart = tmp_path / "warmroute"
+    shutil.copytree(CHART, chart, ignore=shutil.ignore_patterns("rules.yaml"))
+    done = helm("template", RELEASE, chart, "--set", "config.discovery.selector=app=vllm,prometheusRule.enabled=true")
+    assert done.returncode != 0
+    assert "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" in done.stderr
+
+
+def test_every_problem_is_told_at_once() -> None:
+    """Two mistakes are two lines of one message."""
+    done = helm("template", RELEASE, CHART, "--set", "httpRoute.enabled=true,terminationGracePeriodSeconds=1")
+    for message in ("config.discovery.selector is needed", "httpRoute.parentRefs", "would cut streams"):
+        assert message in done.stderr
+
+
+def test_the_good_ones_are_taken(tmp_path: Path) -> None:
+    """What the wrong files are made from is right."""
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(GOOD))
+    assert template("--values", file)
+
+
+# The schema
+
+
+def test_the_schema_is_up_to_date() -> None:
+    """`values.schema.json` is what the router's settings make now."""
+    assert chart_schema.TARGET.read_text(encoding="utf-8") == chart_schema.text(), "run make manifests"
+
+
+def test_every_setting_is_in_the_schema() -> None:
+    """Every setting that the router has may be given in `config`, under its own name."""
+    config = chart_schema.schema()["properties"]["config"]["properties"]
+    named = {
+        f"{name}.{key}" if "properties" in part else name
+        for name, part in config.items()
+        for key in part.get("properties", {"": None})
+    }
+    assert named == {*field_keys()}
+
+
+def test_every_object_is_closed() -> None:
+    """No object of the chart's own takes a key that it does not know; Kubernetes' own are few and counted."""
+    open_ones = []
+
+    def walk(schema: Any, path: str) -> None:
+        if isinstance(schema, list):
+            for number, part in enumerate(schema):
+                walk(part, f"{path}[{number}]")
+        elif isinstance(schema, dict):
+            if schema.get("type") == "object" and schema.get("additionalProperties") not in (False, TEXTS):
+                open_ones.append(path)
+            for key, part in schema.items():
+                walk(part, f"{path}.{key}" if key not in {"properties", "items"} else path)
+
+    walk(chart_schema.schema(), "")
+    outside = [
+        path for path in open_ones if not path.startswith((".extraVolume", ".affinity", ".resources", ".global"))
+    ]
+    assert sorted({path.split(".")[-1] for path in outside}) == [
+        "labelSelector",
+        "namespaceSelector",
+        "podSelector",
+        "valueFrom",
+    ]
+
+
+def test_defaults_and_schema_have_the_same_names() -> None:
+    """Every value in values.yaml is in the schema and the other way round, `config` and Helm's `global` apart."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads(chart_schema.TARGET.read_text(encoding="utf-8"))["properties"]
+    assert {*schema} - {"global"} == {*values}
+    for name in {*values} - {"config", "affinity", "resources"}:
+        if "properties" in schema[name]:
+            assert {*schema[name]["properties"]} == {*values[name]}, name
+
+
+def test_every_value_is_explained() -> None:
+    """Above each value of values.yaml, or above the group that it begins or belongs to, is a comment."""
+    lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
+    explained = False
+    for number, line in enumerate(lines):
+        text = line.strip()
+        if not text:
+            explained = False
+        elif text.startswith("#"):
+            explained = True
+        elif text.endswith(":") and not line.startswith(" "):
+            explained = True  # a section: its values follow
+        else:
+            assert explained, f"values.yaml:{number + 1}: {line}"

@@ -1,0 +1,88 @@
+"""The tools of .venv-k8s as functions: Helm twice, schemas of Kubernetes, checkov."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.k8s import install
+
+REPO = install.REPO
+CHART = REPO / "helm" / "warmroute"
+BIN = install.VENV / "bin"
+PYTHON = BIN / "python"
+HELM = BIN / "helm"
+KUBECTL = BIN / "kubectl"
+TOOL_TIMEOUT_S = 180.0
+RELEASE, NAMESPACE = "llm", "serving"
+
+Document = dict[str, Any]
+
+
+def run(command: Sequence[str | Path], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """What a tool says; its exit code is the caller's to judge."""
+    return subprocess.run(
+        [str(word) for word in command], input=text, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
+    )
+
+
+def in_tools(script: str, *arguments: str | Path, text: str | None = None) -> Any:
+    """Run Python in .venv-k8s; what it prints is JSON."""
+    done = run([PYTHON, "-c", script, *arguments], text)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the Helm program."""
+    return run([HELM, *words])
+
+
+def template(*options: str | Path, release: str = RELEASE, chart: Path = CHART) -> list[Document]:
+    """The chart as the Helm program renders it, `helm test` pods included."""
+    done = helm("template", release, chart, "--namespace", NAMESPACE, *options)
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+def documents(text: str) -> list[Document]:
+    """Every YAML document that is not empty."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def example(name: str) -> Path:
+    """A values file of the chart's examples."""
+    return CHART / "examples" / f"{name}.yaml"
+
+
+# Values files: what is not one is the sidecar, a pod to copy from.
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar")
+
+
+def only(found: list[Document], kind: str) -> Document:
+    """The one object of a kind."""
+    (document,) = (document for document in found if document["kind"] == kind)
+    return document
+
+
+def settings_text(found: list[Document]) -> str:
+    """The settings file that the routers start with."""
+    texts = [document["data"]["warmroute.yaml"] for document in found if "warmroute.yaml" in document.get("data", {})]
+    assert len(texts) == 1
+    return str(texts[0])
+
+
+def pod_specs(found: list[Document]) -> list[Document]:
+    """The spec of every pod that the objects make."""
+    specs = [document["spec"] for document in found if document["kind"] == "Pod"]
+    return specs + [document["spec"]["template"]["spec"] for document in found if document["kind"] == "Deployment"]
+
+
+def containers(spec: Document) -> list[Document]:
+    """All containers of a pod."""
+    return [*spec.get("initContainers", []), *spec["containers"]]
