@@ -11,6 +11,7 @@ INSTRUMENTS = {
     "faults": "what becomes of requests when things go wrong: faults, overload, abuse",
     "overhead": "what routers cost, side by side: CPU, added TTFT, memory",
     "replay": "drive any OpenAI-compatible URL with a trace",
+    "sizing": "CPU and memory of warmroute for so many replicas and streams",
     "sidechannel": "whether one tenant finds out by time what another has asked",
 }
 

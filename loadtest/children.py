@@ -70,6 +70,18 @@ class Child:
         """Whether the process has not ended."""
         return self._process.returncode is None
 
+    def terminate(self) -> None:
+        """SIGTERM to the child alone, as a kubelet sends it."""
+        self._process.terminate()
+
+    async def ended(self, timeout_s: float) -> int:
+        """Wait until it ends. Returns its exit status; raises ChildError if it does not within so long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except TimeoutError:
+            raise self.error(f"did not end within {timeout_s:g} s") from None
+
     async def stop(self) -> None:
         """SIGTERM to the child's group, SIGKILL if that is not enough."""
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -111,6 +111,7 @@ class Engines:
             self._settings.limits.block_tokens,
             port=events.port + index if events.port else 0,
             replay_port=events.replay_port + index if events.replay_port else 0,
+            host=self._settings.host,
             topic=events.topic,
         )
         publisher.start()

@@ -29,7 +29,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvPublisher:
-    """Binds on loopback; port 0 takes a free one. Raises `zmq.ZMQError` when a port is taken."""
+    """Binds on loopback unless told otherwise; port 0 takes a free one. Raises `zmq.ZMQError` when a port is taken."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class KvPublisher:
         *,
         port: int = 0,
         replay_port: int = 0,
+        host: str = "127.0.0.1",
         topic: str = "",
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -53,8 +54,8 @@ class KvPublisher:
         self._pub = self._contexts[0].socket(zmq.PUB)
         self._router = self._contexts[1].socket(zmq.ROUTER)
         try:
-            self.endpoint = _bind(self._pub, port)
-            self.replay_endpoint = _bind(self._router, replay_port)
+            self.endpoint = _bind(self._pub, host, port)
+            self.replay_endpoint = _bind(self._router, host, replay_port)
         except zmq.ZMQError:
             self._close()
             raise
@@ -141,7 +142,7 @@ class KvPublisher:
             await self._router.send_multipart([client, b"", b"", END, b""])
 
 
-def _bind(socket: zmq.SyncSocket | zmq.asyncio.Socket, port: int) -> str:
+def _bind(socket: zmq.SyncSocket | zmq.asyncio.Socket, host: str, port: int) -> str:
     socket.set_hwm(HWM)
-    socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+    socket.bind(f"tcp://{host}:{port or '*'}")
     return str(socket.get_string(zmq.LAST_ENDPOINT))

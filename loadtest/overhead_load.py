@@ -249,18 +249,19 @@ async def closed_loop(address: Address, load: Loop, pid: int, first: int) -> Mea
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """So many streams at a time, how long they are measured and then probed, and events a second of each."""
+    """So many streams at a time, how long they are measured and then probed, events a second of each, time to begin."""
 
     number: int
     window_s: float
     probes_s: float
     rate_per_s: float
+    starting_s: float = STARTING_S
 
 
 async def streams(addresses: Sequence[Address], load: StreamLoad, pid: int | None, first: int) -> Measured:
     """CPU of a window in which all streams run, then times to the first event of others; without a pid only those."""
     tally, measured = Tally(), Measured(requests=load.number)
-    lead_s = SETTLE_S + load.window_s + load.probes_s + STARTING_S
+    lead_s = SETTLE_S + load.window_s + load.probes_s + load.starting_s
     async with Connections(addresses, load.number, tally) as connections:
         await _warm(connections, first)
         tokens = round(lead_s * load.rate_per_s)

@@ -7,6 +7,7 @@ differs from what this renders. Each part stands between `<!-- NAME:begin -->` a
     python -m loadtest.readme demo.json            put the demo's figures into README.md
     python -m loadtest.readme --overhead FILE      put the figures of `loadtest overhead` there, from its JSON
     python -m loadtest.readme --faults FILE        put the figures of `loadtest faults` there, from its JSON
+    python -m loadtest.readme --sizing FILE        put the figures of `loadtest sizing` there, from its JSON
     python -m loadtest.readme --tables             put the tables of settings, metrics and policies there
     python -m loadtest.readme --check demo.json    exit 1 unless the demo kept what README promises
 """
@@ -36,6 +37,9 @@ from loadtest.overhead_report import CASES, EXTRAS, HEADS, cells, measured
 from loadtest.overhead_workers import TEXT as OF_WORKERS
 from loadtest.report import COLUMNS, Row, shown
 from loadtest.rivals import OURS
+from loadtest.sizing_report import HEADERS as SIZING_HEADS
+from loadtest.sizing_report import SizingError, rule_lines
+from loadtest.sizing_report import cells as sizing_cells
 from loadtest.traces import TraceError, read_trace
 from router import settings
 from router.core.facts import Grade, Load, Priority, Reason, Receipt, Replica, Usage
@@ -48,6 +52,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 COMMAND = 'make run ARGS="--exit --json demo.json"'
 OVERHEAD_COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
 FAULTS_COMMAND = "python -m loadtest faults --json faults.json"
+SIZING_COMMAND = "python -m loadtest sizing --json sizing.json"
 SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s")
 
 AGENT_HIT_RATIO_MIN = 3.0  # warm over round robin, token hit rate
@@ -289,6 +294,29 @@ def faults_block(document: dict[str, Any]) -> str:
     )
 
 
+# What size of machine it needs
+
+
+def sizing_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest sizing`, and the rule that follows from it. Raises ReadmeError."""
+    rows = _rows(document)
+    try:
+        rules = rule_lines(rows)
+    except SizingError as error:
+        raise ReadmeError(str(error)) from error
+    if failed := [row for row in rows if row.errors]:
+        raise ReadmeError(f"this run had errors: {failed[0].case}, {failed[0].errors_by_kind}")
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{SIZING_COMMAND}` on {_where(document)}.",
+            "",
+            _table(SIZING_HEADS, map(sizing_cells, rows)),
+            "",
+            *(f"- {line}." for line in rules),
+        ]
+    )
+
+
 def ceiling(workload: Workload) -> float:
     """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
 
@@ -364,10 +392,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", action="store_true", help="render the tables of settings, metrics and policies")
     parser.add_argument("--overhead", type=Path, metavar="FILE", help="render the figures of `loadtest overhead`")
     parser.add_argument("--faults", type=Path, metavar="FILE", help="render the figures of `loadtest faults`")
+    parser.add_argument("--sizing", type=Path, metavar="FILE", help="render the figures of `loadtest sizing`")
     parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
     parser.add_argument("--readme", type=Path, default=README, help="the file to change")
     options = parser.parse_args(argv)
-    if not options.demo and (options.check or not (options.tables or options.overhead or options.faults)):
+    if not options.demo and (
+        options.check or not (options.tables or options.overhead or options.faults or options.sizing)
+    ):
         parser.error("the demo's JSON is missing")
     try:
         return _check(options.demo) if options.check else _render(options)
@@ -399,6 +430,8 @@ def _render(options: argparse.Namespace) -> int:
         text = with_block(text, "overhead", overhead_block(_read([options.overhead])[0]))
     if options.faults:
         text = with_block(text, "faults", faults_block(_read([options.faults])[0]))
+    if options.sizing:
+        text = with_block(text, "sizing", sizing_block(_read([options.sizing])[0]))
     options.readme.write_text(text, encoding="utf-8")
     return 0
 

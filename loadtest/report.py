@@ -36,7 +36,7 @@ class Row:
     replicas: int | None = None
     load: float | None = None
     load_unit: str | None = None
-    """`sessions` active at a time, `requests/s` offered, or `chunks/s` that were relayed."""
+    """`sessions` active at a time, `requests/s` offered, `chunks/s` that were relayed, or `streams` open."""
     seed: int | None = None
     requests: int | None = None
     errors: int | None = None
@@ -66,6 +66,10 @@ class Row:
     """Time to the first event through the router, less that of the same load without one."""
     added_ttft_p99_ms: float | None = None
     rss_mb: float | None = None
+    cpu_cores: float | None = None
+    """User and system seconds of the router's whole process tree, a second."""
+    index_mb: float | None = None
+    """What the router's prefix index takes of its memory, by its own count."""
     goal: str | None = None
     expected: float | None = None
     got: float | None = None

@@ -22,6 +22,7 @@ from router.receiving import BETWEEN, BadRequest, Receiver, Request, Sender
 WAITING_MAX = 8  # requests sent ahead
 WAITING_BYTES_MAX = 1 << 20  # of their bodies; the one that goes beyond is kept
 WRITE_BUFFER_BYTES_MAX = 256 << 10  # unread by the client; above it the engine is not read either
+NEXT_S = 0.5  # for which a connection stays open behind an answer that did not say it would be the last, but is
 LINGER_S = 2.0  # what a refused client still sends is read for so long, so that it gets to see why
 NO_LINGER = struct.pack("ii", 1, 0)  # SO_LINGER: what is closed is reset
 
@@ -60,8 +61,8 @@ class Client(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_holding", "_patience", "_receiver", "_refusal", "_request", "_server",
-        "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
+        "_clogged", "_discarding", "_holding", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
+        "_request", "_server", "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
     )  # fmt: skip
 
     def __init__(self, server: Owner, address: str | None = None) -> None:
@@ -77,6 +78,8 @@ class Client(asyncio.Protocol):
         self._holding = False  # the client is not read: it sent too far ahead
         self._discarding = False
         self._clogged = False  # the client does not read
+        self._last = False  # the head of the answer under way said that the connection ends with it
+        self._next_until_s = 0.0  # it did not, though it is the last: till then the next request may be on its way
         self.address = address
         self.chunked = False
         self.sender: Sender | None = None
@@ -239,17 +242,21 @@ class Client(asyncio.Protocol):
             raise ClientLeft
         self.chunked = request.version == "1.1"
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
-        closes = b"connection: close\r\n\r\n" if self._closes(request) else b"\r\n"
+        self._last = self._closes(request)
+        closes = b"connection: close\r\n\r\n" if self._last else b"\r\n"
         self._server.outbox.flush()
         self.write(b"".join((b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), *lines, framing, closes)))
         return self
 
     def end(self) -> None:
-        """The body that was begun is whole."""
+        """The body that was begun is whole. Whoever was not told that it is the last answer may send a request with
+        its last byte; were the connection closed then, that request would fail. It is told so by the next answer."""
         if self.chunked:
             self.write(_LAST_CHUNK)
-        if self._request is not None and self._closes(self._request):
+        if self._request is not None and self._last:
             self._finish()
+        elif self._server.closing:
+            self._next_until_s = self._server.loop.time() + NEXT_S
 
     @property
     def unread_bytes(self) -> int:
@@ -298,8 +305,10 @@ class Client(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is being answered, or the client has yet to take an answer."""
-        return self._request is not None or bool(self._waiting) or self.unread_bytes > 0
+        """A request is being answered or may be on its way, or the client has yet to take an answer."""
+        if self._request is not None or self._waiting or self.unread_bytes:
+            return True
+        return self._next_until_s > 0.0 and self._server.loop.time() < self._next_until_s
 
     @property
     def new(self) -> bool:

@@ -146,3 +146,28 @@ async def test_who_has_just_connected_may_ask(monkeypatch: pytest.MonkeyPatch, e
         await draining
         for writer in (asks, asked):
             writer.close()
+
+
+@pytest.mark.parametrize("drained", [False, True])
+async def test_who_was_not_told_may_ask_at_once(engine: FakeEngine, drained: bool) -> None:
+    """A stream that began before the end of the router was known said nothing of closing. A client that sends its next
+    request with the last byte of it is answered, and told then; in the lame duck and in the drain."""
+    engine.script.append(half_then_waits)
+    async with running(engine) as app:
+        client = await connect(app.url)
+        client.ask(post(CHAT, json.dumps(BODY).encode()))
+        await engine.at_work.wait()
+        while app.edge._server.clients and not client.answers:
+            await asyncio.sleep(0)
+        app.lame_duck()
+        draining = asyncio.create_task(app.edge._server.drain()) if drained else None
+        await asyncio.sleep(0.2 if drained else 0)  # the drain has closed whom it closes at its beginning
+        engine.go_on.set()
+        assert (await client.answer()).whole
+        client.ask(post(CHAT, ASKED))
+        answer = await client.answer(1)
+        assert (answer.whole, answer.headers[b"connection"]) == (True, b"close")
+        await client.lost.wait()
+        assert not client.reset
+        if draining is not None:
+            await draining
