@@ -46,7 +46,7 @@ from router.core.facts import Grade, Load, Priority, Reason, Receipt, Replica, U
 from router.core.knowledge import Held
 from router.core.policies import POLICIES
 from router.core.routing import Router
-from router.metrics import Metrics, RequestRecord
+from router.metrics import Figures, Metrics, RequestRecord
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 COMMAND = 'make run ARGS="--exit --json demo.json"'
@@ -133,15 +133,14 @@ def _exercised_metrics() -> Metrics:
     router.knowledge.answered(id_, held, 16, 16, 100)
     streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
     fresh = {"fresh": 1.0, "stale_s": 0.0, "errors": 0.0, "replicas": 1.0}
-    metrics = Metrics(
-        router,
-        lambda: 1,
-        lambda: 0.0,
-        lambda: streams,
-        lambda: {"encoded": 1},
+    figures = Figures(
+        in_flight=lambda: 1,
+        streams=lambda: streams,
+        prompts=lambda: {"encoded": 1},
         connections=lambda: connections,
         discoveries=lambda: {"static": fresh},
     )
+    metrics = Metrics(router, lambda: 0.0, figures)
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
     metrics.joined(id_)

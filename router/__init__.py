@@ -27,7 +27,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     events      what engines say of their KV caches, over ZeroMQ
     announce    have an engine repeat what it said before we listened
     discovery   which replicas there are
-    failures    what may go wrong with that, typed by what a retry may do
+    failures    what may go wrong with that, typed by what a retry may do; totals adds up processes
     placing     the seam between edge and hub
     admission   who is placed now, who waits, who is turned away
     exchange    one request and its answer on a connection to an engine

@@ -29,8 +29,11 @@ class App:
         await self.hub.__aenter__()
         try:
             self.edge = Edge(self._settings, self.hub.placer, shared_prompts=self.hub.prompts)
-            self.hub.left, self.hub.connections = self.edge.left, self.edge.connections
-            self.hub.spans_dropped = self.edge.spans_dropped
+            self.hub.left = self.edge.left
+            self.hub.totals.connections_of_edge, self.hub.totals.spans_of_edge = (
+                self.edge.connections,
+                self.edge.spans_dropped,
+            )
             await self.edge.__aenter__()
         except BaseException:
             await self.hub.__aexit__(None, None, None)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from router import logs, secret, tls
+from router import secret, tls
 from router.additions import Additions
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
@@ -26,23 +25,20 @@ from router.core.facts import Grade, Replica
 from router.core.kv_stream import Limits
 from router.core.policies import POLICIES
 from router.core.routing import Router
-from router.discovery import Discovery
-from router.discovery.dns import DnsDiscovery
 from router.discovery.static import StaticDiscovery
 from router.discovery.together import Together
 from router.events import Subscriber
 from router.keys import Keys
-from router.metrics import Metrics, RequestRecord
+from router.metrics import Figures, Metrics, RequestRecord
 from router.networks import allowed
-from router.patience import REASONS
-from router.placing import CLOSED, CONNECTIONS, CPU_MS, HUB_LOST, LINES_DROPPED, PROMPTS, SPANS_DROPPED, LocalPlacer
+from router.placing import HUB_LOST, LocalPlacer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
-from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts
-from router.settings import DiscoverySettings, Settings, SettingsError
-from router.stalls import Stalls, with_figures
+from router.running import files_of_settings, guarded, in_background, keys_of, make_prompts, source_of
+from router.settings import Settings
 from router.tokens import Asker
+from router.totals import Totals
 from router.trust import Trust
 
 log = logging.getLogger(__name__)
@@ -80,10 +76,7 @@ class Hub:
         self.prompts: Prompts | None = None
         self._grades: dict[str, Grade] = {}  # as last logged
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
-        self.connections: Callable[[], Mapping[str, int]] = dict  # of clients of this process: see `Edge.connections`
-        self.spans_dropped: Callable[[], int] = int  # likewise: see `Edge.spans_dropped`
-        self._of_workers: Counter[str] = Counter()  # totals of other processes
-        self._stalls = Stalls()
+        self.totals = Totals()
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.admin_url = ""
@@ -135,24 +128,10 @@ class Hub:
             tls=self._tls,
         )
         self._stack.push_async_callback(self._prober.close)
-        self.metrics = Metrics(
-            self.router,
-            self._in_flight,
-            time.monotonic,
-            self._stream_figures,
-            self._prompt_figures,
-            lines_dropped=lambda: logs.dropped() + self._of_workers[LINES_DROPPED],
-            queued=lambda: self.admission.queued(),
-            connections=self._connection_figures,
-            discoveries=self._discovery_figures,
-            spans_dropped=lambda: self.spans_dropped() + self._of_workers[SPANS_DROPPED],
-            stalls=lambda: with_figures(self._stalls.series, self._of_workers),
-            workers_cpu_s=lambda: self._of_workers[CPU_MS] / 1e3,
-            process=True,
-        )
+        self.metrics = Metrics(self.router, time.monotonic, self._figures(), process=True)
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
         self._replicas = StaticDiscovery(s.replicas)
-        self._discoveries = Together(self._replicas, _source(s.discovery), replicas_max=s.discovery.replicas_max)
+        self._discoveries = Together(self._replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
         self.pages = Pages(
             self.router,
             self.metrics,
@@ -191,7 +170,7 @@ class Hub:
             tls=self._tls,
         )
         self._stack.push_async_callback(self._ranks.close)
-        self._task(self._stalls.watch())
+        self._task(self.totals.own_stalls.watch())
         self._task(self._check())
         self._task(self._admit())
 
@@ -267,7 +246,7 @@ class Hub:
 
     def count(self, counts: Mapping[str, int]) -> None:
         """What else an edge of another process has counted since it last said so: see `Edge.figures`."""
-        self._of_workers.update(counts)
+        self.totals.add(counts)
         self.metrics.hub_lost(counts.get(HUB_LOST, 0))
 
     def drain(self) -> None:
@@ -354,20 +333,20 @@ class Hub:
         rows = self._events.stats().items()
         return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
 
-    def _prompt_figures(self) -> dict[str, int]:
-        figures = Counter(dict(self.prompts.counts()) if self.prompts else {})
-        for name, count in self._of_workers.items():
-            if name.startswith(PROMPTS):
-                figures[name.removeprefix(PROMPTS)] += count
-        return dict(figures)
-
-    def _connection_figures(self) -> tuple[int, dict[str, int]]:
-        figures = Counter(self._of_workers)
-        figures.update(self.connections())
-        return figures[CONNECTIONS], {why: figures[CLOSED + why] for why in REASONS}
-
-    def _discovery_figures(self) -> dict[str, dict[str, float]]:
-        return {source: msgspec.to_builtins(status) for source, status in self._discoveries.statuses().items()}
+    def _figures(self) -> Figures:
+        totals = self.totals
+        return Figures(
+            in_flight=self._in_flight,
+            streams=self._stream_figures,
+            prompts=lambda: totals.prompts(dict(self.prompts.counts()) if self.prompts else {}),
+            queued=lambda: self.admission.queued(),
+            connections=totals.connections,
+            discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
+            lines_dropped=totals.lines_dropped,
+            spans_dropped=totals.spans_dropped,
+            stalls=totals.stalls,
+            workers_cpu_s=totals.workers_cpu_s,
+        )
 
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None
@@ -424,20 +403,6 @@ class Hub:
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
         self._stack.push_async_callback(in_background(work))
-
-
-def _source(s: DiscoverySettings) -> Discovery | None:
-    """What finds replicas besides those that are listed; None: nothing does. Raises SettingsError."""
-    if s.source == DnsDiscovery.source:
-        return DnsDiscovery(s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s)
-    if s.source == "kubernetes":
-        from router.discovery.kubernetes import KubernetesDiscovery  # of an extra, and heavy
-
-        try:
-            return KubernetesDiscovery(s)
-        except ValueError as error:  # what a kubeconfig holds, or that there is none and we are in no pod
-            raise SettingsError([str(error)]) from error
-    return None
 
 
 def _named(replica: Replica) -> dict[str, str]:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from router.addresses import template_kwargs, tokenizers
+from router.discovery import Discovery
+from router.discovery.dns import DnsDiscovery
 from router.keys import Keys, KeysError
 from router.prompts import Prompts
-from router.settings import Settings, SettingsError
+from router.settings import DiscoverySettings, Settings, SettingsError
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -55,6 +57,20 @@ def keys_of(settings: Settings) -> Keys | None:
     if not auth.keys_file:
         return None
     return Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+
+
+def source_of(s: DiscoverySettings) -> Discovery | None:
+    """What finds replicas besides those that are listed; None: nothing does. Raises SettingsError."""
+    if s.source == DnsDiscovery.source:
+        return DnsDiscovery(s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s)
+    if s.source == "kubernetes":
+        from router.discovery.kubernetes import KubernetesDiscovery  # of an extra, and heavy
+
+        try:
+            return KubernetesDiscovery(s)
+        except ValueError as error:  # what a kubeconfig holds, or that there is none and we are in no pod
+            raise SettingsError([str(error)]) from error
+    return None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Everything that is counted, once per request and at its end.
 
 That is on the path of every request, so these are plain numbers in dicts by label values; prometheus_client's own
-counters take a lock, a search and a call or two an update. metrics.py makes its families of them when a scrape asks.
+counters take a lock, a search and a call or two an update. Families are made of them (metrics) when a scrape asks.
 Labels are bounded: routes and reasons are fixed sets, models are those that replicas serve (the first MODELS_MAX of
 them, anything else is `other`), replicas are those discovered.
 """

@@ -45,5 +45,5 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """The source of the next hub that starts."""
     source = Told()
-    monkeypatch.setattr("router.hub._source", lambda _: source)
+    monkeypatch.setattr("router.hub.source_of", lambda _: source)
     return source

@@ -20,7 +20,7 @@ from router.core.prefill import PrefillModel
 from router.core.routing import Router
 from router.core.spill import Cause
 from router.exchange import BrokeMidway, Failure
-from router.metrics import Metrics, RequestRecord
+from router.metrics import Figures, Metrics, RequestRecord
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
@@ -37,7 +37,7 @@ def router(replicas: int = 0) -> Router:
 
 def metrics(of: Router | None = None) -> Metrics:
     """Metrics of a router in which nothing is happening."""
-    return Metrics(of or router(), lambda: 0, lambda: 0.0)
+    return Metrics(of or router(), lambda: 0.0)
 
 
 def record(**fields: Any) -> RequestRecord:
@@ -309,22 +309,22 @@ def test_tokens_of_tenants() -> None:
 
 def test_the_process_is_on_the_page() -> None:
     """The router's page ends with what the kernel says of its process."""
-    page = Metrics(router(), lambda: 0, lambda: 0.0, process=True).page().decode()
+    page = Metrics(router(), lambda: 0.0, process=True).page().decode()
     assert "\nprocess_resident_memory_bytes " in page
     assert "\nprocess_open_fds " in page
 
 
 def test_dropped_log_lines_are_counted() -> None:
     """The page says how many log lines were dropped."""
-    it = Metrics(router(), lambda: 0, lambda: 0.0, lines_dropped=lambda: 7)
+    it = Metrics(router(), lambda: 0.0, Figures(lines_dropped=lambda: 7))
     assert b"\nwarmroute_log_lines_dropped_total 7.0\n" in it.page()
 
 
 def test_dropped_spans_are_counted() -> None:
     """The page says how many spans did not reach the collector, and 0 where nothing is traced."""
-    it = Metrics(router(), lambda: 0, lambda: 0.0, spans_dropped=lambda: 7)
+    it = Metrics(router(), lambda: 0.0, Figures(spans_dropped=lambda: 7))
     assert b"\nwarmroute_spans_dropped_total 7.0\n" in it.page()
-    assert b"\nwarmroute_spans_dropped_total 0.0\n" in Metrics(router(), lambda: 0, lambda: 0.0).page()
+    assert b"\nwarmroute_spans_dropped_total 0.0\n" in Metrics(router(), lambda: 0.0).page()
 
 
 def test_a_record_crosses_a_process() -> None:
