@@ -54,6 +54,7 @@ class MemoryApi:
     bookmark_s: float = 5.0
     watches: list[Watch] = field(default_factory=list)
     recovered: asyncio.Event = field(default_factory=asyncio.Event)
+    dear: set[str] = field(default_factory=set)  # namespaces whose last list took so long that the next one is put off
     lost: set[str] = field(default_factory=set)  # namespaces of which something was dropped since they were listed
 
     def poke(self) -> None:
@@ -88,6 +89,7 @@ class MemoryApi:
 
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
         """One page: of the moment it was asked for, or of the one it is answered in."""
+        asked_s = asyncio.get_running_loop().time()
         await self._reach()
         early = self._page(namespace, limit, token) if self.random.random() < 0.5 else None
         if self.slow_s:
@@ -95,6 +97,8 @@ class MemoryApi:
         page = early or self._page(namespace, limit, token)
         if '"continue"' not in page.decode():
             self.lost.discard(namespace)
+        took_s = asyncio.get_running_loop().time() - asked_s
+        self.dear = self.dear | {namespace} if took_s >= following.CHEAP_S else self.dear - {namespace}
         return page
 
     @asynccontextmanager

@@ -60,7 +60,7 @@ class History(Pods):
     async def recover(self) -> None:
         """Two seconds later the view is the truth."""
         heal_s = self.api.recover()
-        if heal_s and following.PAGE_PODS <= 2:
+        if heal_s and (following.PAGE_PODS <= 2 or self.api.dear):
             heal_s += RESYNC_S + WATCH_MAX_S  # lists are not cheap: what was lost is found at the next one that is due
         self.tally["dead or deaf"] += bool(heal_s)
         await asyncio.sleep(heal_s + RECOVERED_S)
