@@ -41,7 +41,9 @@ DOCUMENTS = [
         "CHANGELOG.md",
         "SECURITY.md",
         "deploy/README.md",
+        "deploy/RUNBOOK.md",
         "helm/README.md",
+        "helm/warmroute/README.md",
     )
 ]
 SOURCES = sorted((ROOT / "router").rglob("*.py"))
@@ -234,8 +236,15 @@ def test_every_error_of_the_admin_listener_is_in_the_table() -> None:
 def test_every_kind_of_failure_is_explained() -> None:
     """The kinds that failures are counted under are in a table where the metrics are, and no other is."""
     rows = section("Metrics").split("<!-- metrics:end -->")[1]
-    kinds = {failure.kind for made in (Failure, BrokeMidway) for failure in made.__subclasses__()}
+    kinds = {failure.kind for made in (Failure, BrokeMidway) for failure in descendants(made)}
     assert {row[0].strip("`") for row in table(rows) if row[0][0] == "`"} - {"kind"} == {*kinds, BrokeMidway.kind}
+
+
+def descendants(made: type[Any]) -> Iterator[type[Any]]:
+    """All classes that are made of this one."""
+    for each in made.__subclasses__():
+        yield each
+        yield from descendants(each)
 
 
 def test_every_module_is_on_the_map() -> None:
