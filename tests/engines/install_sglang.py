@@ -15,7 +15,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.engines.install import REPO, VENV, InstallFailed, install, python_of, run
+from tests import installing
+from tests.engines.install import REPO, VENV, install, python_of, run
 
 VENV_SGLANG = REPO / ".venv-sglang"
 SGLANG = "0.5.23"
@@ -50,8 +51,7 @@ def stamp_text() -> str:
 
 def installed(venv: Path = VENV_SGLANG) -> bool:
     """Whether the stamp says that nothing is left to do."""
-    stamp = venv / "warmroute-stamp.json"
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text()
+    return installing.stamped(venv, stamp_text())
 
 
 def install_sglang(venv: Path = VENV_SGLANG, engines: Path = VENV) -> None:
@@ -67,7 +67,7 @@ def install_sglang(venv: Path = VENV_SGLANG, engines: Path = VENV) -> None:
     run(f"sglang {SGLANG}", [*pip, f"sglang=={SGLANG}", *WANTED])
     lay_paths(venv, engines)
     run("import SGLang's server", [python, "-c", "import sglang.launch_server, sglang.srt.entrypoints.http_server"])
-    (venv / "warmroute-stamp.json").write_text(stamp_text(), encoding="utf-8")
+    installing.stamp(venv, stamp_text())
     print(f"[engines] ready in {venv}", flush=True)
 
 
@@ -76,12 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.install_sglang", description="SGLang for CPU")
     parser.add_argument("--venv", type=Path, default=VENV_SGLANG, help="default: .venv-sglang in the repository")
     venv: Path = parser.parse_args().venv
-    try:
-        install_sglang(venv.absolute())
-    except InstallFailed as broken:
-        print(f"[engines] FAILED: {broken}", file=sys.stderr)
-        return 1
-    return 0
+    return installing.finish("engines", lambda: install_sglang(venv.absolute()))
 
 
 if __name__ == "__main__":

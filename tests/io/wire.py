@@ -343,3 +343,15 @@ async def settled(app: App) -> None:
     async with asyncio.timeout(5):
         while not idle(app) or app.edge.upstream._answers:
             await asyncio.sleep(0)
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One way of a connection through a plain load balancer, to its end."""
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()

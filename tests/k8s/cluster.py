@@ -27,6 +27,7 @@ import aiohttp
 from loadtest import tokens
 from loadtest.children import Child, child
 from tests.apiserver import ApiServer
+from tests.io.wire import pass_on
 from tests.k8s.tools import NAMESPACE
 from tests.podstore import pod
 
@@ -362,19 +363,8 @@ class Balancer:
             except OSError:
                 continue
             for pair in ((reader, far_writer), (far_reader, writer)):
-                pipe = asyncio.create_task(_pipe(*pair))
+                pipe = asyncio.create_task(pass_on(*pair))
                 self._pipes.add(pipe)
                 pipe.add_done_callback(self._pipes.discard)
             return
-        writer.close()
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
         writer.close()

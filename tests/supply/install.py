@@ -6,38 +6,17 @@ from its lock, with hashes. Running it again costs nothing: a stamp holds the pi
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+from tests import installing
 
 REPO = Path(__file__).resolve().parents[2]
 VENV = REPO / ".venv-supply"
 TOOLS = Path(__file__).with_name("requirements.txt")
 BUILD = REPO / "requirements" / "build.lock"
-STEP_TIMEOUT_S = 900.0
-
-
-class InstallFailed(RuntimeError):
-    """A step failed; the message names the step and shows the end of what it printed."""
-
-
-def run(step: str, command: list[str]) -> None:
-    """Run one step; InstallFailed with its last 40 lines when it fails."""
-    print(f"[supply] {step} ...", flush=True)
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=STEP_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise InstallFailed(f"{step}: not done after {STEP_TIMEOUT_S:.0f} s") from late
-    if done.returncode:
-        tail = "\n".join(done.stdout.splitlines()[-40:])
-        raise InstallFailed(f"{step}: exit {done.returncode}\n{tail}")
+run = partial(installing.run, "supply")
 
 
 def stamp_text() -> str:
@@ -47,12 +26,11 @@ def stamp_text() -> str:
 
 def installed(venv: Path = VENV) -> bool:
     """Whether the stamp says that nothing is left to do."""
-    stamp = venv / "warmroute-stamp.txt"
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text()
+    return installing.stamped(venv, stamp_text())
 
 
 def install(venv: Path = VENV) -> None:
-    """Bring `venv` to what the tests need; InstallFailed with the step that broke."""
+    """Bring `venv` to what the tests need; installing.InstallFailed with the step that broke."""
     if installed(venv):
         print(f"[supply] tools are already in {venv}", flush=True)
         return
@@ -60,19 +38,9 @@ def install(venv: Path = VENV) -> None:
     run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
     run("tools", [*pip, "-r", str(TOOLS)])
     run("what makes the wheel", [*pip, "--require-hashes", "-r", str(BUILD)])
-    (venv / "warmroute-stamp.txt").write_text(stamp_text(), encoding="utf-8")
+    installing.stamp(venv, stamp_text())
     print(f"[supply] ready in {venv}", flush=True)
 
 
-def main() -> int:
-    """The command line; 1 when a step failed."""
-    try:
-        install()
-    except InstallFailed as broken:
-        print(f"[supply] FAILED: {broken}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(installing.finish("supply", install))

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from router.workers.processes import ALONE_S
 from tests.fakes import FakeEngine, half_then_waits, ok
+from tests.io.wire import pass_on
 from tests.workers.stubs import until
 from tests.workers.test_processes import CHAT, HUB, Command, alive, body, command, json_of, metric, rest_of, streams
 
@@ -247,7 +248,7 @@ class Balancer:
             except OSError:
                 continue
             for pair in ((reader, far_writer), (far_reader, writer)):
-                pipe = asyncio.create_task(_pipe(*pair))
+                pipe = asyncio.create_task(pass_on(*pair))
                 self._pipes.add(pipe)
                 pipe.add_done_callback(self._pipes.discard)
             return
@@ -258,17 +259,6 @@ async def slow_ok(engine: FakeEngine, request: web.Request) -> web.StreamRespons
     """Some are always in flight."""
     await asyncio.sleep(0.05)
     return await ok(engine, request)
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
 
 
 async def test_one_router_of_three_is_killed(engine: FakeEngine, other: FakeEngine) -> None:
