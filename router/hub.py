@@ -76,6 +76,7 @@ class Hub:
         self.prompts: Prompts | None = None
         self._grades: dict[str, Grade] = {}  # as last logged
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
+        self.ready: Callable[[str], None] = lambda _: None  # and of those that may be sent requests from now on
         self.totals = Totals()
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
@@ -119,6 +120,7 @@ class Hub:
         self._prober = Prober(
             self.router,
             self._lost,
+            on_ready=lambda id_: self.ready(id_),
             interval_s=s.probe.interval_s,
             timeout_s=s.probe.timeout_s,
             api_key=s.probe.api_key,

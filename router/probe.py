@@ -71,6 +71,7 @@ class Prober:
         router: Router,
         on_lost: Callable[[str], None],
         *,
+        on_ready: Callable[[str], None] = lambda _: None,
         interval_s: float,
         timeout_s: float,
         api_key: str,
@@ -81,6 +82,7 @@ class Prober:
     ) -> None:
         self._router = router
         self._on_lost = on_lost
+        self._on_ready = on_ready
         self._interval_s = interval_s
         self._models_rounds = max(1, round(models_interval_s / interval_s))
         self._page_bytes_max = page_bytes_max
@@ -164,6 +166,8 @@ class Prober:
             fields = {"replica": replica, "why": why}
             level = logging.INFO if ok else logging.WARNING
             log.log(level, "replica %s", "ready" if ok else "does not answer as it should", extra={"fields": fields})
+        if flipped and ok:
+            self._on_ready(replica)
         if proof:
             if flipped:
                 self._router.forget(replica)

@@ -154,6 +154,7 @@ async def _hub(spec: Spec) -> None:
         admin_socket=socket.socket(fileno=spec.admin_fd),
     )
     hub.left = lambda replica: server.left(replica) if server is not None else None
+    hub.ready = lambda _: server.news() if server is not None else None
 
     def do(order: Order) -> None:
         if isinstance(order, LameDuck):

@@ -61,6 +61,7 @@ class HubServer:
         self.empty = asyncio.Event()  # no worker is connected
         self.empty.set()
         self.view = wire.frame([])
+        self._spreading: asyncio.Handle | None = None
 
     async def __aenter__(self) -> Self:
         """Begin to serve; each worker is sent the view first."""
@@ -103,6 +104,11 @@ class HubServer:
             link.say(wire.Left(replica))
             link.flush()
 
+    def news(self) -> None:
+        """A replica has become ready: workers hear of it at once, and once of all that come in one turn of the loop."""
+        if self._spreading is None:
+            self._spreading = asyncio.get_running_loop().call_soon(self._spread)
+
     async def _look(self) -> None:
         while True:
             took_s = -time.monotonic()
@@ -111,6 +117,7 @@ class HubServer:
             await asyncio.sleep(max(VIEW_S, took_s / VIEW_PART_MAX))
 
     def _spread(self) -> None:
+        self._spreading = None
         view = self._view()
         if view != self.view:
             self.view = view

@@ -12,7 +12,9 @@ import aiohttp
 import pytest
 
 from router.core.facts import Ending, Grade, Outcome, Reason, Replica, ServedModel
+from router.core.models import NoReplica
 from router.workers import processes, wire
+from router.workers import server as server_module
 from router.workers.spec import Spec
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, half_then_waits, settings
@@ -93,6 +95,22 @@ async def test_another_engine_on_the_same_address(tmp_path: Path) -> None:
         placer.finish(before, OK, 1.0)
         placer.finish(after, OK, 1.0)
         await until(lambda: hub.open == 0)
+
+
+async def test_workers_hear_of_a_ready_replica_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has seen that the router is ready may ask any worker: none waits for its next look at what the hub knows."""
+    hub = StubHub("http://a")
+    hub.ready("http://a", ok=False)
+    monkeypatch.setattr(server_module, "VIEW_S", 3600.0)
+    async with serving(hub, tmp_path / "hub") as server, worker(tmp_path / "hub") as placer:
+        await until(lambda: placer.placing)
+        with pytest.raises(NoReplica):
+            placer.resolve("m")
+        hub.ready("http://a")
+        server.news()
+        server.news()
+        await until(lambda: placer._known.others_ready(NOBODY))
+        assert placer.resolve("m") == "m"
 
 
 async def test_a_replica_is_taken_away_under_load(engine: FakeEngine, other: FakeEngine) -> None:
