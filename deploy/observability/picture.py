@@ -1,7 +1,8 @@
 """`python -m deploy.observability.picture`: the overview dashboard as a picture, from what a real Prometheus scraped.
 
 Starts everything itself: simulated replicas, the router, Prometheus; plays agents' sessions through round robin, then
-through warm, and ends a replica if they are still under way KILL_AFTER_S later. Needs Prometheus (its package) and
+through warm, each before replicas of its own that hold nothing yet, and ends a replica if they are still under way
+KILL_AFTER_S later. Needs Prometheus (its package) and
 matplotlib (`make test-k8s` has it in .venv-k8s). Takes some two minutes of a machine that has nothing else to do.
 """
 
@@ -38,13 +39,15 @@ CAPTION = (
 async def gather(folder: Path, requests: int) -> dict[str, Any]:
     """The run, and what the dashboard's panels show of it."""
     board: dict[str, Any] = json.loads((REPO / "deploy" / "grafana" / "overview.json").read_text(encoding="utf-8"))
-    async with scene(folder, replicas=REPLICAS, time_scale=TIME_SCALE) as it:
+    async with scene(folder, replicas=2 * REPLICAS, time_scale=TIME_SCALE) as it:
         begun_s, marks = time.time(), []
+        it.replicas, fresh = it.replicas[:REPLICAS], it.replicas[REPLICAS:]
         async with routing(it, "round_robin", **ROOMY):
             marks.append((time.time(), "round robin"))
             await it.replay(requests, SESSIONS)
+        it.replicas = fresh
         async with routing(it, "warm", **ROOMY):
-            marks.append((time.time(), "warm, on a new router"))
+            marks.append((time.time(), "warm, with fresh replicas"))
             warm = asyncio.create_task(it.replay(3 * requests, SESSIONS))
             await trouble(it, warm, marks)
             await warm
