@@ -25,8 +25,8 @@
   {{- else if and .Values.networkPolicy.enabled (not $engines) (not (regexMatch "^[^.]+\\.[^.]+\\.svc(\\.|$)" $d.dns_name)) -}}
     {{- $p = append $p "networkPolicy.engines is needed: config.discovery.dns_name does not say the namespace (SERVICE.NAMESPACE.svc...)" -}}
   {{- end -}}
-  {{- if not (regexMatch "^[0-9]+$" (default "" $d.port)) -}}
-    {{- $p = append $p "config.discovery.port must be a number in quotes with source dns: addresses have no named ports" -}}
+  {{- if not (regexMatch "^[0-9]+$" (default "" $d.port | toString)) -}}
+    {{- $p = append $p "config.discovery.port must be a number with source dns: addresses have no named ports" -}}
   {{- end -}}
 {{- else -}}
   {{- if not .Values.config.replicas -}}
@@ -118,6 +118,10 @@
 
 {{- define "warmroute.checkObjects" -}}
 {{- $p := list -}}
+{{- $name := include "warmroute.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+  {{- $p = append $p (printf "fullnameOverride is needed: no Service may be named '%s'; a letter first, then letters, digits and -" $name) -}}
+{{- end -}}
 {{- with .Values.autoscaling -}}
 {{- if .enabled -}}
   {{- if lt (int .maxReplicas) (int .minReplicas) -}}
@@ -137,6 +141,10 @@
 {{- $onMain := dig "listen" "metrics_on_main" true .Values.config -}}
 {{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) (not $onMain) (not .Values.adminToken.existingSecret) -}}
   {{- $p = append $p "adminToken.existingSecret is needed: without config.listen.metrics_on_main there is nothing to scrape from outside the pod" -}}
+{{- end -}}
+{{- $keys := or .Values.apiKeys.existingSecret (dig "auth" "keys_file" "" .Values.config) (dig "admin" "token_file" "" .Values.config) -}}
+{{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) $keys (not .Values.adminToken.existingSecret) -}}
+  {{- $p = append $p "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows the admin token, and Prometheus would get 401" -}}
 {{- end -}}
 {{- if and .Values.prometheusRule.enabled (not (.Files.Get "files/rules.yaml")) -}}
   {{- $p = append $p "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" -}}
