@@ -136,6 +136,18 @@ WRONG: dict[str, tuple[str, str]] = {
         "config: {events: {bind: 'tcp://0.0.0.0:5557'}}",
         "config.events.bind needs replicaCount 1",
     ),
+    "a part of nothing": (
+        "{autoscaling: {enabled: true}, resources: {limits: {memory: 1Gi}}}",
+        "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it",
+    ),
+    "a label that Services go by": (
+        "podLabels: {app.kubernetes.io/name: gateway}",
+        "app.kubernetes.io/name is the chart's own; Services and Helm go by it",
+    ),
+    "a label that Helm goes by": (
+        "commonLabels: {app.kubernetes.io/managed-by: us}",
+        "app.kubernetes.io/managed-by is the chart's own",
+    ),
     "a monitor that gets 401": (
         "{apiKeys: {existingSecret: keys}, monitor: {enabled: true}}",
         "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows",

@@ -113,6 +113,11 @@
 {{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
+{{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
+  {{- if or (hasKey $.Values.podLabels .) (hasKey $.Values.commonLabels .) -}}
+    {{- $p = append $p (printf "podLabels, commonLabels: %s is the chart's own; Services and Helm go by it" .) -}}
+  {{- end -}}
+{{- end -}}
 {{- $p | toJson -}}
 {{- end -}}
 
@@ -129,6 +134,9 @@
   {{- end -}}
   {{- if not (or .cpuPercent .inFlightRequests) -}}
     {{- $p = append $p "autoscaling: cpuPercent and inFlightRequests are both 0, so there is nothing to scale by" -}}
+  {{- end -}}
+  {{- if and .cpuPercent $.Values.resources (not (dig "requests" "cpu" "" $.Values.resources)) -}}
+    {{- $p = append $p "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it" -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}
