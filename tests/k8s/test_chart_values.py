@@ -136,6 +136,10 @@ WRONG: dict[str, tuple[str, str]] = {
         "config: {events: {bind: 'tcp://0.0.0.0:5557'}}",
         "config.events.bind needs replicaCount 1",
     ),
+    "a port past the chart": (
+        "extraEnv: [{name: WARMROUTE_LISTEN_PORT, value: '9000'}]",
+        "extraEnv: WARMROUTE_LISTEN_PORT would go past the chart",
+    ),
     "a part of nothing": (
         "{autoscaling: {enabled: true}, resources: {limits: {memory: 1Gi}}}",
         "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it",

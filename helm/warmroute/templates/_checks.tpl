@@ -113,6 +113,11 @@
 {{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
+{{- range .Values.extraEnv -}}
+  {{- if regexMatch "^WARMROUTE_(LISTEN|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
+    {{- $p = append $p (printf "extraEnv: %s would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .name) -}}
+  {{- end -}}
+{{- end -}}
 {{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
   {{- if or (hasKey $.Values.podLabels .) (hasKey $.Values.commonLabels .) -}}
     {{- $p = append $p (printf "podLabels, commonLabels: %s is the chart's own; Services and Helm go by it" .) -}}
