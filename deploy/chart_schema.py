@@ -16,6 +16,7 @@ import msgspec
 
 from router.core.policies import POLICIES
 from router.settings import field_keys
+from router.settings_loading import TEXTS_OR_NUMBERS
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
 
@@ -64,6 +65,8 @@ def setting(key: str, type_: Any) -> Schema:  # noqa: ANN401 - a type with its l
     """The schema of one setting, from its type."""
     if key in WORDS:
         return words(*WORDS[key])
+    if key in TEXTS_OR_NUMBERS:
+        return {"oneOf": [PORT, TEXT]}  # a port by its number or name; `--set` makes a number of one
     schema: Schema = msgspec.json.schema(type_)
     return schema
 
@@ -209,7 +212,8 @@ def schema() -> Schema:
         upstreamKey=secret(key=SECRET_KEY),
         tls=secret(clientCaKey=SECRET_KEY),
         upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
-        **{"global": OF_KUBERNETES},  # Helm's own, of charts that have this one in them
+        # Of charts that have this one in them: Helm's own, and the usual condition of a dependency.
+        **{"global": OF_KUBERNETES, "enabled": YES},
         **pod(),
         **objects(),
     )

@@ -2,7 +2,8 @@
 
 Expressions are of what routers emit themselves, not of recording rules, so that a dashboard works without these. A
 ratio has no value where there was nothing to divide by: no traffic is no bad hit rate. Several routers see the same
-replicas: what each knows of one is taken at its maximum, what each does with it is added up.
+replicas: what each knows of one is taken at its maximum, what each does with it is added up. Where one series a state
+says which it is, the states become a number in each router first: of two routers' states a sum would be a third.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ OVERVIEW = Board(
                     "Replicas by grade: exact by the engine's events, catching-up after a gap or late join,"
                     " estimated without"
                     " events. A replica that falls from exact stays useful, with a lower hit rate.",
-                    [(f"sum by (grade) (max by (replica, grade) (warmroute_replica_grade{{{OF}}}))", "{{grade}}")],
+                    [(f"sum by (grade) (avg by (replica, grade) (warmroute_replica_grade{{{OF}}}))", "{{grade}}")],
                     stack=True,
                 ),
             ]
@@ -212,14 +213,16 @@ OVERVIEW = Board(
     [("model", "warmroute_requests_total")],
 )
 
-GRADE_OF = " + ".join(
-    f"{weight} * {most('warmroute_replica_grade', 'replica', REPLICA + of)}"
-    for weight, of in ((2, ',grade="exact"'), (1, ',grade="catching-up"'))
-)
-BREAKER_OF = " + ".join(
-    f"{weight} * {most('warmroute_replica_breaker', 'replica', REPLICA + of)}"
-    for weight, of in ((3, ',state="open"'), (2, ',state="half-open"'), (1, ',state="resting"'))
-)
+
+
+def state(of_routers: str, metric: str, label: str, *weights: tuple[int, str]) -> str:
+    """One number for each replica; `of_routers`, min or max, is the view that is shown where routers differ."""
+    terms = (f'{weight} * {metric}{{{REPLICA},{label}="{value}"}}' for weight, value in weights)
+    return f"{of_routers} by (replica) ({f' + ignoring ({label}) '.join(terms)})"
+
+
+GRADE_OF = state("min", "warmroute_replica_grade", "grade", (2, "exact"), (1, "catching-up"))
+BREAKER_OF = state("max", "warmroute_replica_breaker", "state", (3, "open"), (2, "half-open"), (1, "resting"))
 COMPUTED = rate("warmroute_replica_computed_tokens_total", "replica")
 PLACED = rate("warmroute_replica_placed_tokens_total", "replica")
 EACH = "{{replica}}"
@@ -233,8 +236,8 @@ REPLICAS = Board(
             [
                 Panel(
                     "Grade",
-                    "How far the belief about each cache can be trusted. Below exact where it was exact: look at"
-                    " gaps and lost"
+                    "How far the belief about each cache can be trusted, by the router that knows least. Below exact"
+                    " where it was exact: look at gaps and lost"
                     " batches below, then at the router's log, which says why.",
                     [(GRADE_OF, EACH)],
                     kind="states", states=GRADES,
@@ -334,12 +337,12 @@ REPLICAS = Board(
                 Panel(
                     "Events",
                     "Batches a second. None under load: the engine publishes nothing, or cannot be reached.",
-                    [(rate("warmroute_replica_event_batches_total", "replica", REPLICA), EACH)],
+                    [(f"max by (replica) (rate(warmroute_replica_event_batches_total{{{REPLICA}}}{R}))", EACH)],
                 ),
                 Panel(
                     "Predicted to the token",
                     "Part of the last 200 answers. Below 0.99 the replica is not called exact on this evidence.",
-                    [(most("warmroute_replica_predictions_equal", "replica", REPLICA), EACH)],
+                    [(f"min by (replica) (warmroute_replica_predictions_equal{{{REPLICA}}})", EACH)],
                     "percentunit", top=1,
                 ),
             ],
@@ -380,7 +383,7 @@ REPLICAS = Board(
                 Panel(
                     "Our share",
                     "Part of the replica's computed tokens that came through these routers. Below 1 others use it too.",
-                    [(most("warmroute_replica_share", "replica", REPLICA), EACH)],
+                    [(f"clamp_max({total('warmroute_replica_share', 'replica', REPLICA)}, 1)", EACH)],
                     "percentunit", top=1,
                 ),
             ],

@@ -103,37 +103,60 @@ OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}')
 OVER = rate("warmroute_overpredicted_tokens_total", "30m")
 CACHED = rate("warmroute_cached_tokens_total", "30m")
 EXACT = 'warmroute_replica_grade{grade="exact"}'
+# A router that restarts is another `instance`, an engine that does another `replica`: what was exact is looked for
+# among all routers for each replica, and, where none is exact now, among all replicas.
+NO_LONGER = " or ".join(
+    f"({EXACT} == 0 and on ({of}) {now}max by ({of}) (max_over_time({EXACT}[6h])) == 1)"
+    for of, now in ((f"{BY}, replica", ""), (BY, f"max by ({BY}) ({EXACT}) == 0 and on ({BY}) "))
+)
+ROUTERS = f"max by ({BY}) (warmroute_build_info)"
+WAS_READY = f"max by ({BY}) (max_over_time(warmroute_replica_ready[1d])) == 1"
 BUDGET = round(1 - OBJECTIVE, 6)
 
 
-def _burn(factor: float, *windows: str) -> str:
-    return " and ".join(f"{FAILED}{window} > {factor} * {BUDGET}" for window in windows)
+FAILURES_MIN = 10  # in the longer window: one failed request at night is a large part of few
+
+
+def _burn(factor: float, short: str, long: str) -> str:
+    failures = f'sum by ({BY}) (increase(warmroute_requests_total{{status=~"5.."}}[{long}]))'
+    parts = [f"{FAILED}{window} > {factor} * {BUDGET}" for window in (short, long)]
+    return " and ".join([*parts, f"{failures} > {FAILURES_MIN}"])
 
 
 # fmt: off
 ALERTS = (
     Alert(
         "WarmrouteDown",
-        "up == 0 and on (job, instance) max by (job, instance) (last_over_time(warmroute_build_info[1h]))",
-        "2m", PAGE,
+        # A router that drains does not accept connections, those of Prometheus included: longer than the default drain.
+        "up == 0 and on (job, instance) max by (job, instance) (last_over_time(warmroute_build_info[6h]))",
+        "5m", TICKET,
         "A router cannot be scraped",
-        "{{ $labels.instance }} was a router within the last hour, and does not answer Prometheus.",
+        "{{ $labels.instance }} was a router within six hours, and does not answer Prometheus.",
     ),
     Alert(
         "WarmrouteAbsent",
-        "absent(warmroute_build_info)",
-        "5m", PAGE,
+        f"absent(warmroute_build_info) or (max by ({BY}) (last_over_time(warmroute_build_info[6h])) unless {ROUTERS})",
+        "2m", PAGE,
         "No router is being scraped",
-        "No series of any router: none runs, or Prometheus does not know where.",
+        "No series of any router{{ with $labels.job }} of {{ . }}{{ end }}: none runs, or Prometheus does not know"
+        " where.",
     ),
     Alert(
         "WarmrouteNoReadyReplicas",
-        "sum by (job, namespace, instance) (warmroute_replica_ready) == 0 or"
+        "(sum by (job, namespace, instance) (warmroute_replica_ready) == 0 or"
         " (sum by (job, namespace, instance) (warmroute_build_info)"
-        " unless sum by (job, namespace, instance) (warmroute_replica_ready))",
+        " unless sum by (job, namespace, instance) (warmroute_replica_ready)))"
+        f" and on ({BY}) {WAS_READY}",
         "1m", PAGE,
         "A router has no replica to send requests to",
         "{{ $labels.instance }} answers every request with 503.",
+    ),
+    Alert(
+        "WarmrouteNoReplicaYet",
+        f"{ROUTERS} unless on ({BY}) {WAS_READY}",
+        "30m", TICKET,
+        "Routers wait for their first replica",
+        "No router of {{ $labels.job }} has had a ready replica for a day, or since it was installed.",
     ),
     Alert(
         "WarmrouteErrorBudgetBurnsFast",
@@ -160,10 +183,11 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteGradeNotExact",
-        f"{EXACT} == 0 and max_over_time({EXACT}[6h]) == 1",
+        f"({NO_LONGER}) and on ({BY}) warmroute:requests:rate5m > 0.1",
         "15m", TICKET,
         "A replica's cache is no longer known exactly",
-        "{{ $labels.replica }} was followed exactly within six hours, and has not been for 15 minutes.",
+        "{{ $labels.replica }} or those before it were followed exactly within six hours, and {{ $labels.instance }}"
+        " has not for 15 minutes.",
     ),
     Alert(
         "WarmrouteEventsLost",
@@ -202,7 +226,8 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteBreakerOpen",
-        'warmroute_replica_breaker{state="open"} == 1',
+        # Half-open at each trial, which takes long where the replica hangs.
+        'max_over_time(warmroute_replica_breaker{state="open"}[3m]) == 1',
         "5m", TICKET,
         "A replica fails or hangs though its health checks pass",
         "{{ $labels.replica }} is sent nothing but a trial now and then.",

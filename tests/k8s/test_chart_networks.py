@@ -62,9 +62,21 @@ def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], sec
     engines, names, *others = policy["egress"]
     assert engines["to"]
     assert {port["port"] for port in names["ports"]} == {53}
-    expected = {443, 6443} if settings.discovery.source == "kubernetes" else set()
+    expected = {443, 6443, 8443, 16443} if settings.discovery.source == "kubernetes" else set()
     expected |= {4318} if settings.tracing.endpoint else set()
     assert {port["port"] for rule in others for port in rule["ports"]} == expected
+
+
+def test_a_collector_with_an_address_of_ipv6() -> None:
+    """Of a collector's address the port is let out, and what is asked for without one."""
+    for endpoint, port in {
+        "http://[fd00::1]:4318": 4318,
+        "http://[fd00::1]/v1/traces": 80,
+        "https://collector.observability": 443,
+    }.items():
+        found = template("--values", example("vllm"), "--set", f"config.tracing.endpoint={endpoint}")
+        (rule,) = only(found, "NetworkPolicy")["spec"]["egress"][3:]
+        assert rule["ports"] == [{"port": port, "protocol": "TCP"}]
 
 
 def test_clients_are_narrowed_for_all_but_the_test() -> None:

@@ -130,6 +130,14 @@ def test_custom_resources_have_their_structure(with_all: list[Document]) -> None
     assert only(with_all, "PrometheusRule")["spec"] == RULES
 
 
+def test_rules_of_the_chart_are_the_rules(rendered: dict[str, list[Document]]) -> None:
+    """The operator gets every rule as Prometheus gets it from the file, the templates of its annotations included."""
+    rules = yaml.safe_load((REPO / "deploy" / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
+    spec = only(rendered["secured"], "PrometheusRule")["spec"]
+    assert spec == rules
+    assert "{{ $labels.instance }}" in json.dumps(spec)
+
+
 def test_dashboards_are_left_as_they_are(with_all: list[Document]) -> None:
     """A dashboard comes to Grafana's sidecar as its file says, templates of its own included."""
     (odd,) = (document for document in with_all if document["metadata"]["name"].endswith("-dashboard-odd"))

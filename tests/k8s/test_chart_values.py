@@ -12,7 +12,7 @@ import yaml
 
 from deploy import chart_schema
 from router.settings import field_keys
-from tests.k8s.tools import CHART, NAMESPACE, RELEASE, helm, template
+from tests.k8s.tools import CHART, NAMESPACE, RELEASE, helm, settings_of, template
 
 GOOD: dict[str, Any] = {"config": {"discovery": {"selector": "app=vllm"}}}
 # Labels and annotations: their keys are the user's.
@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "config: {routing: {policy: warmest}}",
         "at '/config/routing/policy': value must be one of",
     ),
-    "a port as a number": ("config: {discovery: {port: 8000}}", "at '/config/discovery/port': got number, want string"),
+    "a port that is none": ("config: {discovery: {port: 65536}}", "at '/config/discovery/port': 'oneOf' failed"),
     "no router": ("replicaCount: 0", "at '/replicaCount': minimum: got 0, want 1"),
     "a tag in the repository": (
         "image: {repository: 'ghcr.io/warmroute/warmroute:1'}",
@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "names without a port": (
         "config: {discovery: {source: dns, dns_name: vllm.a.svc, port: http}}",
-        "config.discovery.port must be a number in quotes with source dns",
+        "config.discovery.port must be a number with source dns",
     ),
     "names of nowhere": (
         "config: {discovery: {source: dns, dns_name: vllm, port: '8000'}}",
@@ -136,6 +136,35 @@ WRONG: dict[str, tuple[str, str]] = {
         "config: {events: {bind: 'tcp://0.0.0.0:5557'}}",
         "config.events.bind needs replicaCount 1",
     ),
+    "a port past the chart": (
+        "extraEnv: [{name: WARMROUTE_LISTEN_PORT, value: '9000'}]",
+        "extraEnv: WARMROUTE_LISTEN_PORT would go past the chart",
+    ),
+    "a part of nothing": (
+        "{autoscaling: {enabled: true}, resources: {limits: {memory: 1Gi}}}",
+        "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it",
+    ),
+    "a label that Services go by": (
+        "podLabels: {app.kubernetes.io/name: gateway}",
+        "app.kubernetes.io/name is the chart's own; Services and Helm go by it",
+    ),
+    "a label that Helm goes by": (
+        "commonLabels: {app.kubernetes.io/managed-by: us}",
+        "app.kubernetes.io/managed-by is the chart's own",
+    ),
+    "a monitor that gets 401": (
+        "{apiKeys: {existingSecret: keys}, monitor: {enabled: true}}",
+        "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows",
+    ),
+    "a metrics Service that nobody may ask": (
+        "{config: {auth: {keys_file: /keys}}, metricsService: {enabled: true}}",
+        "adminToken.existingSecret is needed: with API keys",
+    ),
+    "a token that monitors do not have": (
+        "{config: {admin: {token_file: /token}}, monitor: {enabled: true}}",
+        "adminToken.existingSecret is needed: with API keys or config.admin.token_file",
+    ),
+    "a name that no Service may have": ("nameOverride: a.b", "fullnameOverride is needed: no Service may be named"),
     "fewer at most than at least": (
         "autoscaling: {enabled: true, maxReplicas: 1}",
         "autoscaling.maxReplicas: 1 is less than minReplicas, 2",
@@ -207,6 +236,39 @@ def test_the_good_ones_are_taken(tmp_path: Path) -> None:
     assert template("--values", file)
 
 
+def test_a_port_as_a_number(secrets: Path, tmp_path: Path) -> None:
+    """`--set config.discovery.port=8000` makes a number: that port, in a values file and with `dns` too."""
+    of_dns = {"discovery": {"source": "dns", "dns_name": "vllm.serving.svc", "port": 8000}}
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"config": of_dns}))
+    selected = ("--set", "config.discovery.selector=app=vllm", "--set", "config.discovery.port=8000")
+    for options in (selected, ("--values", file)):
+        assert settings_of(template(*options), secrets).discovery.port == "8000"
+
+
+def test_releases_whose_names_begin_with_a_digit() -> None:
+    """Helm takes such a release, a Service does not: the chart says what to do, and then does it."""
+    selector = ("--set", "config.discovery.selector=app=vllm")
+    done = helm("template", "7b", CHART, *selector)
+    assert "no Service may be named '7b-warmroute'" in done.stderr
+    assert template(*selector, "--set", "fullnameOverride=llm-7b", release="7b")
+
+
+def test_a_part_of_another_chart(tmp_path: Path) -> None:
+    """As a dependency it takes `global`, and its usual condition: on, it is all there; off, nothing is."""
+    (tmp_path / "charts").mkdir()
+    shutil.copytree(CHART, tmp_path / "charts" / "warmroute")
+    needs = {"name": "warmroute", "version": "0.1.0", "condition": "warmroute.enabled"}
+    about = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": [needs]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(about))
+    file = tmp_path / "values.yaml"
+    for enabled in (True, False):
+        file.write_text(yaml.safe_dump({"global": {"team": "a"}, "warmroute": GOOD | {"enabled": enabled}}))
+        kinds = {document["kind"] for document in template(chart=tmp_path)}
+        assert ({"Deployment", "Service", "Role", "NetworkPolicy"} <= kinds) is enabled
+        assert bool(kinds) is enabled
+
+
 # The schema
 
 
@@ -253,10 +315,10 @@ def test_every_object_is_closed() -> None:
 
 
 def test_defaults_and_schema_have_the_same_names() -> None:
-    """Every value in values.yaml is in the schema and the other way round, `config` and Helm's `global` apart."""
+    """Every value in values.yaml is in the schema and the other way round, `config` and what other charts say apart."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads(chart_schema.TARGET.read_text(encoding="utf-8"))["properties"]
-    assert {*schema} - {"global"} == {*values}
+    assert {*schema} - {"global", "enabled"} == {*values}
     for name in {*values} - {"config", "affinity", "resources"}:
         if "properties" in schema[name]:
             assert {*schema[name]["properties"]} == {*values[name]}, name

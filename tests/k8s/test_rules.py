@@ -29,7 +29,7 @@ def test_the_unit_tests_can_fail(tmp_path: Path) -> None:
     """An alert whose threshold is out of reach is found out."""
     folder = tmp_path / "tests"
     folder.mkdir()
-    wrong = RULES.read_text(encoding="utf-8").replace('{state="open"} == 1', '{state="open"} == 2')
+    wrong = RULES.read_text(encoding="utf-8").replace('{state="open"}[3m]) == 1', '{state="open"}[3m]) == 2')
     (tmp_path / "rules.yaml").write_text(wrong, encoding="utf-8")
     shutil.copy(UNIT_TESTS, folder)
     done = run(["promtool", "test", "rules", folder / UNIT_TESTS.name])

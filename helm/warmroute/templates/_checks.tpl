@@ -25,8 +25,8 @@
   {{- else if and .Values.networkPolicy.enabled (not $engines) (not (regexMatch "^[^.]+\\.[^.]+\\.svc(\\.|$)" $d.dns_name)) -}}
     {{- $p = append $p "networkPolicy.engines is needed: config.discovery.dns_name does not say the namespace (SERVICE.NAMESPACE.svc...)" -}}
   {{- end -}}
-  {{- if not (regexMatch "^[0-9]+$" (default "" $d.port)) -}}
-    {{- $p = append $p "config.discovery.port must be a number in quotes with source dns: addresses have no named ports" -}}
+  {{- if not (regexMatch "^[0-9]+$" (default "" $d.port | toString)) -}}
+    {{- $p = append $p "config.discovery.port must be a number with source dns: addresses have no named ports" -}}
   {{- end -}}
 {{- else -}}
   {{- if not .Values.config.replicas -}}
@@ -113,11 +113,25 @@
 {{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
+{{- range .Values.extraEnv -}}
+  {{- if regexMatch "^WARMROUTE_(LISTEN|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
+    {{- $p = append $p (printf "extraEnv: %s would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .name) -}}
+  {{- end -}}
+{{- end -}}
+{{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
+  {{- if or (hasKey $.Values.podLabels .) (hasKey $.Values.commonLabels .) -}}
+    {{- $p = append $p (printf "podLabels, commonLabels: %s is the chart's own; Services and Helm go by it" .) -}}
+  {{- end -}}
+{{- end -}}
 {{- $p | toJson -}}
 {{- end -}}
 
 {{- define "warmroute.checkObjects" -}}
 {{- $p := list -}}
+{{- $name := include "warmroute.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+  {{- $p = append $p (printf "fullnameOverride is needed: no Service may be named '%s'; a letter first, then letters, digits and -" $name) -}}
+{{- end -}}
 {{- with .Values.autoscaling -}}
 {{- if .enabled -}}
   {{- if lt (int .maxReplicas) (int .minReplicas) -}}
@@ -125,6 +139,9 @@
   {{- end -}}
   {{- if not (or .cpuPercent .inFlightRequests) -}}
     {{- $p = append $p "autoscaling: cpuPercent and inFlightRequests are both 0, so there is nothing to scale by" -}}
+  {{- end -}}
+  {{- if and .cpuPercent $.Values.resources (not (dig "requests" "cpu" "" $.Values.resources)) -}}
+    {{- $p = append $p "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it" -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -137,6 +154,10 @@
 {{- $onMain := dig "listen" "metrics_on_main" true .Values.config -}}
 {{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) (not $onMain) (not .Values.adminToken.existingSecret) -}}
   {{- $p = append $p "adminToken.existingSecret is needed: without config.listen.metrics_on_main there is nothing to scrape from outside the pod" -}}
+{{- end -}}
+{{- $keys := or .Values.apiKeys.existingSecret (dig "auth" "keys_file" "" .Values.config) (dig "admin" "token_file" "" .Values.config) -}}
+{{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) $keys (not .Values.adminToken.existingSecret) -}}
+  {{- $p = append $p "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows the admin token, and Prometheus would get 401" -}}
 {{- end -}}
 {{- if and .Values.prometheusRule.enabled (not (.Files.Get "files/rules.yaml")) -}}
   {{- $p = append $p "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" -}}
