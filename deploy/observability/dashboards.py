@@ -59,6 +59,18 @@ SHED = f"{rate('warmroute_shed_requests_total', 'code')} / on () group_left () (
 HITS = ((None, RED), (0.3, YELLOW), (0.6, GREEN))
 FAILS = ((None, GREEN), (0.001, YELLOW), (0.01, RED))
 GRADES = (("2", "exact", GREEN), ("1", "catching-up", YELLOW), ("0", "estimated", "blue"))
+# What goes well is green, what costs a little blue, what costs much yellow.
+WELL_KNOWN = (("exact", GREEN), ("catching-up", YELLOW), ("estimated", "blue"))
+SAVED = (("saved", GREEN), ("computed", YELLOW))
+WENT = (
+    ("warm", GREEN),
+    ("only", GREEN),
+    ("spill", "orange"),
+    ("cold", "blue"),
+    ("tie", "purple"),
+    ("policy", YELLOW),
+    ("retry", RED),
+)
 BREAKERS = (("0", "closed", GREEN), ("1", "resting", "blue"), ("2", "half-open", YELLOW), ("3", "open", RED))
 
 # fmt: off
@@ -146,7 +158,7 @@ OVERVIEW = Board(
                         (rate("warmroute_saved_prefill_tokens_total", labels=MODEL), "saved"),
                         (rate("warmroute_replica_computed_tokens_total"), "computed"),
                     ],
-                    "short", stack=True,
+                    "short", stack=True, fixed=SAVED,
                 ),
                 Panel(
                     "Replicas' worth of prefill saved",
@@ -174,7 +186,7 @@ OVERVIEW = Board(
                     "Why requests went where they went",
                     "warm: to whoever holds most; spill: waiting there would cost more; cold: nobody holds any of it.",
                     [(rate("warmroute_decisions_total", "reason"), "{{reason}}")],
-                    "reqps", stack=True,
+                    "reqps", stack=True, fixed=WENT,
                 ),
             ]
         ),
@@ -205,7 +217,7 @@ OVERVIEW = Board(
                     " estimated without"
                     " events. A replica that falls from exact stays useful, with a lower hit rate.",
                     [(f"sum by (grade) (avg by (replica, grade) (warmroute_replica_grade{{{OF}}}))", "{{grade}}")],
-                    stack=True,
+                    stack=True, fixed=WELL_KNOWN,
                 ),
             ]
         ),

@@ -20,7 +20,14 @@ from matplotlib.ticker import FuncFormatter
 WIDTH_IN, UNIT_IN, HEAD_IN, DPI = 15.0, 0.335, 0.62, 100
 PAGE, CARD, INK, FAINT = "#111217", "#181b1f", "#d5d6da", "#7b8087"
 COLOURS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#37872d", "#8ab8ff", "#e0b400")
-NAMED = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c", "blue": "#5794f2"}
+NAMED = {
+    "green": "#73bf69",
+    "yellow": "#f2cc0c",
+    "red": "#f2495c",
+    "blue": "#5794f2",
+    "orange": "#ff9830",
+    "purple": "#b877d9",
+}
 
 Series = tuple[str, list[float], list[float]]  # legend, minutes, values
 
@@ -59,6 +66,16 @@ def series_of(panel: dict[str, Any], begun_s: float) -> list[Series]:
 def _stacked(panel: dict[str, Any]) -> bool:
     stacking = panel["fieldConfig"]["defaults"].get("custom", {}).get("stacking") or {}
     return bool(stacking.get("mode") == "normal")
+
+
+def _fixed(panel: dict[str, Any]) -> dict[str, str]:
+    """Colours of its own, by legend."""
+    return {
+        each["matcher"]["options"]: NAMED[setting["value"]["fixedColor"]]
+        for each in panel["fieldConfig"].get("overrides", ())
+        for setting in each["properties"]
+        if setting["id"] == "color"
+    }
 
 
 def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
@@ -124,7 +141,8 @@ def _curves(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height
     axes.locator_params(axis="y", nbins=5)
     axes.locator_params(axis="x", nbins=7)
     axes.tick_params(length=0, labelsize=7.5)
-    colours = [COLOURS[n % len(COLOURS)] for n in range(len(shown))]
+    fixed = _fixed(panel)
+    colours = [fixed.get(legend, COLOURS[n % len(COLOURS)]) for n, (legend, _, _) in enumerate(shown)]
     if _stacked(panel):
         _stack(axes, shown, colours)
     else:

@@ -41,6 +41,7 @@ class Panel:
     colours: Colours = ()
     states: States = ()
     top: float | None = None  # of the axis
+    fixed: tuple[tuple[str, str], ...] = ()  # colours of series by legend, where a colour means something
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def _series(panel: Panel) -> timeseries.Panel:
     if panel.colours:
         style = build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         it = it.thresholds_style(style)
+    for name, colour in panel.fixed:
+        it = it.override_by_name(name, [model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})])
     return it.max(panel.top) if panel.top is not None else it
 
 
