@@ -406,6 +406,13 @@ class Hub:
             self._grades.pop(id_, None)
             self.left(id_)
         for id_ in before.keys() - left:
+            if by_id[id_].ready != before[id_].ready:
+                log.info(
+                    "replica is ready again" if by_id[id_].ready else "replica is not ready",
+                    extra={"fields": _named(by_id[id_])},
+                )
+                if not by_id[id_].ready:
+                    self.left(id_)
             if self._events is not None and members[id_].replica != before[id_]:
                 self._events.update(members[id_].replica)
         for id_ in joined:

@@ -90,7 +90,7 @@ class KubernetesDiscovery:
 
     def status(self) -> Status:
         """As of now."""
-        replicas = len(self._given or ())
+        replicas = sum(replica.ready for replica in self._given or ())
         if not self._followers:
             return Status(fresh=False, why="discovery has not begun", replicas=replicas)
         followers = dict(zip(self._namespaces, self._followers, strict=True))
@@ -143,7 +143,7 @@ class KubernetesDiscovery:
 
     def _replicas(self) -> frozenset[Replica]:
         claims = [claim for follower in self._followers for claim in follower.view.claims()]
-        given = {replica.id for replica in self._given or ()}
+        given = {replica.id: replica.instance for replica in self._given or ()}
         replicas, left_out = replicas_of(claims, given, self._settings.replicas_max)
         if left_out and not self._left_out:
             fields = {"source": self.source, "replicas_max": self._settings.replicas_max, "left_out": left_out}

@@ -9,6 +9,7 @@ import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -61,8 +62,8 @@ class Followed:
 
     @property
     def names(self) -> set[str]:
-        """Of the pods in the view."""
-        return {replica.name.partition("/")[2] for replica in self.sets[-1]} if self.sets else set()
+        """Of the pods in the view that are ready."""
+        return {replica.name.partition("/")[2] for replica in self.sets[-1] if replica.ready} if self.sets else set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait for it, ten seconds at most."""
@@ -92,6 +93,34 @@ async def test_pods_come_and_go(api: ApiServer, tmp_path: Path) -> None:
         api.store.delete("c")
         await view.until_names("b")
         assert view.discovery.status().fresh
+
+
+async def test_not_ready_for_a_while(api: ApiServer, tmp_path: Path) -> None:
+    """A pod that was ready stays the replica that it was, and is not ready; one that never was is none, nor one whose
+    container is another meanwhile, that goes, or that a successor has the address of."""
+    async with Followed(api, tmp_path) as view:
+        api.store.create(pod("b", ip="10.0.0.2", ready=False))
+        await view.until_names("a")
+        (before,) = view.sets[-1]
+        api.store.set_ready("a", False)
+        await view.until_names()
+        assert view.sets[-1] == {replace(before, ready=False)}
+        assert view.discovery.status().replicas == 0
+        api.store.set_ready("a", True)
+        await view.until_names("a")
+        assert view.sets[-1] == {before}
+        for gone in (api.store.restart, api.store.terminate):
+            api.store.set_ready("a", False)
+            await view.until_names()
+            gone("a")
+            await view.until(lambda: not view.sets[-1])
+            api.store.delete("a")
+            api.store.create(pod("a"))
+            await view.until_names("a")
+        api.store.set_ready("a", False)
+        await view.until_names()
+        api.store.create(pod("heir", started="2026-02-01T00:00:00Z", ready=False))
+        await view.until(lambda: not view.sets[-1])
 
 
 async def test_pages_of_a_list_are_one_view(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +499,9 @@ async def _history(seed: int, folder: Path) -> None:
             api.failing = None
             api.close_watches()  # those that were deaf or dead are reset: that is when they have recovered
             await view.until(
-                lambda: bool(view.sets) and {(r.id, r.name, r.instance) for r in view.sets[-1]} == pods.truth()
+                lambda: (
+                    bool(view.sets) and {(r.id, r.name, r.instance) for r in view.sets[-1] if r.ready} == pods.truth()
+                )
             )
 
 
