@@ -188,3 +188,22 @@ def test_an_estimate_goes_on_while_a_stream_joins() -> None:
     assert again.receipt.predicted_cached_tokens > 1_000
     world.router.knowledge.suspend(lease.replica, "event connection lost", 1.0, doubt=True)
     assert world.place(chat(LONG)).receipt.predicted_cached_tokens == 0
+
+
+def test_not_ready_by_discovery() -> None:
+    """Nothing is placed there, not even for want of anybody else; what it holds, its open leases and its life stay."""
+    world = World("")
+    renewed(world, Replica("a", "1"))
+    lease = world.place(chat(LONG))
+    world.router.replace([Replica("a", "1", ready=False)])
+    for _ in range(10):  # its health checks have no answer either: such a one is used where there is nobody else
+        world.router.observe_health("a", ok=False, silent=True)
+        with pytest.raises(NoReplica):
+            world.place(chat(LONG))
+    world.router.observe_health("a", ok=True)
+    with pytest.raises(NoReplica):
+        world.place(chat(LONG))
+    world.finish(lease)
+    assert all(used == (0, 0, 0.0) for used in world.in_use())
+    world.router.replace([Replica("a", "1")])
+    assert world.place(chat(LONG)).cached_tokens > 1_000
