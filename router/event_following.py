@@ -38,8 +38,8 @@ class Sink(Protocol):
     def clear(self, replica: str, why: str, now_s: float) -> None:
         """The cache is gone, or nothing that is known of it is sure. Ends a suspension."""
 
-    def suspend(self, replica: str, why: str, now_s: float) -> None:
-        """Evidence of a restart or a break: credit nothing until `clear` or `resume`."""
+    def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
+        """Credit nothing that was said until `clear` or `resume`; see kv_steps.Suspend for `doubt`."""
 
     def resume(self, replica: str, now_s: float) -> None:
         """Continuity was proved: all is as before."""
@@ -265,7 +265,7 @@ class Follower:
         elif isinstance(step, Clear):
             sink.clear(id_, step.why, now_s)
         elif isinstance(step, Suspend):
-            sink.suspend(id_, step.why, now_s)
+            sink.suspend(id_, step.why, now_s, doubt=step.doubt)
         elif isinstance(step, Resume):
             sink.resume(id_, now_s)
         elif isinstance(step, Regrade):

@@ -387,6 +387,10 @@ class Hub:
             self._grades.pop(id_, None)
             self.left(id_)
         for id_ in before.keys() - left:
+            if (ready := by_id[id_].ready) != before[id_].ready:
+                text = "replica is ready again" if ready else "replica is not ready"
+                log.info(text, extra={"fields": _named(by_id[id_])})
+                (self.ready if ready else self.left)(id_)
             if self._events is not None and members[id_].replica != before[id_]:
                 self._events.update(members[id_].replica)
         for id_ in joined:

@@ -97,7 +97,7 @@ class Placer(Protocol):
         turned away, and UnknownResponse."""
 
     def stands(self, lease: Any) -> bool:  # noqa: ANN401 - what `place` returned
-        """Whether its replica is still the one that it was placed on: nothing is to be sent to one that left."""
+        """Whether its replica is the one that it was placed on still, and by discovery ready: nothing is sent else."""
 
     def first_token(self, lease: Any, now_s: float) -> None:  # noqa: ANN401 - likewise
         """The first body event of a stream arrived."""
@@ -243,7 +243,7 @@ class LocalPlacer:
     def stands(self, lease: Lease) -> bool:
         """See Placer."""
         member = self._router.fleet.members.get(lease.replica)
-        return member is not None and lease.id in member.leases
+        return member is not None and member.replica.ready and lease.id in member.leases
 
     def _answered(self, future: asyncio.Future[Lease], answer: Lease | Exception) -> None:
         if isinstance(answer, Exception):

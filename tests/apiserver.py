@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +34,12 @@ class ApiServer:
     store: PodStore = field(default_factory=PodStore)
     port: int = 0
     token: str = "secret-token"
-    forbidden: set[str] = field(default_factory=set)  # verbs that the role does not have
+    host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None  # speak TLS, from the next `up` on
+    forbidden: set[str] = field(default_factory=set)  # verbs that the role does not have, and namespaces
+    odd: Callable[[str, web.Request], Awaitable[web.StreamResponse | None]] | None = (
+        None  # its answer to a verb, if any
+    )
     failing: tuple[int, str] | None = None  # (status, Retry-After): all requests are answered so
     slow_s: float = 0.0  # before a list is answered
     stalled: bool = False  # half-open: requests are taken and not answered, watches send nothing
@@ -61,7 +68,7 @@ class ApiServer:
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._pods)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        await web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls).start()
         self.port = self._runner.addresses[0][1]
 
     async def down(self) -> None:
@@ -101,7 +108,9 @@ class ApiServer:
         if request.headers.get("Authorization", "").lower() != f"bearer {self.token}".lower():
             return self._failed(401, "Unauthorized", "Unauthorized")
         namespace = request.match_info["namespace"]
-        if verb in self.forbidden:
+        if self.odd is not None and (answer := await self.odd(verb, request)) is not None:
+            return answer
+        if not self.forbidden.isdisjoint((verb, namespace)):
             message = f'pods is forbidden: User "fake" cannot {verb} resource "pods" in the namespace "{namespace}"'
             return self._failed(403, "Forbidden", message)
         while self.stalled:

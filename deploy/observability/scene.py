@@ -53,6 +53,7 @@ class Scene:
     replicas: list[str] = field(default_factory=list)
     engines: dict[str, Child] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    secret: str = field(default_factory=make_key)  # one for all routers: with another one all prompts are others
     port: int = 0
     admin_port: int = 0
     router: Child | None = None
@@ -66,7 +67,7 @@ class Scene:
         settings = {
             "replicas": self.replicas,
             "listen": {"host": HOST, "port": self.port, "admin_port": self.admin_port, "lame_duck_s": 0},
-            "auth": {"keys_file": str(self.folder / "keys.yaml"), "secret": make_key()},
+            "auth": {"keys_file": str(self.folder / "keys.yaml"), "secret": self.secret},
             "routing": {"policy": policy},
             "admission": {"queue_requests_max": 4, "in_flight_max": 8, **admission},
             "upstream": {"slow_start_s": 0},

@@ -70,6 +70,7 @@ class Replica:
     node: str = ""  # the machine that it runs on
     events: str = ""  # where it publishes KV events, if discovery knows: tcp://10.0.0.1:5557
     replay: str = ""  # likewise, and only with `events`
+    ready: bool = True  # False: nothing new is to be sent there, by discovery; what it holds it still holds
 
     @property
     def url(self) -> str:

@@ -95,13 +95,14 @@ class Fleet:
         return self._usable
 
     def _changed(self) -> None:
-        self._ready = [member for member in self.members.values() if member.health.fit]
+        self._ready = [member for member in self.members.values() if member.ready]
         self._serving = {}
         for member in self._ready:
             for name in member.models:
                 self._serving.setdefault(name, []).append(member)
         self._usable, served = self._ready, set(self._serving)
-        silent = [m for m in self.members.values() if m.health.served and m.health.silent and not m.health.fit]
+        unfit = [m for m in self.members.values() if m.replica.ready and not m.health.fit]
+        silent = [m for m in unfit if m.health.served and m.health.silent]
         doubted = [m for m in silent if not served.issuperset(m.models)]
         self.panics = bool(doubted)
         if doubted:

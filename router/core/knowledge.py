@@ -12,7 +12,8 @@ what is seen of it:
     estimated     no stream; or predictions that drifted; or no tokenizer for its models; or pages too short
 
 Predictions that drift make the grade fall and ask for a clean replay, later each time it happens again. While a
-stream is suspended (evidence of a restart or a break) nothing is credited at all.
+stream is suspended nothing that it said is credited; where that is for evidence of a restart or a break, nothing at
+all.
 
 Blocks just routed are being computed, so they count as held from placement on (`expect`), until the events confirm
 them or SETTLE_S after the lease ended: the event of the last step may come behind the answer.
@@ -52,7 +53,8 @@ class Held:
     block_tokens: int
     grade: Grade
     epoch: int  # of the knowledge it was said from
-    suspended: bool = False  # nothing may be credited, not even by our own estimate
+    suspended: bool = False  # nothing that was said may be credited
+    doubted: bool = False  # nor may our own estimate
     free_tokens: int | None = None  # of its KV pool, where its capacity is known
     behind: bool = False  # the prompt goes on behind an answer whose events are still to come
 
@@ -64,6 +66,7 @@ class _Known:
     stream_why: str = NO_STREAM
     untokened: str = ""  # why its prompts cannot be turned into tokens
     suspended: str = ""
+    doubted: bool = False  # while it is
     distrusted: str = ""
     distrusts: int = 0
     retry_at_s: float = 0.0
@@ -151,10 +154,11 @@ class Knowledge:
         self._begin(known)
         self._judge(replica, known)
 
-    def suspend(self, replica: str, why: str, now_s: float) -> None:
-        """Evidence of a restart or a break: credit nothing until `clear` or `resume`."""
+    def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
+        """Credit nothing that was said until `clear` or `resume`; with `doubt`, which is evidence of a restart or a
+        break, our own estimate neither."""
         known = self._of(replica)
-        known.suspended = why
+        known.suspended, known.doubted = why, doubt
         self.masks.hide(replica)
         self._judge(replica, known)
 
@@ -198,10 +202,10 @@ class Knowledge:
         known = self._known.get(replica)
         return known.shown if known else (Grade.ESTIMATED, NO_STREAM)
 
-    def suspended(self, replica: str) -> bool:
+    def doubted(self, replica: str) -> bool:
         """Whether nothing may be credited, not even by our own estimate."""
         known = self._known.get(replica)
-        return bool(known and known.suspended)
+        return bool(known and known.suspended and known.doubted)
 
     def ledger(self, replica: str) -> Ledger | None:
         """What the replica's stream said so far; None where there is no stream."""
@@ -230,7 +234,9 @@ class Knowledge:
                 tokens = depths[size].get(name, 0) * size if size in depths else 0
                 free = known.kv_tokens_max - known.ledger.blocks * size if known.kv_tokens_max and size else None
                 behind = grade is Grade.EXACT and self._behind(known, prompt, size, now_s)
-                found[name] = Held(tokens, size, grade, known.epoch, bool(known.suspended), free, behind)
+                suspended = bool(known.suspended)
+                doubted = suspended and known.doubted
+                found[name] = Held(tokens, size, grade, known.epoch, suspended, doubted, free, behind)
         return found
 
     def _behind(self, known: _Known, prompt: TokenPrompt, size: int, now_s: float) -> bool:

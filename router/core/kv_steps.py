@@ -56,9 +56,11 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Credit nothing until Clear or Resume."""
+    """Credit nothing that was said until Clear or Resume; with `doubt` the process may be another one, so nothing that
+    is believed of its cache counts, our own estimate included."""
 
     why: str
+    doubt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +101,20 @@ class Steps:
     grade: Grade = Grade.ESTIMATED
     why: str = "not connected yet"
     suspended: bool = False
+    doubt: bool = False  # see Suspend
     since_s: float = 0.0  # of the suspension: when it began, or last made progress
     due: deque[Step] = field(default_factory=deque)
 
-    def suspend(self, why: str, now_s: float) -> None:
-        """Credit nothing from now on; until that is over the grade is CATCHING_UP."""
+    def suspend(self, why: str, now_s: float, *, doubt: bool) -> None:
+        """Credit nothing from now on; until that is over the grade is CATCHING_UP. A doubt ends with it, not before."""
         if not self.suspended:
-            self.suspended, self.since_s = True, now_s
-            self.due.append(Suspend(why))
-            self.regrade(Grade.CATCHING_UP, why)
+            self.suspended, self.doubt, self.since_s = True, doubt, now_s
+        elif doubt and not self.doubt:
+            self.doubt = True
+        else:
+            return
+        self.due.append(Suspend(why, self.doubt))
+        self.regrade(Grade.CATCHING_UP, why)
 
     def resume(self) -> None:
         """What is known counts, if it did not."""
@@ -121,7 +128,7 @@ class Steps:
             self.regrade(Grade.CATCHING_UP, why)
         self.due.append(Clear(why))
         if self.suspended:
-            self.due.append(Suspend(why))
+            self.due.append(Suspend(why, self.doubt))
 
     def regrade(self, grade: Grade, why: str) -> None:
         """Say so, if it is news."""

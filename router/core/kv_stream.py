@@ -11,7 +11,8 @@ replay that starts with the batch applied last, byte for byte (each carries its 
 A replay from 0 joins; a replay from the last batch applied proves. Live batches wait in a bounded queue meanwhile.
 Those that arrived before the replay was asked for must be in it (vLLM and SGLang publish and replay in one thread);
 one that is not contradicts it, and we ask again. Nothing is credited (Suspend) from the first evidence of a break
-until it is resolved, nor while a history is replayed, whose older batches may name blocks that younger ones remove.
+until it is resolved, nor what is said while a history is replayed, whose older batches may name blocks that younger
+ones remove. The latter alone, a join, is no doubt of the cache: long as it may take, our own estimate goes on.
 
 A batch that cannot be read may have named removals: all is forgotten, the grade is CATCHING_UP until a clear or a
 join from 0. An unreadable event in a readable batch lowers the grade alone: else an engine that knows one kind of
@@ -100,7 +101,8 @@ class KvStream:
         self._waiting.clear()
         self._fresh = True
         if self.replays:
-            self._prove("connected: proving continuity" if self.last_seq >= 0 else "replay from batch 0", now_s)
+            known = self.last_seq >= 0
+            self._prove("connected: proving continuity" if known else "replay from batch 0", now_s, doubt=known)
             return
         if self.last_seq >= 0:
             self._forget("connected again, and no replay endpoint to prove continuity")
@@ -112,7 +114,7 @@ class KvStream:
             return
         self._asking.reset()
         self.phase = Phase.DOWN
-        self._steps.suspend(why, now_s)
+        self._steps.suspend(why, now_s, doubt=True)
 
     def suspect(self, why: str, now_s: float) -> None:
         """The process may be another one now, without a connection of its own that would show it."""
@@ -133,7 +135,7 @@ class KvStream:
             self._steps.regrade(Grade.ESTIMATED, why)
         elif self.replays:
             self._waiting.expect(seq, digest)
-            self._prove(why, now_s)
+            self._prove(why, now_s, doubt=False)
         else:
             self._go_on(why)
 
@@ -319,9 +321,9 @@ class KvStream:
 
     # --- replays ---
 
-    def _prove(self, why: str, now_s: float) -> None:
+    def _prove(self, why: str, now_s: float, *, doubt: bool = True) -> None:
         """Suspend, and ask for a replay from the last batch applied, or from 0."""
-        self._steps.suspend(why, now_s)
+        self._steps.suspend(why, now_s, doubt=doubt)
         self._asking.reset()
         if self._asking.allowed(now_s):
             self._ask(now_s)
@@ -387,7 +389,7 @@ class KvStream:
         last_seq, digest = self._last.seq, self._last.digest
         why = "the replay is answered again, from batch 0"
         self._forget(why)
-        self._steps.suspend(why, now_s)
+        self._steps.suspend(why, now_s, doubt=False)
         self._asking.batches, self._asking.proved = 0, False
         self.phase, self._settled = Phase.ASKING, False
         self._waiting.mark()
@@ -399,7 +401,7 @@ class KvStream:
     def _take(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
         """Apply the batch that comes next."""
         if self.phase is Phase.ASKING:
-            self._steps.suspend("a replay is under way", now_s)
+            self._steps.suspend("a replay is under way", now_s, doubt=False)
         self._last.add(seq, digest)
         self._fresh = self._empty = False
         self._asking.batches += 1

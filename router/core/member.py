@@ -120,6 +120,11 @@ class Member:
     def __post_init__(self) -> None:
         self.id = self.replica.id
 
+    @property
+    def ready(self) -> bool:
+        """Whether it may be sent requests, as far as its health checks and discovery say."""
+        return self.health.fit and self.replica.ready
+
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything we sent there is prefilled."""
         head = self._head

@@ -114,9 +114,9 @@ class Pricer:
         known = 0
         if held is not None:
             known = capped(held.tokens, size.prompt_tokens, held.block_tokens) if held.tokens else 0
-            if held.grade is Grade.EXACT or held.suspended:
+            if held.grade is Grade.EXACT or held.doubted:
                 return known
-        elif self._knowledge.suspended(member.id):
+        elif self._knowledge.doubted(member.id):
             return 0
         return max(known, estimate)
 

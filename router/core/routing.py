@@ -324,7 +324,7 @@ class Router:
         member.open(lease, now_s)
         if self.fleet.guarded:
             self.standing.opened(member, lease)
-        if not member.health.fit:
+        if not member.ready:
             self.standing.panics += 1
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)

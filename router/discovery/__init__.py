@@ -21,7 +21,7 @@ class Status:
     why: str = ""  # it is not: in words for people, without secrets
     stale_s: float = 0.0  # for so many seconds
     errors: int = 0  # times that its source failed, since the start
-    replicas: int = 0  # in the view
+    replicas: int = 0  # in the view, and ready
 
 
 SOURCES = ("static", "kubernetes", "dns")

@@ -28,7 +28,8 @@ from router.discovery.pods import Rule, Sighting, View
 
 log = logging.getLogger(__name__)
 
-PAGE_PODS = 50  # of a list: some 500 KB, which take less than a millisecond each to take apart
+PAGE_PODS = 50  # of a list: some 500 KB, which take half a millisecond to be cut into pods
+SLICE_PODS = 16  # that are read in one go: likewise
 PODS_MAX = 50_000  # of a namespace; a selector that finds more is a mistake
 PAGES_MAX = 2 * PODS_MAX // PAGE_PODS  # an API server may answer with less than was asked for
 PAGE_S = 10.0  # until a page of a list is there
@@ -162,13 +163,15 @@ class Follower:
                 raise Failed(f"a list of pods did not come within {PAGE_S:g} s") from None
             except _UNREADABLE as error:
                 raise Failed(f"a list of pods is not as it should be: {error}") from error
-            sightings += self.view.read(page.items or ())
+            items = page.items or []
+            for first in range(0, len(items), SLICE_PODS):
+                await asyncio.sleep(0)  # others have waited for what was read so far
+                sightings += self.view.read(items[first : first + SLICE_PODS])
             pages, token = pages + 1, page.metadata.token
             if len(sightings) > PODS_MAX:
                 raise Failed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
             if not token:
                 break
-            await asyncio.sleep(0)  # others have waited for this page to be read
         else:
             raise Failed(f"a list of pods has no end after {PAGES_MAX} pages")
         if not page.metadata.version:

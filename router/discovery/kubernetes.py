@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,7 +90,7 @@ class KubernetesDiscovery:
 
     def status(self) -> Status:
         """As of now."""
-        replicas = len(self._given or ())
+        replicas = sum(replica.ready for replica in self._given or ())
         if not self._followers:
             return Status(fresh=False, why="discovery has not begun", replicas=replicas)
         followers = dict(zip(self._namespaces, self._followers, strict=True))
@@ -142,7 +143,7 @@ class KubernetesDiscovery:
 
     def _replicas(self) -> frozenset[Replica]:
         claims = [claim for follower in self._followers for claim in follower.view.claims()]
-        given = {replica.id for replica in self._given or ()}
+        given = {replica.id: replica.instance for replica in self._given or ()}
         replicas, left_out = replicas_of(claims, given, self._settings.replicas_max)
         if left_out and not self._left_out:
             fields = {"source": self.source, "replicas_max": self._settings.replicas_max, "left_out": left_out}
@@ -198,8 +199,9 @@ class _Rest(Protocol):
 
 
 class Client:
-    """The official client, for `list` and `watch` of pods by one selector. Where our token is not taken, who we are is
-    read anew: tokens of service accounts change while we run, and so may a kubeconfig's."""
+    """The official client, for `list` and `watch` of pods by one selector. Where our token is not taken, or the API
+    server's certificate not by us, all is read anew: tokens of service accounts change while we run, and so may a
+    kubeconfig's, and the cluster's authority."""
 
     def __init__(self, selector: str, kubeconfig: str) -> None:
         """Raises ValueError without the extra."""
@@ -252,21 +254,30 @@ class Client:
                 yield response
             finally:
                 response.close() if verb == "watch" else response.release()
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one, and so is what ssl raises
+        except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+            await self.close()
+            raise Failed(f"no trust in the API server: {error}; certificates are read anew") from error
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             raise Failed(f"no answer from the API server: {type(error).__name__}: {error}") from error
 
     async def _get(self, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
         rest = await self._connected()
-        auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
+        try:
+            auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
+        except Exception as error:  # as in _connected
+            raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
         # Nothing is asked for compressed: unpacking a list would hold up the event loop.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if auth.get("value"):
             headers["Authorization"] = auth["value"].strip()
         query = {"labelSelector": self._selector} | query
         url = f"{rest.configuration.host}/api/v1/namespaces/{quote(namespace, safe='')}/pods?{urlencode(query)}"
-        answer = await rest.request(
-            "GET", url, headers=headers, _request_timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
-        )
+        try:
+            answer = await rest.request(
+                "GET", url, headers=headers, _request_timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+            )
+        except RuntimeError as error:
+            raise Failed("who we are is read anew for another namespace") from error
         return answer.response
 
     async def _connected(self) -> _Rest:

@@ -1,9 +1,10 @@
 """Pods, as the API server shows them, to replicas: pure, and never surprised by what a pod looks like.
 
 A pod is a replica while it runs, is ready, is not about to go, has an address, and has one port that can be told to be
-the engine's. It *claims* its address from the moment it has one until it terminates or has finished. Addresses are
-used again, and the status of a pod whose node died may say Ready for as long as nobody corrects it: of several pods
-that claim one address, the one started last has it, ready or not.
+the engine's. One that was a replica and is not ready for a while stays one, to which nothing new is sent: a probe that
+a busy engine answers late empties no cache. A pod *claims* its address from the moment it has one until it terminates
+or has finished. Addresses are used again, and the status of a pod whose node died may say Ready for as long as nobody
+corrects it: of several pods that claim one address, the one started last has it, ready or not.
 
 Only what is needed is decoded, so that a pod of 10 KB costs some microseconds. Field names are those of core/v1 Pod.
 """
@@ -11,7 +12,7 @@ Only what is needed is decoded, so that a pod of 10 KB costs some microseconds. 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -110,9 +111,9 @@ class Rule:
 class Claim:
     """A pod that has an address, whether or not it can be used."""
 
-    holder: str  # the address, or where pods share their node's, address and port
+    holder: str  # the address, or where pods share their node's, address and port; "": none
     age: tuple[str, str, str]  # sorts pods by their start; RFC 3339 in UTC sorts as text does
-    replica: Replica | None
+    replica: Replica | None  # ready or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +145,17 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> Sighting | None:
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
         return Sighting(name, version)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
-    if pod.status.phase != "Running" or not _ready(pod.status):
-        return Sighting(name, version, Claim("" if pod.spec.host_network else address, age, None))
+    runs, ready = pod.status.phase == "Running", _ready(pod.status)
     try:
-        replica, why = _replica(pod, address, rule)
+        replica, why = _replica(pod, address, rule, ready=ready)
     except _Unclear as unclear:
-        return Sighting(name, version, Claim("" if pod.spec.host_network else address, age, None), str(unclear))
+        claim = Claim("" if pod.spec.host_network else address, age, None)
+        return Sighting(name, version, claim, str(unclear) if runs and ready else "")
+    if not runs:
+        return Sighting(name, version, Claim("" if pod.spec.host_network else address, age, None))
+    if not ready:
+        # A node's port is claimed by who serves there, not by who would like to.
+        age, why = ("", "", "") if pod.spec.host_network else age, ""
     return Sighting(name, version, Claim(replica.id if pod.spec.host_network else address, age, replica), why)
 
 
@@ -168,7 +174,7 @@ def _ready(status: _Status) -> bool:
     return any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ())
 
 
-def _replica(pod: _Pod, address: str, rule: Rule) -> tuple[Replica, str]:
+def _replica(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[Replica, str]:
     """And what is wrong with its event ports: without them it can be used all the same."""
     annotations = pod.metadata.annotations or _Annotations()
     port, container = _port(pod.spec, annotations.port or rule.port, PORT if annotations.port else "discovery.port")
@@ -187,6 +193,7 @@ def _replica(pod: _Pod, address: str, rule: Rule) -> tuple[Replica, str]:
         node=pod.spec.node_name or "",
         events=events,
         replay=replay,
+        ready=ready,
     )
     return replica, why
 
@@ -287,15 +294,20 @@ class View:
         return [sighting.claim for sighting in self.pods.values() if sighting.claim is not None]
 
 
-def replicas_of(claims: Iterable[Claim], given: Container[str], replicas_max: int) -> tuple[frozenset[Replica], int]:
-    """What claims come to, and how many are left out because there are more than `replicas_max`. Who is in `given`
-    goes before who is not, then they go by name."""
+def replicas_of(claims: Iterable[Claim], given: Mapping[str, str], replicas_max: int) -> tuple[frozenset[Replica], int]:
+    """What claims come to, and how many are left out because there are more than `replicas_max`. Who is not ready
+    stays, if that very instance is in `given` (by id). Who is ready goes before who is not, who is in `given` before
+    who is not, then they go by name."""
     holders: dict[str, Replica | None] = {}
     for claim in sorted(claims, key=lambda claim: claim.age):
         if claim.holder:
             holders[claim.holder] = claim.replica
-    by_id = {replica.id: replica for replica in holders.values() if replica is not None}
+    by_id = {
+        replica.id: replica
+        for replica in holders.values()
+        if replica is not None and (replica.ready or given.get(replica.id) == replica.instance)
+    }
     if len(by_id) <= replicas_max:
         return frozenset(by_id.values()), 0
-    ranked = sorted(by_id.values(), key=lambda replica: (replica.id not in given, replica.name, replica.id))
+    ranked = sorted(by_id.values(), key=lambda each: (not each.ready, each.id not in given, each.name, each.id))
     return frozenset(ranked[:replicas_max]), len(ranked) - replicas_max

@@ -91,7 +91,8 @@ class Together:
     def _union(self) -> frozenset[Replica]:
         by_id = {replica.id: replica for replica in self._said.get(self._listed.source, ())}
         if self._source is not None and self._source.source in self._said:
-            by_id |= self._bounded(self._said[self._source.source])
+            found = self._bounded(self._said[self._source.source])
+            by_id |= {id_: replica for id_, replica in found.items() if replica.ready or id_ not in by_id}
         return frozenset(by_id.values())
 
     def _bounded(self, found: frozenset[Replica]) -> dict[str, Replica]:

@@ -79,7 +79,7 @@ class Replicas(Collector):
         facts = [((m.id, m.replica.name, m.replica.node), 1.0) for m in members.values()]
         text = "1; what discovery knows of the replica, for joins."
         yield gauge("replica_info", text, ("replica", "name", "node"), facts)
-        yield each("ready", "1 when requests may be sent there.", lambda m: float(m.health.fit))
+        yield each("ready", "1 when requests may be sent there.", lambda m: float(m.ready))
         yield each("in_flight", "Open leases.", lambda m: len(m.leases))
         yield each(
             "pending_prefill_seconds", "Modelled prefill sent and not done.", lambda m: m.pending_ms(now_s) / 1e3

@@ -109,18 +109,36 @@ def test_nothing_is_credited_while_a_stream_is_suspended() -> None:
     world = World()
     world.join()
     world.store(prompt_of(100))
-    world.knowledge.suspend("a", "disconnected", 1.0)
+    world.knowledge.suspend("a", "disconnected", 1.0, doubt=True)
     assert world.held(prompt_of(100)) == {"a": 0}
-    assert world.knowledge.suspended("a")
+    assert world.knowledge.doubted("a")
     assert world.knowledge.standing("a") == (Grade.CATCHING_UP, "disconnected")
     world.knowledge.resume("a", 2.0)
     assert world.held(prompt_of(100)) == {"a": 96}
     assert world.knowledge.standing("a")[0] is Grade.EXACT
-    world.knowledge.suspend("a", "disconnected", 3.0)
+    world.knowledge.suspend("a", "disconnected", 3.0, doubt=True)
     world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.1)
-    assert not world.knowledge.suspended("a")
+    assert not world.knowledge.doubted("a")
     assert world.held(prompt_of(100)) == {"a": 0}
     assert world.restarts == ["a"]
+
+
+def test_a_join_is_no_doubt() -> None:
+    """While a history is replayed, which may take long, what it says does not count, and is not held against answers;
+    the cache itself is in no doubt, so our own estimate goes on."""
+    world = World()
+    world.join(grade=Grade.CATCHING_UP)
+    world.knowledge.suspend("a", "replay from batch 0", 1.0, doubt=False)
+    world.store(prompt_of(100))
+    held = world.knowledge.held(prompt_of(100), 1.0)["a"]
+    assert (held.tokens, held.suspended, held.doubted, world.knowledge.doubted("a")) == (0, True, False, False)
+    world.knowledge.answered("a", held, 0, 96, 100)
+    assert world.knowledge.checks("a") == (0, 0)
+    world.knowledge.suspend("a", "disconnected", 2.0, doubt=True)
+    assert world.knowledge.doubted("a")
+    world.knowledge.resume("a", 3.0)
+    assert not world.knowledge.doubted("a")
+    assert world.held(prompt_of(100)) == {"a": 96}
 
 
 def test_what_was_just_routed_counts_as_held_until_it_settles() -> None:

@@ -344,6 +344,37 @@ def test_without_a_replay_endpoint(first: int) -> None:
     assert owner.state[0] is Grade.CATCHING_UP
 
 
+def test_what_is_in_doubt() -> None:
+    """A join, also one that we ask for, hides only what is told; whatever may mean another process hides all, and that
+    ends when it is settled, not when events are forgotten."""
+
+    def doubts(owner: Owner) -> list[bool]:
+        return [step.doubt for step in owner.steps() if isinstance(step, Suspend)]
+
+    owner = Owner(KvStream(True, LIMITS))
+    owner.stream.connected(0.0)
+    assert doubts(owner) == [False]
+    owner.stream.disconnected("gone", 0.0)
+    assert doubts(owner) == [True]
+    owner.stream.connected(0.0)
+    assert doubts(owner) == []
+    owner.replay(0, 1)
+    assert not owner.stream.suspended
+    owner.stream.resync("distrusted", 0.0)
+    assert doubts(owner) == [False]
+    owner.replay(0, 1)
+    for _ in range(2):
+        owner.stream.suspect("connection refused", 0.0)
+        assert doubts(owner) == [True]
+        owner.replay(1)
+    owner.stream.disconnected("gone", 0.0)
+    owner.stream.connected(0.0)
+    assert doubts(owner) == [True]
+    owner.asks.append(owner.asks[-1])
+    owner.stream.replayed(owner.asks[-1].token, 1, batch(1, "B"), 0.0)
+    assert doubts(owner) == [True]  # behind the clear
+
+
 def test_a_suspension_has_a_limit() -> None:
     """Then everything is forgotten, and the router works by its own estimate until there is a connection."""
     owner = exact()

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.facts import Ending, Grade, Load, Replica, ServedModel, Usage
+from router.core.facts import Ending, Grade, Load, Reason, Replica, ServedModel, Usage
 from router.core.kv_events import Stored
 from router.core.member import Lease
 from router.core.models import NoReplica
@@ -172,3 +172,38 @@ def test_another_engine_says_for_itself_what_it_holds() -> None:
     assert knowledge.held(prompt, 0.0) == {}
     assert not knowledge.masks.match(next(iter(prompt.keys.values())))
     assert world.router.fleet.members["a"].grade is Grade.ESTIMATED
+
+
+def test_an_estimate_goes_on_while_a_stream_joins() -> None:
+    """A router that has just started credits what it has sent there itself, before all that engines tell is read."""
+    world = World("")
+    renewed(world, Replica("a"), Replica("b"))
+    for id_ in "ab":
+        world.router.knowledge.suspend(id_, "replay from batch 0", 0.0, doubt=False)
+        world.router.knowledge.grade(id_, Grade.CATCHING_UP, "replay from batch 0", 0.0)
+    lease = world.place(chat(LONG))
+    world.finish(lease)
+    again = world.place(chat(LONG))
+    assert (again.replica, again.receipt.reason) == (lease.replica, Reason.WARM)
+    assert again.receipt.predicted_cached_tokens > 1_000
+    world.router.knowledge.suspend(lease.replica, "event connection lost", 1.0, doubt=True)
+    assert world.place(chat(LONG)).receipt.predicted_cached_tokens == 0
+
+
+def test_not_ready_by_discovery() -> None:
+    """Nothing is placed there, not even for want of anybody else; what it holds, its open leases and its life stay."""
+    world = World("")
+    renewed(world, Replica("a", "1"))
+    lease = world.place(chat(LONG))
+    world.router.replace([Replica("a", "1", ready=False)])
+    for _ in range(10):  # its health checks have no answer either: such a one is used where there is nobody else
+        world.router.observe_health("a", ok=False, silent=True)
+        with pytest.raises(NoReplica):
+            world.place(chat(LONG))
+    world.router.observe_health("a", ok=True)
+    with pytest.raises(NoReplica):
+        world.place(chat(LONG))
+    world.finish(lease)
+    assert all(used == (0, 0, 0.0) for used in world.in_use())
+    world.router.replace([Replica("a", "1")])
+    assert world.place(chat(LONG)).cached_tokens > 1_000

@@ -55,7 +55,7 @@ class History(Pods):
 
     async def _follow(self) -> None:
         async for replicas in self.discovery.watch():
-            self.views.append({(replica.id, replica.name, replica.instance) for replica in replicas})
+            self.views.append({(replica.id, replica.name, replica.instance) for replica in replicas if replica.ready})
 
     async def recover(self) -> None:
         """Two seconds later the view is the truth."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -27,8 +29,9 @@ A = merged(pod("a"), {"metadata": {"uid": "u", "resourceVersion": "7"}})
 
 
 def replica(found: Sighting) -> Replica | None:
-    """That a pod is."""
-    return found.claim and found.claim.replica
+    """That a pod is, and ready."""
+    one = found.claim and found.claim.replica
+    return one if one and one.ready else None
 
 
 def containers(*ports: list[tuple[str, int]], kind: str = "containers") -> dict[str, Any]:
@@ -151,7 +154,7 @@ def test_run() -> None:
         assert (again.instance != first.instance) == other
 
 
-def union(*pods: Pod, given: tuple[str, ...] = (), replicas_max: int = 100) -> tuple[set[str], int]:
+def union(*pods: Pod, given: Mapping[str, str] = MappingProxyType({}), replicas_max: int = 100) -> tuple[set[str], int]:
     """Names of the replicas that pods come to."""
     claims = [claim for each in pods if (claim := seen(each).claim)]
     found, left_out = replicas_of(claims, given, replicas_max)
@@ -178,7 +181,7 @@ def test_no_more_than_replicas_max() -> None:
     """Who is there stays; of the others the first by name come."""
     pods = [pod(name, ip=f"10.0.0.{index}") for index, name in enumerate("abcd", 1)]
     assert union(*pods, replicas_max=2) == ({"a", "b"}, 2)
-    assert union(*pods, replicas_max=2, given=("http://10.0.0.4:8000",)) == ({"a", "d"}, 2)
+    assert union(*pods, replicas_max=2, given={"http://10.0.0.4:8000": "d"}) == ({"a", "d"}, 2)
     assert union(*pods, replicas_max=4) == ({"a", "b", "c", "d"}, 0)
 
 

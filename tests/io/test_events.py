@@ -126,7 +126,7 @@ class Index:
         self.held.clear()
         self.suspended = False
 
-    def suspend(self, replica: str, why: str, now_s: float) -> None:
+    def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
         """Credit nothing."""
         self._say(f"suspend: {why}")
         self.suspended = True

@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -149,9 +150,55 @@ async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -
             assert idle(app)
 
 
-async def test_a_request_whose_replica_left_before_it_was_sent(client: ClientSession, told: Told) -> None:
-    """It waited for a place, got one, and its replica is gone when its turn of the event loop comes: it is placed
-    elsewhere, and that is no attempt."""
+@pytest.mark.parametrize("listed", [False, True])
+async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: bool) -> None:
+    """Nothing more is sent there, while its stream goes on; when it is ready again it holds what it held, with the
+    books in order. One that is listed too is no less in use than it was."""
+    async with FakeEngine() as stays, FakeEngine() as busy:
+        both = Replica(stays.url, "1"), Replica(busy.url, "2")
+        lists = (busy.url,) if listed else ()
+        overrides = {"replicas": lists, "routing__policy": "round_robin"}
+        async with routing(told, *both, **overrides) as app:
+            for engine in (stays, busy):
+                engine.script.append(half_then_waits)
+            streams = [await client.post(app.url + CHAT, json=body()) for _ in range(2)]
+            await asyncio.gather(stays.at_work.wait(), busy.at_work.wait())
+            life = app.router.fleet.members[busy.url].life
+            told.say(both[0], replace(both[1], ready=False))
+            if listed:
+                await asyncio.sleep(0.1)
+                assert len(app.router.fleet.ready()) == 2
+                return
+            await until(lambda: len(app.router.fleet.ready()) == 1)
+            for _ in range(4):
+                async with client.post(app.url + CHAT, json=body()) as response:
+                    assert response.status == 200
+                    await response.read()
+            assert (len(stays.seen), len(busy.seen)) == (5, 1)
+            async with client.get(app.hub.admin_url + "/admin/replicas") as page:
+                rows = {row["id"]: row for row in (await page.json())["replicas"]}
+            assert (rows[busy.url]["ready"], rows[busy.url]["why"]) == (False, "not ready, by discovery")
+            for engine in (stays, busy):
+                engine.go_on.set()
+            for stream in streams:
+                assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+            told.say(*both)
+            await until(lambda: len(app.router.fleet.ready()) == 2)
+            assert app.router.fleet.members[busy.url].life == life
+            for _ in range(2):
+                async with client.post(app.url + CHAT, json=body()) as response:
+                    assert predicted(response) > 1_000
+                    await response.read()
+            assert len(busy.seen) == 2
+            await until(lambda: idle(app))
+
+
+@pytest.mark.parametrize("stays_known", [False, True])
+async def test_a_request_whose_replica_left_before_it_was_sent(
+    client: ClientSession, told: Told, stays_known: bool
+) -> None:
+    """It waited for a place, got one, and its replica is gone, or not ready, when its turn of the event loop comes: it
+    is placed elsewhere, and that is no attempt."""
     async with FakeEngine() as stays, FakeEngine() as leaves:
         both = Replica(stays.url, "1"), Replica(leaves.url, "2")
         async with routing(told, *both, routing__policy="round_robin", upstream__retries_max=0) as app:
@@ -161,7 +208,8 @@ async def test_a_request_whose_replica_left_before_it_was_sent(client: ClientSes
                 lease = await place(*asked)
                 if lease.replica == leaves.url:
                     taken.append(lease)
-                    app.hub._replace(frozenset(both[:1]))
+                    after = [replace(both[1], ready=False)] if stays_known else []
+                    app.hub._replace(frozenset([both[0], *after]))
                 return lease
 
             app.hub.placer.place = late  # type: ignore[method-assign]
