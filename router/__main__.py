@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             from loadtest.demo import main as demo
         except ModuleNotFoundError as error:
-            print(f"warmroute: the demo needs '{error.name}': pip install 'warmroute[demo]'", file=sys.stderr)
+            print(f"warmroute: the demo needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
             return 2
         return demo(arguments[1:])
     options = _parser().parse_args(arguments)

@@ -203,7 +203,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     client = importlib.util.find_spec("kubernetes")  # without importing it, which is slow
     places = client.submodule_search_locations if client is not None else None
     if not any(Path(place, "aio").is_dir() for place in places or ()):
-        why = "needs the official client, 36 or newer: pip install 'warmroute[kubernetes]'"
+        why = "needs the official client, 36 or newer: pip install '.[kubernetes]'"
         problems.append(f"'discovery.source': kubernetes {why}")
     return problems
 

@@ -76,7 +76,7 @@ def problems(endpoint: str) -> list[str]:
         missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
     except ModuleNotFoundError:
         missing = True
-    return ["'tracing.endpoint': needs OpenTelemetry: pip install 'warmroute[tracing]'"] if missing else []
+    return ["'tracing.endpoint': needs OpenTelemetry: pip install '.[tracing]'"] if missing else []
 
 
 class Tracer:

@@ -269,5 +269,5 @@ def test_kubernetes_needs_its_extra(places: list[str] | None, monkeypatch: pytes
     client.submodule_search_locations = places
     monkeypatch.setattr("importlib.util.find_spec", lambda _: client if places else None)
     (problem,) = problems(**PODS)
-    assert "pip install 'warmroute[kubernetes]'" in problem
+    assert "pip install '.[kubernetes]'" in problem
     load(overrides={key.replace("__", "."): value for key, value in DNS.items()})

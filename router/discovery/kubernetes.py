@@ -134,12 +134,24 @@ class KubernetesDiscovery:
                 replicas = self._replicas()
                 if replicas != self._given:
                     self._given = replicas
+                    if not replicas:
+                        self._found_nothing()
                     yield replicas
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._api.close()
+
+    def _found_nothing(self) -> None:
+        """A selector that matches no pod is no failure, and nobody else would say a word of it."""
+        fields = {
+            "source": self.source,
+            "selector": self._settings.selector,
+            "namespaces": ",".join(self._namespaces),
+            "pods": sum(len(follower.view.pods) for follower in self._followers),
+        }
+        log.warning("discovery finds no replica", extra={"fields": fields})
 
     def _replicas(self) -> frozenset[Replica]:
         claims = [claim for follower in self._followers for claim in follower.view.claims()]
@@ -165,7 +177,8 @@ def own_namespace(kubeconfig: str) -> str:
         return OWN_NAMESPACE.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ValueError(
-            "discovery.namespaces: is needed outside of a pod, or where its service account's token is not mounted"
+            "discovery.namespaces: is needed outside of a pod (and so is discovery.kubeconfig), or where its service "
+            "account's token is not mounted"
         ) from error
 
 
@@ -208,9 +221,7 @@ class Client:
         try:
             import kubernetes.aio.client  # noqa: F401 - that it is there is found out at the start
         except ImportError as error:
-            raise ValueError(
-                "discovery.source: kubernetes needs an extra: pip install 'warmroute[kubernetes]'"
-            ) from error
+            raise ValueError("discovery.source: kubernetes needs an extra: pip install '.[kubernetes]'") from error
         self._selector = selector
         self._kubeconfig = kubeconfig
         self._rest: _Rest | None = None
@@ -286,7 +297,8 @@ class Client:
                 try:
                     self._rest = await self._connect()
                 except Exception as error:  # files, YAML, certificates, programs that print tokens: all kinds
-                    raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
+                    hint = "" if self._kubeconfig else " Outside of a pod set discovery.kubeconfig."
+                    raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
             return self._rest
 
     async def _connect(self) -> _Rest:

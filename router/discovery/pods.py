@@ -220,10 +220,12 @@ def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
     if wanted:
         raise _Unclear(f"{who} says {wanted[:64]!r}, and no container has a port of that name")
     if not own:
-        raise _Unclear(f"no container says a port: name one {PORT_NAME}, or set the annotation {PORT}")
+        raise _Unclear(
+            f"no container says a port: name one {PORT_NAME}, or set discovery.port or the annotation {PORT}"
+        )
     return _only(
         {port.container_port: container for port, container in own},
-        f"several ports, none named {PORT_NAME}: set the annotation {PORT}",
+        f"several ports, none named {PORT_NAME}: set discovery.port or the annotation {PORT}",
     )
 
 

@@ -15,4 +15,4 @@ def library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtra(f"{name} is not installed: pip install 'warmroute[tokenizers]'") from error
+        raise MissingExtra(f"{name} is not installed: pip install '.[tokenizers]'") from error

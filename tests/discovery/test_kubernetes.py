@@ -241,6 +241,22 @@ async def test_half_open_watch(api: ApiServer, tmp_path: Path, monkeypatch: pyte
         await view.until(lambda: view.names == set())
 
 
+async def test_a_selector_of_nothing_is_said(api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no pod is a replica the log says so, with what was looked for; there is nothing else to see."""
+    caplog.set_level(logging.WARNING, logger="router.discovery.kubernetes")
+    async with Followed(api, tmp_path, selector="app=misspelt") as view:
+        await view.until(lambda: bool(view.sets))
+        assert view.sets == [frozenset()]
+    (record,) = caplog.records
+    assert record.message == "discovery finds no replica"
+    assert record.__dict__["fields"] == {
+        "source": "kubernetes",
+        "selector": "app=misspelt",
+        "namespaces": "default",
+        "pods": 0,
+    }
+
+
 async def test_own_namespace(api: ApiServer, tmp_path: Path) -> None:
     """Without namespaces the kubeconfig's own is meant; outside of a pod, without either, that is said."""
     api.store.create(pod("b", namespace="mine", ip="10.0.0.2"))
@@ -260,7 +276,7 @@ async def test_own_namespace(api: ApiServer, tmp_path: Path) -> None:
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the client the error says what to install."""
     monkeypatch.setitem(sys.modules, "kubernetes.aio.client", None)
-    with pytest.raises(ValueError, match=r"pip install 'warmroute\[kubernetes\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[kubernetes\]'"):
         Client(SELECTOR, "")
 
 
@@ -273,6 +289,7 @@ async def test_service_account(api: ApiServer, tmp_path: Path, monkeypatch: pyte
         while discovery.status().errors < 2:
             await asyncio.sleep(0.01)
     assert "cannot tell who we are: ConfigException: Service host/port is not set." in discovery.status().why
+    assert "set discovery.kubeconfig" in discovery.status().why
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -580,6 +580,6 @@ def test_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError
 
     monkeypatch.setattr("router.tracing.find_spec", nowhere)
-    with pytest.raises(SettingsError, match=r"pip install 'warmroute\[tracing\]'"):
+    with pytest.raises(SettingsError, match=r"pip install '\.\[tracing\]'"):
         settings(tracing__endpoint="http://collector:4318")
     settings()

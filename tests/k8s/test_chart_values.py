@@ -50,6 +50,10 @@ WRONG: dict[str, tuple[str, str]] = {
         "at '/config/routing/policy': value must be one of",
     ),
     "a port that is none": ("config: {discovery: {port: 65536}}", "at '/config/discovery/port': 'oneOf' failed"),
+    "a collector that is no URL": (
+        "config: {discovery: {selector: app=vllm}, tracing: {endpoint: 'otel:4317'}}",
+        "config.tracing.endpoint is no URL",
+    ),
     "no router": ("replicaCount: 0", "at '/replicaCount': minimum: got 0, want 1"),
     "a tag in the repository": (
         "image: {repository: 'ghcr.io/warmroute/warmroute:1'}",

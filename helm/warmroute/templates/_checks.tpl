@@ -4,6 +4,7 @@
   (include "warmroute.checkDiscovery" . | fromJsonArray)
   (include "warmroute.checkSecrets" . | fromJsonArray)
   (include "warmroute.checkPod" . | fromJsonArray)
+  (include "warmroute.checkTracing" . | fromJsonArray)
   (include "warmroute.checkObjects" . | fromJsonArray)
 -}}
 {{- if $problems -}}
@@ -38,6 +39,16 @@
 {{- end -}}
 {{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
   {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}
+
+{{- define "warmroute.checkTracing" -}}
+{{- $p := list -}}
+{{- with dig "tracing" "endpoint" "" .Values.config -}}
+  {{- if not (regexMatch "^https?://[^/]" .) -}}
+    {{- $p = append $p "config.tracing.endpoint is no URL: OTLP over HTTP, such as http://collector.monitoring:4318" -}}
+  {{- end -}}
 {{- end -}}
 {{- $p | toJson -}}
 {{- end -}}
