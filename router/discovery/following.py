@@ -42,6 +42,7 @@ SETTLED_S = 1.0  # a watch that lived so long was none of a row of failures
 PAUSE_S = 0.05  # after the first failure; then twice as long each time
 PAUSE_MAX_S = 0.5
 RETRY_AFTER_MAX_S = 10.0
+TOLD_AGAIN_S = 30.0  # between two log lines on one outage, where its cause is another one by now
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -121,7 +122,7 @@ class Follower:
         self._random = random
         self._listed_s = 0.0
         self._cheap = False  # to list
-        self._warned = False
+        self._warned, self._warned_of, self._warned_s = False, "", 0.0
         self._told: dict[str, str] = {}  # why a pod is no replica, as last logged
 
     async def run(self) -> None:
@@ -260,11 +261,12 @@ class Follower:
 
     def _failed(self, why: str) -> None:
         self.errors += 1
+        now_s = asyncio.get_running_loop().time()
         if not self.why:
-            self.stale_since_s = asyncio.get_running_loop().time()
+            self.stale_since_s = now_s
         self.why = why
-        if not self._warned:
-            self._warned = True
+        if not self._warned or (why != self._warned_of and now_s - self._warned_s >= TOLD_AGAIN_S):
+            self._warned, self._warned_of, self._warned_s = True, why, now_s
             log.warning("discovery is stale", extra={"fields": {**self._fields(), "why": why}})
         if not self.tried:
             self.tried = True

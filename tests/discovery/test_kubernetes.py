@@ -156,6 +156,25 @@ async def test_api_server_away(api: ApiServer, tmp_path: Path, caplog: pytest.Lo
     assert said.count("discovery is stale") == said.count("discovery is fresh again") == 1
 
 
+async def test_another_cause_is_told(
+    api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage that goes on for another reason than it began is one outage, and its log says both."""
+    monkeypatch.setattr(following, "TOLD_AGAIN_S", 0.0)
+    async with Followed(api, tmp_path) as view:
+        await view.until_names("a")
+        await api.down()
+        await view.until(lambda: view.discovery.status().errors > 3)
+        api.forbidden = {"default"}
+        await api.up()
+        await view.until(lambda: "403" in view.discovery.status().why)
+        await view.until(lambda: view.discovery.status().errors > 6)
+    told = [vars(record)["fields"]["why"] for record in caplog.records if record.message == "discovery is stale"]
+    assert "403" in told[-1]
+    assert "no answer" in told[0]
+    assert len(told) == len([why for n, why in enumerate(told) if not n or told[n - 1] != why])
+
+
 async def test_nothing_is_yielded_before_the_first_list(api: ApiServer, tmp_path: Path) -> None:
     """A router that starts while the API server fails does not take that for an empty fleet."""
     api.failing = (500, "")
