@@ -1,6 +1,6 @@
 """Random histories of pods and faults: after recovery the view is the truth, and until then the last good one.
 
-WARMROUTE_DISCOVERY_RUNS says how many (200 in the suite, 10,000 in CI); each is some forty steps of simulated time,
+WARMROUTE_DISCOVERY_RUNS says how many (96 in the suite, 10,000 in CI); each is some forty steps of simulated time,
 told by its seed. What recovery means stands in cluster.py.
 """
 
@@ -19,7 +19,7 @@ from router.discovery.kubernetes import KubernetesDiscovery
 from router.settings import DiscoverySettings
 from tests.discovery.cluster import NAMESPACES, SELECTOR, WATCH_MAX_S, MemoryApi, Pods
 
-RUNS = int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "200"))
+RUNS = int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "96"))
 SHARES = 8  # that run side by side
 RECOVERED_S = 2.0
 RESYNC_S = 60.0

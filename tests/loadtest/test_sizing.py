@@ -100,7 +100,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
 async def test_a_small_run() -> None:
     """All cases of a real router: no error, events of all streams, an index that is full, and rows for a rule."""
     limit = 1 << 20
-    sizes = sizing.Sizes((1, 2), (2, 4), window_s=0.3, rate_per_s=50.0, index_bytes_max=limit)
+    sizes = sizing.Sizes((1, 2), (2, 4), window_s=0.2, rate_per_s=50.0, index_bytes_max=limit)
     rows = await sizing.measure(sizes, Console(file=io.StringIO()))
     assert [(row.case, row.replicas, row.load) for row in rows] == [
         *((case, n, load) for n in (1, 2) for case, load in ((IDLE, None), (SHORT, None), (STREAMS, 2), (STREAMS, 4))),
