@@ -4,13 +4,17 @@ As in vLLM V1: a block has a reference count, and a key once it is full. Blocks 
 free queue, cached ones too; taking a block from the front of that queue is what evicts its content, and
 finding its key again before that takes it out of the middle. A sequence gives its blocks back last first, so
 a prefix outlives its continuations. Two sequences that compute the same block at the same time hold two
-copies of one key."""
+copies of one key.
+
+Blocks come and go by the thousand, so the free queue is one of batches, each what was given back at one time. A block
+that is found again stays in its batch's list, where it is passed over."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,10 @@ class BlockStored:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRemoved:
-    """One copy of this block was evicted."""
+class BlocksRemoved:
+    """One copy of each of these blocks was evicted, in this order."""
 
-    key: int
+    keys: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,17 @@ class AllBlocksCleared:
     """The cache was emptied."""
 
 
-KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+KvEvent = BlockStored | BlocksRemoved | AllBlocksCleared
+
+
+class _Batch:
+    """Blocks given back together; the last of the list is evicted first."""
+
+    __slots__ = ("blocks", "free_n")
+
+    def __init__(self, blocks: list[int]) -> None:
+        self.blocks = blocks
+        self.free_n = len(blocks)  # the others were found again
 
 
 class KvPool:
@@ -50,9 +64,11 @@ class KvPool:
         self.evicted_blocks = 0
         self._record = record_events
         self._events: list[KvEvent] = []
-        self._refs = [0] * blocks_n
-        self._keys: list[int | None] = [None] * blocks_n
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks_n))
+        self._shared: dict[int, int] = {}  # block -> references beyond the first
+        self._keys: dict[int, int] = {}  # of blocks that were full
+        never_used = _Batch(list(reversed(range(blocks_n))))
+        self._free: dict[int, _Batch] = dict.fromkeys(never_used.blocks, never_used)
+        self._queue = deque([never_used])
         self._cached: dict[int, int] = {}
         self._copies: dict[int, list[int]] = {}
 
@@ -61,66 +77,93 @@ class KvPool:
         """Blocks no live request uses, cached or not."""
         return len(self._free)
 
+    @property
+    def cached(self) -> Container[int]:
+        """Keys that would be found. Not to be changed."""
+        return self._cached
+
+    def to_evict(self) -> Iterator[int]:
+        """Keys of blocks no live request uses, in the order in which they would be evicted; -1 for an empty one."""
+        free, keys = self._free, self._keys
+        for batch in self._queue:
+            for block in reversed(batch.blocks):
+                if free.get(block) is batch:
+                    yield keys.get(block, -1)
+
     def match(self, keys: Sequence[int], blocks_max: int) -> list[int]:
         """Blocks of the longest cached prefix, at most `blocks_max`; they are not taken yet."""
-        found: list[int] = []
-        cached = self._cached
-        for key in keys[:blocks_max]:
-            block = cached.get(key)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        look_up = map(self._cached.get, islice(keys, blocks_max))
+        return list(iter(look_up.__next__, None))  # up to the first that is not cached
+
+    def reach(self, keys: Sequence[int], blocks_max: int, matched: int) -> int:
+        """How many leading blocks need not be computed, of which `matched` are here."""
+        return matched
 
     def fits(self, matched: Sequence[int], blocks_n: int) -> bool:
         """Whether `blocks_n` can be taken on top of the matched ones (which may be in the free queue
         themselves)."""
-        if blocks_n > len(self._free):
-            return False
-        refs = self._refs
-        return blocks_n + sum(1 for block in matched if not refs[block]) <= len(self._free)
+        free = self._free
+        if blocks_n + len(matched) <= len(free):
+            return True
+        return blocks_n + sum(map(free.__contains__, matched)) <= len(free)
 
     def share(self, matched: Sequence[int]) -> None:
         """Take one more reference on each."""
-        refs, free = self._refs, self._free
-        for block in matched:
-            if not refs[block]:
-                del free[block]
-            refs[block] += 1
+        batches = list(map(self._free.pop, matched, repeat(None)))
+        shared = self._shared
+        for batch, count in Counter(batches).items():
+            if batch is not None:
+                self._found_again(batch, count)
+                continue
+            for block, of in zip(matched, batches, strict=True):
+                if of is None:
+                    shared[block] = shared.get(block, 0) + 1
 
     def take(self, blocks_n: int) -> list[int]:
         """The least recently used free blocks, their content evicted; the caller has checked that they
         exist."""
-        refs, free, keys = self._refs, self._free, self._keys
-        taken: list[int] = []
-        for _ in range(blocks_n):
-            block, _none = free.popitem(last=False)
-            key = keys[block]
-            if key is not None:
-                self._forget(block, key)
-            refs[block] = 1
-            taken.append(block)
+        queue, free, taken = self._queue, self._free, list[int]()
+        while (missing := blocks_n - len(taken)) > 0:
+            batch = queue[0]
+            if batch.free_n < len(batch.blocks):
+                self._compact(batch)  # may leave none
+            blocks = batch.blocks
+            taken += blocks[: -missing - 1 : -1]
+            if missing < len(blocks):
+                del blocks[-missing:]
+                batch.free_n = len(blocks)
+            else:
+                queue.popleft()
+        for block in taken:
+            del free[block]
+        self._evict(taken, list(map(self._keys.pop, taken, repeat(None))))
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give up one reference on each, the last block first."""
-        refs, free = self._refs, self._free
-        for block in reversed(blocks):
-            refs[block] -= 1
-            if not refs[block]:
-                free[block] = None
+        shared = self._shared
+        if shared and (kept := shared.keys() & blocks):
+            blocks = [block for block in blocks if block not in kept]
+            for block in kept:
+                more = shared.pop(block)
+                if more > 1:
+                    shared[block] = more - 1
+        if blocks:
+            batch = _Batch(list(blocks))
+            self._free.update(zip(blocks, repeat(batch)))
+            self._queue.append(batch)
 
     def store(self, tag: object, keys: Sequence[int], blocks: Sequence[int], start: int, end: int) -> None:
         """Blocks `start` to `end` of a sequence are full: from now on others find them by their keys."""
-        cached, of_block = self._cached, self._keys
-        for index in range(start, end):
-            key, block = keys[index], blocks[index]
+        cached, of_block, keys_stored = self._cached, self._keys, keys[start:end]
+        known = cached.setdefault
+        for key, block in zip(keys_stored, blocks[start:end], strict=True):
             of_block[block] = key
-            if cached.setdefault(key, block) != block:
+            if known(key, block) != block:
                 self._copies.setdefault(key, []).append(block)
-        if self._record and start < end:
+        if self._record and keys_stored:
             parent = keys[start - 1] if start else None
-            self._events.append(BlockStored(tag, start, keys[start:end], parent))
+            self._events.append(BlockStored(tag, start, keys_stored, parent))
 
     def clear(self) -> bool:
         """Forget every cached block; refused (False) while any is in use, as vLLM does."""
@@ -128,7 +171,7 @@ class KvPool:
             return False
         self._cached.clear()
         self._copies.clear()
-        self._keys = [None] * self.blocks_n
+        self._keys.clear()
         if self._record:
             self._events.append(AllBlocksCleared())
         return True
@@ -138,17 +181,33 @@ class KvPool:
         events, self._events = self._events, []
         return events
 
-    def _forget(self, block: int, key: int) -> None:
-        self._keys[block] = None
-        self.evicted_blocks += 1
-        others = self._copies.get(key)
-        if others is None:
-            del self._cached[key]
-        elif self._cached[key] == block:
-            self._cached[key] = others.pop(0)
-        else:
-            others.remove(block)
-        if others is not None and not others:
-            del self._copies[key]
-        if self._record:
-            self._events.append(BlockRemoved(key))
+    def _found_again(self, batch: _Batch, blocks_n: int) -> None:
+        """So many of its blocks are not free any more. The list is never longer than twice what is free of it."""
+        batch.free_n -= blocks_n
+        if 2 * batch.free_n < len(batch.blocks):
+            self._compact(batch)
+
+    def _compact(self, batch: _Batch) -> None:
+        of = self._free.get
+        batch.blocks = [block for block in batch.blocks if of(block) is batch]
+
+    def _evict(self, taken: Sequence[int], keys: list[int | None]) -> None:
+        """What was in these blocks is found no more, unless another copy is."""
+        cached, copies = self._cached, self._copies
+        for block, key in zip(taken, keys, strict=True):
+            if key is None:
+                continue
+            others = copies.get(key) if copies else None
+            if others is None:
+                del cached[key]
+                continue
+            if cached[key] == block:
+                cached[key] = others.pop(0)
+            else:
+                others.remove(block)
+            if not others:
+                del copies[key]
+        gone = [key for key in keys if key is not None]
+        self.evicted_blocks += len(gone)
+        if self._record and gone:
+            self._events.append(BlocksRemoved(gone))

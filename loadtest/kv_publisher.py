@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from . import tokens
 from .engine_http import Text
-from .kv_pool import BlockRemoved, BlockStored, KvEvent
+from .kv_pool import BlocksRemoved, BlockStored, KvEvent
 
 BUFFER_BATCHES = 10_000
 HWM = 100_000
@@ -98,16 +98,18 @@ class KvPublisher:
         again."""
         seq = self._seq.to_bytes(8, "big")
         self._seq += 1
-        payload = msgspec.msgpack.encode([self._now(), [self._encoded(event) for event in events], 0])
+        payload = msgspec.msgpack.encode([self._now(), [told for event in events for told in self._encoded(event)], 0])
         self._sent.append((seq, payload))
         self._pub.send_multipart([self._topic, seq, payload])
 
-    def _encoded(self, event: KvEvent) -> dict[str, Any]:
-        """Field order is vLLM's."""
-        if isinstance(event, BlockRemoved):
-            return {"type": "BlockRemoved", "block_hashes": [event.key], "medium": "GPU", "group_idx": 0}
-        if not isinstance(event, BlockStored):
-            return {"type": "AllBlocksCleared"}
+    def _encoded(self, event: KvEvent) -> list[dict[str, Any]]:
+        """Field order is vLLM's, and so is an event for each block removed."""
+        if isinstance(event, BlocksRemoved):
+            common = {"medium": "GPU", "group_idx": 0}
+            return [{"type": "BlockRemoved", "block_hashes": [key], **common} for key in event.keys]
+        return [self._stored(event) if isinstance(event, BlockStored) else {"type": "AllBlocksCleared"}]
+
+    def _stored(self, event: BlockStored) -> dict[str, Any]:
         if not isinstance(event.tag, Text):
             raise TypeError("requests whose events are published are tagged with their text")
         size = self._block_tokens * tokens.BYTES_PER_TOKEN

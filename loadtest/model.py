@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .calibration import StepTimes
+from .decoding import Decoding, Running
 from .kv_pool import KvEvent, KvPool
 
 
@@ -72,32 +73,12 @@ class Outcome:
     """What a step brought; ids of requests."""
 
     tokens: list[tuple[int, int]]
-    """(id, how many), in the engine's order."""
+    """(id, how many), in the engine's order; nothing where the model does not record them."""
     first: list[tuple[int, int]]
     """(id, prompt tokens that were found cached): these have their first token, listed in `tokens` as
     well."""
     finished: list[int]
     events: list[KvEvent]
-
-
-class _Running:
-    """A request inside the engine."""
-
-    __slots__ = ("blocks", "cached", "computed", "generated", "live", "request", "stored")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.blocks: list[int] = []
-        self.cached = -1  # prompt tokens found cached at first admission, -1 before
-        self.computed = 0  # tokens whose KV exists
-        self.generated = 0
-        self.stored = 0  # full blocks that are known to the cache
-        self.live = True
-
-    @property
-    def behind(self) -> int:
-        """Tokens to compute before the next one is sampled: 1 while decoding."""
-        return self.request.prompt_tokens + self.generated - self.computed
 
 
 @dataclass(slots=True)
@@ -106,25 +87,53 @@ class Step:
 
     duration_s: float
     iterations: int
-    work: list[tuple[_Running, int]]
-    """Sequences and the tokens each computes; empty for pure decode, where `decoding` are all by one."""
-    decoding: list[_Running]
+    decodes: int
+    """Sequences that get a token in each iteration."""
     context_tokens: int
+    """Theirs, in the first iteration."""
+    work: list[tuple[Running, int]] | None = None
+    """The other sequences and the prompt tokens each computes; None of pure decode."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """Who is in the batch: for whoever may know an engine's future."""
+
+    prefilling: list[tuple[object, int, int]]
+    """(the request's tag, prompt tokens to compute, tokens before them)."""
+    decodes: int
+    context_tokens: int
+    """Of all decodes."""
 
 
 class EngineModel:
     """One replica. `step = begin()`, wait `step.duration_s`, `complete(step)`, and so on while there is
     work."""
 
-    def __init__(self, times: StepTimes, kv_tokens: int, limits: Limits, *, record_events: bool = False) -> None:
+    def __init__(
+        self,
+        times: StepTimes,
+        kv_tokens: int,
+        limits: Limits,
+        *,
+        record_events: bool = False,
+        record_tokens: bool = True,
+    ) -> None:
         self.limits = limits
         self.counters = Counters()
         self.pool = KvPool(kv_tokens // limits.block_tokens, record_events=record_events)
         self.context_tokens_max = min(limits.context_tokens_max, self.pool.blocks_n * limits.block_tokens)
         self._times = times
-        self._waiting: deque[_Running] = deque()
-        self._running: list[_Running] = []
-        self._by_id: dict[int, _Running] = {}
+        self._waiting: deque[Running] = deque()
+        # In order of admission. Those that decode come first: whoever has not all of its prompt computed had what was
+        # left of a step's budget, and nobody is admitted behind it.
+        self._running: list[Running] = []
+        self._decoding = Decoding(limits.block_tokens)
+        # vLLM refuses more sequences than a step has tokens for.
+        self._sequences_max = min(limits.sequences_max, limits.batched_tokens_max)
+        self._record_tokens = record_tokens
+        self._by_id: dict[int, Running] = {}
+        self._admitted = 0
         self._blocked = False  # the head of the queue cannot be admitted until something is freed
 
     @property
@@ -141,6 +150,21 @@ class EngineModel:
     def kv_usage(self) -> float:
         """Share of the blocks that live requests use, 0 to 1."""
         return 1 - self.pool.free_n / self.pool.blocks_n
+
+    def admitted(self, step: Step | None) -> Admitted:
+        """The batch as it will be when `step`, the one under way, is over."""
+        under_way = {id(sequence): count for sequence, count in step.work or ()} if step is not None else {}
+        decoding = self._decoding
+        batch = Admitted([], decoding.count, decoding.context_tokens)
+        for sequence in self._running[decoding.count :]:
+            if sequence.generated:
+                batch.decodes += 1
+                batch.context_tokens += sequence.computed
+            else:
+                done = under_way.get(id(sequence), 0)
+                left, computed = sequence.behind - done, sequence.computed + done
+                batch.prefilling.append((sequence.request.tag, left, computed))
+        return batch
 
     def check(self, prompt_tokens: int, output_tokens: int) -> None:
         """Raise `RequestRefused` if such a request could never finish here."""
@@ -161,7 +185,7 @@ class EngineModel:
         self.check(request.prompt_tokens, request.output_tokens)
         if request.request_id in self._by_id:
             raise ValueError(f"request {request.request_id} is already here")
-        sequence = self._by_id[request.request_id] = _Running(request)
+        sequence = self._by_id[request.request_id] = Running(request)
         self._waiting.append(sequence)
 
     def cancel(self, request_id: int) -> bool:
@@ -171,6 +195,8 @@ class EngineModel:
         if sequence is None:
             return False
         sequence.live = False
+        if sequence.ends >= 0:
+            self._decoding.leave(sequence)
         (self._running if sequence in self._running else self._waiting).remove(sequence)
         self._drop_blocks(sequence)
         self.counters.cancelled += 1
@@ -196,29 +222,29 @@ class EngineModel:
         """Something arrived `elapsed_s` into this step: end it at the next iteration boundary."""
         if step.iterations == 1 or elapsed_s >= step.duration_s:
             return
-        decodes = len(step.decoding)
         low, high = 1, step.iterations
         while low < high:
             middle = (low + high) // 2
-            if self._times.decodes_s(decodes, step.context_tokens, middle) >= elapsed_s:
+            if self._times.decodes_s(step.decodes, step.context_tokens, middle) >= elapsed_s:
                 high = middle
             else:
                 low = middle + 1
         step.iterations = low
-        step.duration_s = self._times.decodes_s(decodes, step.context_tokens, low)
+        step.duration_s = self._times.decodes_s(step.decodes, step.context_tokens, low)
 
     def complete(self, step: Step) -> Outcome:
         """Apply a step whose time has passed."""
         outcome = Outcome([], [], [], [])
         self.counters.iterations += step.iterations
-        if step.decoding:
-            self._complete_decode(step, outcome)
-        for sequence, count in step.work:
+        if step.work is None:
+            self._fill(step.iterations)
+        self._advance(step.iterations, outcome)
+        for sequence, count in step.work or ():
             if not sequence.live:
                 continue
             sequence.computed += count
             if not sequence.behind:
-                self._sampled(sequence, 1, outcome)
+                self._sampled(sequence, outcome)
         if outcome.finished:
             self._running = [sequence for sequence in self._running if sequence.live]
         outcome.events = self.pool.drain_events()
@@ -228,25 +254,20 @@ class EngineModel:
 
     def _plan_decode(self, horizon_s: float) -> Step | None:
         """As many iterations as stay pure decode, or None if this one would not be."""
-        block_tokens, longest = self.limits.block_tokens, self.limits.context_tokens_max
-        decodes, context = len(self._running), 0
-        if decodes > self.limits.batched_tokens_max:
-            return None
-        for sequence in self._running:
-            request = sequence.request
-            if not sequence.generated or request.prompt_tokens + sequence.generated - sequence.computed != 1:
-                return None  # a first token has a time of its own
-            context += sequence.computed + 1
-            longest = min(longest, request.output_tokens - sequence.generated)
+        decoding, size = self._decoding, self.limits.block_tokens
+        decodes, context = decoding.count, decoding.context_tokens + decoding.count
+        if decodes < len(self._running):
+            return None  # a first token has a time of its own
+        longest = min(self.limits.context_tokens_max, decoding.until_end())
         iterations = self._within(horizon_s, decodes, context, longest)
         # An iteration takes at most one block a sequence; only near the end of the pool is counting worth it.
-        while decodes * (iterations // block_tokens + 1) > self.pool.free_n:
-            if self._blocks_for(iterations) <= self.pool.free_n:
+        while decodes * (iterations // size + 1) > self.pool.free_n:
+            if decoding.blocks_for(iterations) <= self.pool.free_n:
                 break
             if iterations == 1:
                 return None
             iterations //= 2
-        return Step(self._times.decodes_s(decodes, context, iterations), iterations, [], list(self._running), context)
+        return Step(self._times.decodes_s(decodes, context, iterations), iterations, decodes, context)
 
     def _within(self, horizon_s: float, decodes: int, context: int, longest: int) -> int:
         """The most iterations, at least 1 and at most `longest`, that take no longer than the horizon."""
@@ -261,68 +282,79 @@ class EngineModel:
                 high = middle - 1
         return low
 
-    def _blocks_for(self, iterations: int) -> int:
-        size = self.limits.block_tokens
-        return sum(max(0, -(-(s.computed + iterations) // size) - len(s.blocks)) for s in self._running)
-
     def _plan_mixed(self) -> Step:
         """One iteration: the running first, in order of admission, then whoever can be admitted."""
-        budget = self.limits.batched_tokens_max
-        step = Step(0.0, 1, [], [], 0)
         preemptions = self.counters.preemptions
-        index = 0
+        work: list[tuple[Running, int]] = []
+        self._grow_decoding()
+        decodes = self._decoding.count
+        context = self._decoding.context_tokens + decodes
+        budget, index = self.limits.batched_tokens_max - decodes, decodes
         while index < len(self._running) and budget:
             sequence = self._running[index]
             count = min(sequence.behind, budget)
             if not self._grow(sequence, sequence.computed + count):
                 break
-            self._schedule(step, sequence, count)
+            self._schedule(work, sequence, count)
             budget -= count
             index += 1
         if preemptions == self.counters.preemptions:
-            self._admit(step, budget)
-        prefill, pairs, decodes, context = 0, 0.0, 0, 0
-        for sequence, count in step.work:
+            self._admit(work, budget)
+        prefill, pairs, ones, ones_context = 0, 0.0, 0, 0
+        for sequence, count in work:
             if count == 1:
-                decodes += 1
-                context += sequence.computed + 1
+                ones += 1
+                ones_context += sequence.computed + 1
             else:
                 prefill += count
                 pairs += count * (sequence.computed + (count + 1) / 2)
-        step.duration_s = self._times.mixed_s(prefill, pairs, decodes, context)
-        return step
+        duration_s = self._times.mixed_s(prefill, pairs, decodes + ones, context + ones_context)
+        return Step(duration_s, 1, decodes, context, work)
 
-    def _admit(self, step: Step, budget: int) -> None:
+    def _grow_decoding(self) -> None:
+        """Room for one more token of each that decodes; a block that it fills is shared from now on."""
+        for sequence in self._decoding.bordering(1):
+            if sequence.ends < 0:
+                continue  # preempted a moment ago
+            computed = self._decoding.computed(sequence) + 1
+            if not self._grow(sequence, computed):
+                return
+            self._store(sequence, computed)
+
+    def _admit(self, work: list[tuple[Running, int]], budget: int) -> None:
         """First come, first served: whoever cannot be admitted holds up all behind."""
-        size, limits = self.limits.block_tokens, self.limits
+        size = self.limits.block_tokens
         while self._waiting and budget:
             sequence = self._waiting[0]
             tokens = sequence.request.prompt_tokens + sequence.generated
             # The last token is computed in any case, its logits are needed (vLLM: num_tokens - 1).
-            matched = self.pool.match(sequence.request.keys, (tokens - 1) // size)
+            keys, blocks_max = sequence.request.keys, (tokens - 1) // size
+            matched = self.pool.match(keys, blocks_max)
             missing = -(-tokens // size) - len(matched)
-            if len(self._running) >= limits.sequences_max or not self.pool.fits(matched, missing):
+            if len(self._running) >= self._sequences_max or not self.pool.fits(matched, missing):
                 self._blocked = True
                 return
             self._waiting.popleft()
+            self._blocked = False
+            sequence.number = self._admitted = self._admitted + 1
             self.pool.share(matched)
             sequence.blocks = matched + self.pool.take(missing)
             sequence.stored = len(matched)
-            sequence.computed = len(matched) * size
+            sequence.computed = self.pool.reach(keys, blocks_max, len(matched)) * size
             if sequence.cached < 0:
                 sequence.cached = sequence.computed
                 self.counters.queried_tokens += tokens
                 self.counters.hit_tokens += sequence.computed
             self._running.append(sequence)
             count = min(sequence.behind, budget)
-            self._schedule(step, sequence, count)
+            self._schedule(work, sequence, count)
             budget -= count
 
-    def _schedule(self, step: Step, sequence: _Running, count: int) -> None:
+    def _schedule(self, work: list[tuple[Running, int]], sequence: Running, count: int) -> None:
         self._store(sequence, sequence.computed + count)
-        step.work.append((sequence, count))
+        work.append((sequence, count))
 
-    def _store(self, sequence: _Running, computed: int) -> None:
+    def _store(self, sequence: Running, computed: int) -> None:
         """Full blocks are shared from the moment they are scheduled: later requests of one step may use
         them."""
         keys = sequence.request.keys
@@ -331,7 +363,7 @@ class EngineModel:
             self.pool.store(sequence.request.tag, keys, sequence.blocks, sequence.stored, full)
             sequence.stored = full
 
-    def _grow(self, sequence: _Running, tokens: int) -> bool:
+    def _grow(self, sequence: Running, tokens: int) -> bool:
         """Blocks for that many tokens, taken from the youngest if need be; False if that is the sequence
         itself."""
         missing = -(-tokens // self.limits.block_tokens) - len(sequence.blocks)
@@ -339,6 +371,8 @@ class EngineModel:
             return True
         while missing > self.pool.free_n:
             youngest = self._running.pop()
+            if youngest.ends >= 0:
+                self._decoding.leave(youngest)
             self._drop_blocks(youngest)
             youngest.computed = youngest.stored = 0
             self._waiting.appendleft(youngest)
@@ -350,36 +384,49 @@ class EngineModel:
 
     # --- applying
 
-    def _complete_decode(self, step: Step, outcome: Outcome) -> None:
-        size, count = self.limits.block_tokens, step.iterations
-        for sequence in step.decoding:
-            if not sequence.live:
-                continue
-            sequence.computed += count
-            missing = -(-sequence.computed // size) - len(sequence.blocks)
+    def _fill(self, iterations: int) -> None:
+        """Blocks for what was decoded; those that are full are shared."""
+        size = self.limits.block_tokens
+        for sequence in self._decoding.bordering(iterations):
+            computed = self._decoding.computed(sequence) + iterations
+            missing = -(-computed // size) - len(sequence.blocks)
             if missing > 0:
                 sequence.blocks += self.pool.take(missing)
-            if sequence.computed // size > sequence.stored:
-                self._store(sequence, sequence.computed)
-            self._sampled(sequence, count, outcome)
+            self._store(sequence, computed)
 
-    def _sampled(self, sequence: _Running, count: int, outcome: Outcome) -> None:
+    def _advance(self, iterations: int, outcome: Outcome) -> None:
+        decodes = self._decoding.count
+        if self._record_tokens:
+            outcome.tokens += [(sequence.request.request_id, iterations) for sequence in self._running[:decodes]]
+        self.counters.generated_tokens += decodes * iterations
+        for sequence in self._decoding.advance(iterations):
+            self._finish(sequence, outcome)
+
+    def _sampled(self, sequence: Running, outcome: Outcome) -> None:
+        """All is computed that its next token needs: from here on it decodes."""
         request = sequence.request
         if not sequence.generated:
             self.counters.prompt_tokens += request.prompt_tokens
             self.counters.prompt_cached_tokens += sequence.cached
             outcome.first.append((request.request_id, sequence.cached))
-        sequence.generated += count
-        self.counters.generated_tokens += count
-        outcome.tokens.append((request.request_id, count))
+        sequence.generated += 1
+        self.counters.generated_tokens += 1
+        if self._record_tokens:
+            outcome.tokens.append((request.request_id, 1))
         if sequence.generated == request.output_tokens:
-            sequence.live = False
-            del self._by_id[request.request_id]
-            self._drop_blocks(sequence)
-            self.counters.finished += 1
-            outcome.finished.append(request.request_id)
+            self._finish(sequence, outcome)
+        else:
+            self._decoding.join(sequence)
 
-    def _drop_blocks(self, sequence: _Running) -> None:
+    def _finish(self, sequence: Running, outcome: Outcome) -> None:
+        sequence.live = False
+        request_id = sequence.request.request_id
+        del self._by_id[request_id]
+        self._drop_blocks(sequence)
+        self.counters.finished += 1
+        outcome.finished.append(request_id)
+
+    def _drop_blocks(self, sequence: Running) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         self._blocked = False

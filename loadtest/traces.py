@@ -64,17 +64,14 @@ class Request:
     cuts: tuple[int, ...] = ()
     """Token offsets where an earlier request of the session ended that this one extends."""
 
-    def text(self) -> str:
-        """The whole prompt, `input_tokens` x 4 printable ASCII bytes."""
+    def text(self, from_block: int = 0) -> str:
+        """The prompt, `input_tokens` x 4 printable ASCII bytes; or what of it stands behind so many full blocks."""
         size = self.block_tokens
-        parts = [
-            block_text(self.namespace, block, size)
-            for first, count in self.runs
-            for block in range(first, first + count)
-        ]
+        blocks = itertools.chain.from_iterable(range(first, first + count) for first, count in self.runs)
+        parts = [block_text(self.namespace, block, size) for block in itertools.islice(blocks, from_block, None)]
         if block_count(self.runs) * size < self.input_tokens:
             parts.append(block_text(self.namespace, self.tail, size))
-        return "".join(parts)[: self.input_tokens * BYTES_PER_TOKEN]
+        return "".join(parts)[: (self.input_tokens - from_block * size) * BYTES_PER_TOKEN]
 
     def messages(self) -> list[str]:
         """The prompt, cut where earlier requests of the session ended.

@@ -15,7 +15,7 @@ import zmq.asyncio
 from loadtest import tokens
 from loadtest.engine import Engines, EngineSettings, KvEventsSettings
 from loadtest.engine_http import Text
-from loadtest.kv_pool import AllBlocksCleared, BlockRemoved, BlockStored
+from loadtest.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
 from loadtest.kv_publisher import BUFFER_BATCHES, KvPublisher
 from loadtest.model import Limits
 
@@ -30,7 +30,7 @@ VLLM_PAYLOAD = base64.b64decode(
 )
 VLLM_TIME_S = 1795250776.0106936
 VLLM_EVENTS = (
-    BlockRemoved(15228142305651824730),
+    BlocksRemoved([15228142305651824730]),
     BlockStored(Text(b"a" * 16, "tenant-1"), 0, [2972936638054061429, 2113801103610869028], None),
 )
 

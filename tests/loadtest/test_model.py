@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.calibration import CALIBRATIONS, LinearTimes
-from loadtest.kv_pool import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from loadtest.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored, KvEvent
 from loadtest.model import EngineModel, Limits, Request, RequestRefused, Step
 
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-4, pair_s=1e-7, read_s=1e-6)
@@ -97,10 +97,10 @@ def assert_conserved(model: EngineModel) -> None:
     pool = model.pool
     held = Counter(block for sequence in model._running for block in sequence.blocks)
     assert pool.free_n + len(held) == pool.blocks_n
-    assert [held[block] for block in range(pool.blocks_n)] == pool._refs
-    of_block = {block: key for block, key in enumerate(pool._keys) if key is not None}
+    assert not held.keys() & pool._free.keys()
+    assert pool._shared == {block: holders - 1 for block, holders in held.items() if holders > 1}
     copies = {block: key for key, blocks in pool._copies.items() for block in blocks}
-    assert {block: key for key, block in pool._cached.items()} | copies == of_block
+    assert {block: key for key, block in pool._cached.items()} | copies == pool._keys
 
 
 OPERATIONS = st.lists(
@@ -128,9 +128,9 @@ def test_blocks_are_conserved_and_everybody_finishes(operations: list[tuple[str,
         elif name == "step":
             clock.begin()
             if clock.step is not None:
-                count = sum(n for _, n in clock.step.work) + len(clock.step.decoding)
-                assert count <= SMALL.batched_tokens_max
-                assert len(clock.step.work) + len(clock.step.decoding) <= SMALL.sequences_max
+                work = clock.step.work or []
+                assert sum(n for _, n in work) + clock.step.decodes <= SMALL.batched_tokens_max
+                assert len(work) + clock.step.decodes <= SMALL.sequences_max
                 clock.finish_step()
         elif name == "cancel":
             clock.begin()  # in the middle of a step as well
@@ -209,13 +209,13 @@ def test_events_mirror_the_cache(operations: list[tuple[str, Any]]) -> None:
         if isinstance(event, BlockStored):
             assert event.parent is None or copies[event.parent] > 0
             copies.update(event.keys)
-        elif isinstance(event, BlockRemoved):
-            copies[event.key] -= 1
-            assert copies[event.key] >= 0
+        elif isinstance(event, BlocksRemoved):
+            copies.subtract(event.keys)
+            assert min(copies.values()) >= 0
         else:
             assert isinstance(event, AllBlocksCleared)
             copies.clear()
-    assert +copies == Counter(key for key in model.pool._keys if key is not None)
+    assert +copies == Counter(model.pool._keys.values())
 
 
 def test_a_prompt_longer_than_the_cache_is_refused() -> None:
@@ -278,7 +278,7 @@ def decode(name: str, sequences: int, groups: int, prompt: int, shared: int) -> 
         keys = [(index % groups) * 1000 + block for block in range(shared // 64)]
         clock.model.submit(Request(index, prompt, 400, keys))
     clock.begin()
-    while clock.model.waiting_n or not (clock.step and clock.step.decoding):
+    while clock.model.waiting_n or not (clock.step and clock.step.work is None):
         clock.finish_step()
         clock.begin()
     assert clock.step is not None
