@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
@@ -22,6 +23,7 @@ from router.core.facts import Ask, Beginning, Joint, Prompt
 
 BLOCK_BYTES = 512
 SPANS_MAX = 4  # latest assistant messages whose keys are made
+UNSALTED_MAX = 256  # models whose identity is remembered
 HEADS_MAX = 8  # chains remembered of one beginning: one for each identity and each head (tools) it is seen with
 
 _BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
@@ -55,7 +57,7 @@ def chain_of(ask: Ask, model: str) -> Chain | None:
     if prompt is None:
         return None
     kind = b"ids" if prompt.bytes_per_token else b"text"
-    root = root_key(model.encode(errors="surrogatepass"), ask.salt, kind)
+    root = root_key(model.encode(errors="surrogatepass"), ask.salt, kind) if ask.salt else _unsalted(model, kind)
     if prompt.joint is not None:
         return _joined(prompt, prompt.joint, root)
     text = prompt.text
@@ -110,8 +112,8 @@ class _Tail:
         if found is not None:
             return found
         full = end // BLOCK_BYTES
-        parent = self.keys[full - 1] if full else self._root
-        return _end_key(self._text[full * BLOCK_BYTES - self._at : end - self._at], parent)
+        tail = self._text[full * BLOCK_BYTES - self._at : end - self._at]
+        return xxh3_64_intdigest(tail + _END, self.keys[full - 1] if full else self._root)
 
     def remember(
         self, ends: Sequence[Beginning], identity: tuple[int, bytes], spans: Sequence[tuple[int, int]], first: int
@@ -141,6 +143,12 @@ def root_key(*identity: bytes) -> int:
     return xxh3_64_intdigest(b"".join([_LENGTH.pack(len(part)) + part for part in identity]))
 
 
+@lru_cache(maxsize=UNSALTED_MAX)
+def _unsalted(model: str, kind: bytes) -> int:
+    """Seed of a model's chains where no salt is given. Nearly all requests are for a few models."""
+    return root_key(model.encode(errors="surrogatepass"), b"", kind)
+
+
 def chain(text: bytes, root: int) -> list[int]:
     """Keys of all full blocks of `text`, first block first; a partial last block has none."""
     key = root
@@ -152,13 +160,11 @@ def chain(text: bytes, root: int) -> list[int]:
 def key_at(text: bytes, keys: Sequence[int], root: int, end: int) -> int:
     """Key of the prefix `text[:end]`, wherever `end` falls; `keys` are those of `chain(text, root)`."""
     full = end // BLOCK_BYTES
-    parent = keys[full - 1] if full else root
-    return _end_key(text[full * BLOCK_BYTES : end], parent)
+    return xxh3_64_intdigest(text[full * BLOCK_BYTES : end] + _END, keys[full - 1] if full else root)
 
 
-def _end_key(tail: bytes, parent: int) -> int:
-    # The extra byte keeps a tail of no bytes, or one that is a whole block elsewhere, apart from block keys.
-    return xxh3_64_intdigest(tail + b"\x00end", parent)
+# Keeps a tail of no bytes, or one that is a whole block elsewhere, apart from block keys.
+_END = b"\x00end"
 
 
 def answer_keys(end_key: int, answer_bytes: int) -> list[int]:
@@ -180,9 +186,7 @@ def token_root(adapter: str, salt: bytes, block_tokens: int) -> int:
 
 def token_chain(ids: bytes | memoryview, block_tokens: int, root: int) -> list[int]:
     """Keys of all full blocks of `ids` (uint32, little-endian), first block first; a partial last block has none."""
-    width = 4 * block_tokens
-    key, keys = root, []
-    for start in range(0, len(ids) - width + 1, width):
-        key = xxh3_64_intdigest(ids[start : start + width], key)
-        keys.append(key)
-    return keys
+    width, key = 4 * block_tokens, root
+    return [
+        key := xxh3_64_intdigest(ids[start : start + width], key) for start in range(0, len(ids) - width + 1, width)
+    ]

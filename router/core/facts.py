@@ -15,6 +15,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from router.core.miss import Breakdown
+
 
 class Grade(StrEnum):
     """How far the router's belief about what a replica holds can be trusted."""
@@ -134,6 +136,7 @@ class Beginning:
     first_user_end: int  # 0 where no message was the user's
     spans: tuple[tuple[int, int], ...]  # of the latest assistant messages
     opaque_bytes: int
+    hint_bytes: int = 0  # behind the last breakpoint before the first user message's end; 0: none
     # What `chain_of` knows of it, by root and head: none of it is a fact of the prompt's.
     chains: dict[tuple[int, bytes], Any] = field(default_factory=dict, repr=False)
 
@@ -155,6 +158,8 @@ class Prompt(Struct, eq=False):
     the first user message; `assistant_spans` are (start, end) offsets of assistant messages, in order.
     `opaque_bytes` counts bytes that stand for something else (an image's digest): they say nothing of bytes per token.
     `bytes_per_token` is set where it is known, not learned: a prompt given as token ids.
+    `hint_bytes` is the offset behind the last `cache_control` breakpoint before the end of the first user message: what
+    is marked there is the client's template; what is marked later, only its conversation. 0: none.
     Where its beginning was read before (`joint`), `text` is only what stands behind that, and only the latest
     assistant messages are told; offsets count from the prompt's first byte in any case.
     """
@@ -165,11 +170,12 @@ class Prompt(Struct, eq=False):
     opaque_bytes: int = 0
     bytes_per_token: float | None = None
     skipped_bytes: int = 0  # of the prompt, before `text`
+    hint_bytes: int = 0
     joint: Joint | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are the same, however they hang together with others."""
-        return isinstance(other, Prompt) and astuple(self)[:-1] == astuple(other)[:-1]
+        """Whether they are the same, however they hang together with others, and whatever is marked in them."""
+        return isinstance(other, Prompt) and astuple(self)[:-2] == astuple(other)[:-2]
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -195,6 +201,8 @@ class Ask(Struct, eq=False):
     stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
     response_id: str | None = None  # previous_response_id: belongs to the replica that made it
     wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
+    metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
+    step: str = ""  # which step of an agent it says to be
     decoded: object = None  # the dialect's own, for its `template_input`
 
     def __eq__(self, other: object) -> bool:
@@ -202,6 +210,11 @@ class Ask(Struct, eq=False):
         return isinstance(other, Ask) and astuple(self)[:-1] == astuple(other)[:-1]
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def hint_bytes(self) -> int:
+        """Where the client says that its template ends (`Prompt`); 0: nowhere."""
+        return self.prompt.hint_bytes if self.prompt is not None else 0
 
 
 class Candidate(Struct, gc=False):
@@ -226,15 +239,19 @@ class Question(Struct, gc=False):
     ring_key: str  # session hint, else the chain key behind the first user message
     tie_ms: float  # prices closer than this cannot be told apart
     unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: what a queue is measured in
-    backlog: float  # mean pending work of the fleet, in units
+    backlog: float  # mean wait at the candidates, in units
     home: str = ""  # replica that gave the conversation's last answer
+    calm: float = 0.0  # likewise, at the calmer half of them
+    elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
 
 
 class Choice(Struct, gc=False):
-    """A policy's answer. `tied` says that the ring, not the price, decided."""
+    """A policy's answer. `tied` says that the ring, not the price, decided; `guessed` that nobody is known to hold the
+    prompt, and its place on the ring was taken, where other routers would have sent it too."""
 
     id: str
     tied: bool = False
+    guessed: bool = False
 
 
 class Usage(Struct, gc=False):
@@ -276,6 +293,9 @@ class Receipt:
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
     spill: str = ""  # why the longest holder was passed over: see spill.py
     spilled_tokens: int = 0  # that it holds and `replica` does not
+    miss: Breakdown | None = None  # as predicted; None without an observatory
+    replay: bool = False  # the very same prompt was asked for before, within the observatory's window
+    seen_blocks: int = 0  # that its prompt begins with and that were computed before, on whatever replica
 
 
 @dataclass(frozen=True, slots=True)

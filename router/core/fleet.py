@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from router.core.facts import Outcome, Replica, ServedModel
-from router.core.member import Lease, Member
+from router.core.facts import Outcome, Replica, ServedModel, Usage
+from router.core.member import PREFILL, SHARE_ALL, Lease, Member
 from router.core.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 
 WORK_FADE = 0.95  # of the mean work a request brings, per request
+GUESS_RIGHT = 0.9  # at first; see Fleet.elsewhere
+GUESS_LEAST = 0.05  # however wrong it was: to see when that changes
 ANSWER_FADE = 0.995  # of the longest answer, per answer
 
 
@@ -29,13 +31,21 @@ class Fleet:
     mean_work_ms: float = 0.0  # of a request's uncached part
     mean_prompt_tokens: float = 0.0
     mean_open_ms: float = 0.0  # of a lease, from placement to end
+    mean_decode_ms: float = 0.0  # of a streamed answer, from its first token to its end
+    mean_answer_tokens: float = 0.0
+    decodes: int = 0
     answers: int = 0  # that ended well
     answer_ms_max: float = 0.0  # of late
     token_ms_max: float = 0.0  # likewise, of an answer per token of it
     longest_tokens: float = 0.0  # likewise, computed of a prompt
     short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
     shorts: int = 0
+    share: float = 1.0  # part of the ready replicas' prompt tokens that come through us, on the mean
+    # How often what we did not know was held at its place on the ring.
+    guess_right: float = field(default_factory=lambda: GUESS_RIGHT)
     guarded: dict[str, Member] = field(default_factory=dict)  # who may not be sent everything: see standing.py
+    warming: set[str] = field(default_factory=set)  # who shall get no requests until its cache is filled
+    held: dict[str, Member] = field(default_factory=dict)  # who gets none for that, and is fit: see Fleet.hold
     panics: bool = False  # a model is served only by members that are not ready
     lives: int = 0  # see Member.life
     _ready: list[Member] = field(default_factory=list)
@@ -50,6 +60,7 @@ class Fleet:
         for id_ in left:
             del members[id_]
             self.guarded.pop(id_, None)
+            self.warming.discard(id_)
         joined = [id_ for id_ in wanted if id_ not in members]
         for id_ in joined:
             members[id_] = Member(wanted[id_], self.new_life())
@@ -77,6 +88,15 @@ class Fleet:
             self._changed()
         return flipped
 
+    def hold(self, id_: str, warming: bool) -> bool:
+        """Have a member get no requests until it is warm, or let it have them; returns whether that is news. As long as
+        nobody else is ready who serves all that it serves, it gets them in any case: an outage is worse than a miss."""
+        if id_ not in self.members or (id_ in self.warming) is warming:
+            return False
+        (self.warming.add if warming else self.warming.discard)(id_)
+        self._changed()
+        return True
+
     def observe_models(self, member: Member, models: Iterable[ServedModel]) -> None:
         """What a member serves now."""
         member.models = {model.name: model for model in models}
@@ -95,6 +115,8 @@ class Fleet:
         return self._usable
 
     def _changed(self) -> None:
+        if self.warming or self.held:
+            self._hold()
         self._ready = [member for member in self.members.values() if member.ready]
         self._serving = {}
         for member in self._ready:
@@ -111,6 +133,17 @@ class Fleet:
                     self._serving.setdefault(name, []).append(member)
             self._usable = self._ready + doubted
 
+    def _hold(self) -> None:
+        warm: set[str] = set()
+        for member in self.members.values():
+            if member.id not in self.warming and member.health.fit and member.replica.ready:
+                warm.update(member.models)
+        self.held = {}
+        for member in self.members.values():
+            member.held = member.id in self.warming and warm.issuperset(member.models)
+            if member.held and member.health.fit and member.replica.ready:
+                self.held[member.id] = member
+
     def same_server(self, id_: str) -> list[str]:
         """Replicas behind the same URL: the ranks of one server."""
         url = Replica(id_).url
@@ -123,6 +156,22 @@ class Fleet:
     def model_of(self, member: Member) -> PrefillModel:
         """The replica's own prefill model, or the fleet's until it has one."""
         return member.fit.model if member.fit.observations else self.prefill.model
+
+    def observe_share(self) -> None:
+        """Probes were heard: how much of the fleet's work is ours."""
+        if self._ready:
+            self.share = sum([member.share for member in self._ready]) / len(self._ready)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else sends here: replicas do no more than we ask of them."""
+        return self.share >= SHARE_ALL
+
+    @property
+    def elsewhere(self) -> float:
+        """Chance that a prompt that nobody is known to hold is held at its place on the ring, by another router's
+        doing: there must be one, and it must have been so of late."""
+        return 0.0 if self.alone else max(self.guess_right, GUESS_LEAST)
 
     def slowness(self, now_s: float) -> dict[str, float]:
         """How much slower than its peers a replica looks whose first tokens are never seen, because nothing streams:
@@ -143,6 +192,16 @@ class Fleet:
         usual_ms = max(sum_ms / busy, self.mean_open_ms)
         return {id_: age_ms / usual_ms for id_, age_ms in ages_ms.items() if age_ms > usual_ms > 0}
 
+    def _learn_guess(self, lease: Lease, usage: Usage | None) -> None:
+        """Whether half of what was not known to be held was held: the engine says so, or its time to first token."""
+        if usage is not None and usage.cached_tokens is not None:
+            right = usage.cached_tokens - lease.cached_tokens > lease.uncached_tokens / 2
+        elif lease.service_ms is not None:
+            right = lease.service_ms < lease.prefill_ms / 2
+        else:
+            return
+        self.guess_right += (1 - WORK_FADE) * (right - self.guess_right)
+
     def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> tuple[int, int]:
         """Learn from a lease that ended well: speed of prefill, size of requests, length of leases. Returns how many
         tokens of its prompt were computed, and how many were cached."""
@@ -150,20 +209,30 @@ class Fleet:
         uncached, cached = lease.uncached_tokens, lease.cached_tokens
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
-        if lease.service_ms is not None:
+            lease.recount(max(0, uncached))  # an engine may say anything
+        if (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:
                 self.shorts += 1
-                self.short_ms += max(1 - WORK_FADE, 1 / self.shorts) * (lease.service_ms - self.short_ms)
+                self.short_ms += max(1 - WORK_FADE, 1 / self.shorts) * (service_ms - self.short_ms)
             elif uncached > member.longest_tokens:
                 member.longest_tokens = uncached
-            self.prefill.observe(uncached, cached, lease.service_ms, PrefillModel(), GUESS_WEIGHT)
-            member.fit.observe(uncached, cached, lease.service_ms, self.prefill.model, PRIOR_WEIGHT)
+            self.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
+            member.fit.observe(uncached, cached, service_ms, self.prefill.model, PRIOR_WEIGHT)
+        if lease.guessed:
+            self._learn_guess(lease, usage)
+        if lease.role == PREFILL:  # means are of clients' requests
+            return uncached, cached
         open_ms = (now_s - lease.placed_s) * 1e3
         tokens = usage.completion_tokens if usage is not None else outcome.events
         self.answers += 1
         self.answer_ms_max = _faded_max(self.answer_ms_max, open_ms)
         self.token_ms_max = _faded_max(self.token_ms_max, open_ms / tokens if tokens else open_ms)
         self.longest_tokens = _faded_max(self.longest_tokens, uncached)
+        if lease.first_token_s is not None:
+            self.decodes += 1
+            decode_ms = (now_s - lease.first_token_s) * 1e3
+            self.mean_decode_ms += max(1 - WORK_FADE, 1 / self.decodes) * (decode_ms - self.mean_decode_ms)
+        self.mean_answer_tokens += max(1 - WORK_FADE, 1 / self.answers) * (tokens - self.mean_answer_tokens)
         self.mean_open_ms += (1 - WORK_FADE) * (open_ms - self.mean_open_ms)
         self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)

@@ -98,6 +98,14 @@ class Masks:
         self.held += len(of) - before
         return True
 
+    def set_each(self, bit: int, keys: Sequence[int]) -> None:
+        """The same for keys of which others have some; all are different."""
+        of = self.of
+        known = of.get
+        for key in keys:
+            of[key] = known(key, 0) | bit
+        self.held += len(keys)
+
     def unset(self, bit: int, key: int) -> None:
         """One holder no longer has this key; it must have had it."""
         left = self.of[key] & ~bit
@@ -113,15 +121,13 @@ class Masks:
     def unset_all(self, bit: int, keys: Sequence[int]) -> None:
         """One holder no longer has these keys; it must have had them."""
         if self._stride_of:
-            for key in keys:
-                self.unset(bit, key)
-            return
-        of = self.of
+            for last in set(map(self._stride_of.get, keys)):
+                if last is not None:
+                    self._whole[last] &= ~bit
+        of, forget = self.of, self.of.pop
         for key in keys:
-            if of[key] == bit:
-                del of[key]
-            else:
-                of[key] &= ~bit
+            if (mask := forget(key)) != bit:  # most have no other holder: one look-up
+                of[key] = mask & ~bit
         self.held -= len(keys)
 
     def holders(self, key: int) -> list[str]:

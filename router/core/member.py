@@ -18,6 +18,7 @@ from router.core.facts import Grade, Load, Receipt, Replica, ServedModel
 from router.core.health import Health
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Held
+from router.core.live import Live
 from router.core.prefill import PrefillFit
 
 FOREIGN_PROBES = 3
@@ -30,6 +31,16 @@ HIDDEN_FACTOR = 3.0  # of the modelled time of work that is not seen to end
 BATCH_MS = 5.0  # between two first tokens of one batch, at most
 TIMED_MAX = 8  # first tokens of a replica that are compared with others'
 ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
+PREFILL = "prefill"  # the role of a lease whose answer nobody reads
+
+
+class Batch(Struct, gc=False, eq=False):  # see facts.py
+    """First tokens that came together: engines prefill what waits side by side, and only the whole batch takes time."""
+
+    before_s: float  # the first token before them
+    since_s: float  # what was before them was done, and one of them was placed
+    until_s: float
+    tokens: int  # computed, of all their prompts
 
 
 class Lease(Struct, gc=False, eq=False):  # see facts.py
@@ -48,16 +59,18 @@ class Lease(Struct, gc=False, eq=False):  # see facts.py
     cached_tokens: int
     credited_tokens: int  # of the cached ones, credited from a past answer at this placement
     prefill_ms: float
-    kv_tokens: int  # expected to be used: prompt and answer
+    own_tokens: int  # of the prompt, behind what may be shared in the KV pool: see live.py
     keys: list[int]
     end_key: int | None
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
     answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
     tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
     held: Held | None = None  # what events alone said of the prompt
+    guessed: bool = False  # see Choice
     role: str = "both"
     first_token_s: float | None = None
-    service_ms: float | None = None
+    batch: Batch | None = None  # with which its first token came
+    batch_tokens: int = 0  # its own part of it
     queued: bool = True  # others waited at the replica when it was placed
     own_ms: float | None = None  # of the service time, what its own prefill took; None where that is not known
 
@@ -65,6 +78,21 @@ class Lease(Struct, gc=False, eq=False):  # see facts.py
     def uncached_tokens(self) -> int:
         """Prompt tokens that the replica must compute."""
         return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def service_ms(self) -> float | None:
+        """Its part, by tokens, of what the prefill of its batch took; None before its first token, and where nothing is
+        known of prompts' sizes."""
+        batch = self.batch
+        if batch is None or not batch.tokens:
+            return None
+        return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / batch.tokens
+
+    def recount(self, computed_tokens: int) -> None:
+        """The engine says how much of its prompt was computed: that is its part of the batch, not what was believed."""
+        if self.batch is not None:
+            self.batch.tokens += computed_tokens - self.batch_tokens
+            self.batch_tokens = computed_tokens
 
 
 class Timed(Struct, gc=False):
@@ -90,15 +118,17 @@ class Member:
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)
     leases: dict[int, Lease] = field(default_factory=dict)
+    decoding: int = 0  # of them, those whose prefill is over, as far as it was seen
     placed_sum_s: float = 0.0  # of open leases
-    kv_tokens_in_use: int = 0  # of open leases: prompt and expected answer
+    live: Live = field(default_factory=Live)  # prompts of open leases
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
-    foreign_waiting: int = 0  # requests waiting there that are not ours
+    foreign_waiting: float = 0.0  # requests waiting there that are not ours, on the mean of the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     _queue_peak: int = 0
     first_token_s: float = 0.0
+    _batch: Batch | None = None  # of the last first token
     _queue: dict[int, Lease] = field(default_factory=dict)
     _head: Lease | None = None  # of the queue
     _queue_ms: float = 0.0
@@ -115,6 +145,7 @@ class Member:
     longest_tokens: int = 0  # uncached, of prompts from which its speed was learned
     rest_until_s: float = 0.0
     came_back: bool = False  # and nothing was placed since
+    held: bool = False  # it gets no requests until its cache is filled: see Fleet.hold
     back_s: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -122,8 +153,8 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be sent requests, as far as its health checks and discovery say."""
-        return self.health.fit and self.replica.ready
+        """Whether it may be sent requests, as far as its health checks, discovery and its warming say."""
+        return self.health.fit and self.replica.ready and not self.held
 
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything we sent there is prefilled."""
@@ -146,7 +177,7 @@ class Member:
         if self._head is None:
             self._head, self._head_since_s, lease.queued = lease, now_s, False
         self.leases[lease.id] = lease
-        self.kv_tokens_in_use += lease.kv_tokens
+        self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         self._queue[lease.id] = lease
@@ -159,12 +190,25 @@ class Member:
         self._decay(now_s)
         lease.first_token_s = now_s
         since_s = max(lease.placed_s, self.first_token_s)
-        lease.service_ms = (now_s - since_s) * 1e3
+        lease.batch, lease.batch_tokens = self._join(lease, since_s, now_s), lease.uncached_tokens
+        self._batch = lease.batch
         if lease is self._head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         self._leave_queue(lease.id, now_s)
+
+    def _join(self, lease: Lease, since_s: float, now_s: float) -> Batch:
+        """The batch of the last first token, if this one came with it, else a new one."""
+        batch, before_s = self._batch, self.first_token_s
+        if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > BATCH_MS:
+            return Batch(before_s, since_s, now_s, lease.uncached_tokens)
+        began_s = max(lease.placed_s, batch.before_s)
+        if began_s < batch.since_s:
+            batch.since_s = began_s
+        batch.until_s = now_s
+        batch.tokens += lease.uncached_tokens
+        return batch
 
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
         """The first in the queue has its token: how long that took, and whether it was on time."""
@@ -203,7 +247,8 @@ class Member:
         self._decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
-        self.kv_tokens_in_use -= lease.kv_tokens
+        self.decoding -= 1  # or it leaves the queue now, which adds it
+        self.live.close(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s = self.placed_sum_s - lease.placed_s if self.leases else 0.0
         self._leave_queue(lease.id, now_s)
         return True
@@ -216,10 +261,10 @@ class Member:
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
-        # Our own count moves while the engine's is under way, so only an excess over the most we had waiting, seen in
-        # several probes, is somebody else's.
+        # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
+        # somebody else's; of several probes the mean, as between two of them nothing is heard of others.
         self._foreign.append(max(0, (load.waiting or 0) - max(self._queue_peak, len(self._queue))))
-        self.foreign_waiting = min(self._foreign)
+        self.foreign_waiting = sum(self._foreign) / len(self._foreign)
         self._queue_peak = len(self._queue)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
@@ -242,6 +287,7 @@ class Member:
         lease = self._queue.pop(lease_id, None)
         if lease is None:
             return
+        self.decoding += 1
         self._queue_ms -= lease.prefill_ms
         if lease is self._head:
             self._head, self._head_since_s = next(iter(self._queue.values()), None), now_s

@@ -6,6 +6,8 @@ n is the number of uncached tokens, and the mean context of those tokens is cach
 tokens dearer. The coefficients are fitted by non-negative least squares over exponentially forgotten observations,
 one per streamed answer with at least LEARN_TOKENS_MIN uncached tokens. An observation is the replica's *service*
 time: first token minus the later of placement and the first token before it, so queueing is not mistaken for work.
+Engines prefill what waits in one batch (Orca, OSDI '22): its first tokens come together, and each has its part of the
+batch's time. That they follow each other at once does not mean that all but the first took no time.
 """
 
 from __future__ import annotations
@@ -38,6 +40,11 @@ class PrefillModel:
         """Time to prefill `uncached_tokens` behind `cached_tokens`, on an otherwise idle engine."""
         context = cached_tokens + uncached_tokens / 2
         return self.floor_ms + (self.per_token_ms + self.per_token_context_ms * context) * uncached_tokens
+
+    def saved_ms(self, cached_tokens: float) -> float:
+        """What it saves that a prompt's first `cached_tokens` are held: `ms` of all of it less `ms` of the rest, which
+        is the same however long the prompt is."""
+        return (self.per_token_ms + self.per_token_context_ms * cached_tokens / 2) * cached_tokens
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from operator import itemgetter
 
 from router.core.masks import SWEEP_KEYS, Masks
@@ -22,7 +21,9 @@ from router.core.recency import Recency
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
 RUN_KEYS = 16  # a walk over so many keys takes as long as the runs of one holder
+UNPROVEN_FEW = 4  # times as many keys are looked at in the time that asking for one's owner takes
 EVICT_KEYS = 64  # at a time, where the whole is over its budget
+RENEWS_MAX = 8  # pins moved out of the way of one eviction: the next one goes on from there
 
 
 Pin = tuple[int, list[int], list[int]]  # stamp, keys, and those of them that the lease vouches for, root first
@@ -48,7 +49,7 @@ class Holder:
             for pin in self.pins.values():
                 if pin[0] > stamp:  # stamps ascend: no pin is of the oldest touch
                     break
-                return self.recency.oldest_s(pin[0] for pin in self.pins.values())
+                return self.recency.oldest_s({pin[0] for pin in self.pins.values()})
             return self.recency.touches[id_].at_s
         return None
 
@@ -111,6 +112,10 @@ class PrefixIndex:
     def holds(self, name: str, key: int) -> bool:
         """Whether this holder has this one block, its prefix aside."""
         return key in self.holders[name].recency.owner
+
+    def holders_of(self, key: int) -> list[str]:
+        """Who has this one block, which nobody keeps without what is before it."""
+        return self._masks.holders(key)
 
     def blocks(self, name: str) -> int:
         """Blocks held by one holder."""
@@ -210,8 +215,7 @@ class PrefixIndex:
         else:
             new = holder.recency.retouch(since, keys, grown, stamp, now_s)
         if new and not self._masks.set_all(holder.bit, new):  # most are new to all
-            for key in new:
-                self._masks.set(holder.bit, key)
+            self._masks.set_each(holder.bit, new)
         return stamp, new
 
     def _vouch(self, holder: Holder, keys: list[int], new: Sequence[int], stamp: int) -> list[int]:
@@ -219,11 +223,15 @@ class PrefixIndex:
         Returns both."""
         unproven = holder.unproven
         under_way = self._under_way(holder, stamp) if unproven else ()
+        if not under_way:  # as nearly always: what the prompt has in common with others was computed before
+            for key in new:
+                unproven[key] = 1
+            return list(new)
         for key in under_way:
             unproven[key] += 1
         for key in new:
             unproven[key] = unproven[key] if key in under_way else 1
-        return [key for key in keys if key in unproven] if under_way else list(new)
+        return [key for key in keys if key in unproven]
 
     def _prove(self, holder: Holder, stamp: int) -> None:
         unproven = holder.unproven
@@ -235,16 +243,16 @@ class PrefixIndex:
             del unproven[key]
 
     def _under_way(self, holder: Holder, stamp: int) -> Collection[int]:
-        """The unproven among the keys that were just touched with this stamp. Somebody vouches for each. A key has all
-        before it in its prefix, so where the first that a lease vouches for was not touched, the others were not."""
-        owner, unproven, touch = holder.owner, holder.unproven, holder.recency.order.get(stamp)
-        found: dict[int, None] = {}
-        for _, _, vouched in holder.pins.values() if touch is not None else ():
-            if vouched and owner.get(vouched[0]) == touch:
-                for key in vouched:
-                    if key in unproven and owner.get(key) == touch:
-                        found[key] = None
-        return found
+        """The unproven among the keys that were just touched with this stamp."""
+        recency = holder.recency
+        id_ = recency.order.get(stamp)
+        if id_ is None:
+            return ()
+        touch, owner, unproven = recency.touches[id_], holder.owner, holder.unproven
+        if len(unproven) * UNPROVEN_FEW < touch.live:
+            return {key for key in unproven if owner.get(key) == id_}
+        found = unproven.keys() & touch.keys  # looks at each of the touch's, however many are unproven
+        return found if touch.live == len(touch.keys) else {key for key in found if owner[key] == id_}
 
     def _fit(self, holder: Holder) -> None:
         if len(holder.owner) > holder.blocks_max:
@@ -265,7 +273,8 @@ class PrefixIndex:
 
     def _shrink(self, holder: Holder, blocks_max: int, *, pinned_too: bool = False) -> None:
         """Evict least recently used blocks, leaf first, until `blocks_max` are left or only pinned ones are."""
-        recency, owner, retouches = holder.recency, holder.owner, 0 if pinned_too else len(holder.pins)
+        recency, owner = holder.recency, holder.owner
+        retouches = 0 if pinned_too else min(RENEWS_MAX, len(holder.pins))
         while (over := len(owner) - blocks_max) > 0 and recency.order:
             pin = None if pinned_too else next(iter(holder.pins.items()), None)
             if pin is not None and pin[1][0] <= next(iter(recency.order)):
@@ -278,6 +287,10 @@ class PrefixIndex:
 
     def _renew(self, holder: Holder, lease: int, pin: Pin) -> None:
         """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
-        keys = list(takewhile(holder.recency.owner.__contains__, pin[1]))
+        stamp, keys, recency = pin[0], pin[1], holder.recency
+        id_ = recency.order.get(stamp)
+        if id_ is None or recency.touches[id_].live < len(keys):  # else nobody else came by: in no time
+            stamp, depth = -1, recency.depth(keys)  # whose runs the touch finds again
+            keys = keys if depth == len(keys) else keys[:depth]
         del holder.pins[lease]
-        holder.pins[lease] = (self._touch(holder, keys, self._now_s)[0], *pin[1:])
+        holder.pins[lease] = (self._touch(holder, keys, self._now_s, since=stamp)[0], *pin[1:])

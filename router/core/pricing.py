@@ -6,6 +6,8 @@ business; what they are worth is settled here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from router.core.answers import Answer, Span
@@ -16,8 +18,10 @@ from router.core.keys import TokenPrompt
 from router.core.knowledge import Held, Knowledge
 from router.core.member import Member
 from router.core.prefix import PrefixIndex
-from router.core.reuse import ReuseMemory
+from router.core.reuse import ReuseMemory, bucket
 from router.core.tokens import ModelTokens, plausible
+
+_ESTIMATED = Grade.ESTIMATED  # to look an enum's member up costs as much as a call
 
 
 class Size(Struct, gc=False):  # see facts.py
@@ -41,34 +45,52 @@ class Pricer:
         self,
         members: list[Member],
         size: Size,
+        keys: Sequence[int],
         depths: dict[str, int],
         held: dict[str, Held],
         pending_ms: dict[str, float],
         now_s: float,
     ) -> list[Candidate]:
-        """By replica: `depths` is how many leading blocks of the prompt it is believed to hold by our own estimate,
-        `held` what its events say, where they do, `pending_ms` what we sent there and is not prefilled."""
+        """By replica: `keys` are the prompt's blocks, `depths` how many leading ones it is believed to hold by our own
+        estimate, `held` what its events say, where they do, `pending_ms` what we sent there and is not prefilled."""
         fleet, holders, candidates = self._fleet, self._index.holders, []
-        prior, mean_work_ms, estimated = fleet.prefill.model, fleet.mean_work_ms, Grade.ESTIMATED
+        prior, mean_work_ms, mean_answer_tokens = fleet.prefill.model, fleet.mean_work_ms, fleet.mean_answer_tokens
         prompt_tokens, ratio, slower = size.prompt_tokens, size.bytes_per_token, fleet.slowness(now_s)
-        probability, context = self._reuse.probability, fleet.mean_prompt_tokens / 2
+        context, odds, alone = fleet.mean_prompt_tokens / 2, None, fleet.alone
         for member in members:
-            id_, in_flight, holder = member.id, len(member.leases), holders[member.id]
-            said = held.get(id_) if held else None
-            depth = depths.get(id_, 0)
-            estimate = self._estimated_tokens(member, size, depth) if depth else 0
-            cached = self._cached_tokens(member, size, estimate, said) if estimate or said is not None else 0
+            id_, load, live, said, cached, estimate = member.id, member.load, member.live, None, 0, 0
+            if held:
+                said = held.get(id_)
+            if said is not None or id_ in depths:
+                estimate = self._estimated_tokens(member, size, depths[id_]) if id_ in depths else 0
+                cached = self._cached_tokens(member, size, estimate, said)
+            holder = holders[id_]
             uncached, footprint = prompt_tokens - cached, len(holder.owner)
             free = said.free_tokens if said is not None else None
+            known = alone or free is not None
             if free is None:
                 free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms = uncached - free if free > 0 else uncached, 0.0
+            evicted, evicted_ms, kv_wait_ms = uncached - free if free > 0 else uncached, 0.0, 0.0
             model = member.fit.model if member.fit.observations else prior
-            if evicted > 0 and (oldest_s := holder.oldest_s()) is not None:
+            # Where another router sends too and no events tell what is held, what goes is not ours to know.
+            if evicted > 0 and known and (oldest_s := holder.oldest_s()) is not None:
                 # Others would have to do that again, at the price of the middle of a mean prompt: attention makes late
                 # tokens dear.
+                if odds is None:
+                    odds = self._reuse.odds(now_s)
                 per_token_ms = model.per_token_ms + model.per_token_context_ms * context
-                evicted_ms = evicted * per_token_ms * probability(now_s - oldest_s, now_s)
+                evicted_ms = evicted * per_token_ms * odds[bucket(now_s - oldest_s)]
+            if capacity := load.kv_tokens_max:
+                own, probed = live.own_tokens + member.decoding * mean_answer_tokens / 2, 0.0
+                if load.kv_usage is not None:
+                    probed = load.kv_usage * capacity
+                room = capacity - prompt_tokens
+                if probed > room or live.unshared_blocks * BLOCK_BYTES / ratio + own > room:  # else there surely is
+                    used = live.blocks * BLOCK_BYTES / ratio + own
+                    if probed > used:  # not all of it is ours
+                        used = probed
+                    if used > room:
+                        kv_wait_ms = self._kv_wait_ms(member, size, keys, used)
             waiting_ms = pending_ms[id_] + member.foreign_waiting * mean_work_ms
             uncached_ms = model.ms(uncached, cached)
             if slower and id_ in slower:
@@ -81,10 +103,10 @@ class Pricer:
                     waiting_ms,
                     uncached_ms,
                     evicted_ms,
-                    self._kv_wait_ms(member, size) if in_flight and member.load.kv_tokens_max else 0.0,
-                    in_flight,
+                    kv_wait_ms,
+                    len(member.leases),
                     footprint,
-                    estimated if said is None else _grade(said),
+                    _ESTIMATED if said is None else _grade(said),
                     estimate,
                 )
             )
@@ -124,13 +146,13 @@ class Pricer:
         tokens = int(depth * BLOCK_BYTES / size.bytes_per_token)
         return capped(tokens, size.prompt_tokens, member.load.block_tokens or 1)
 
-    def _kv_wait_ms(self, member: Member, size: Size) -> float:
-        """Time until open leases have made room: the pool turns over once per mean lease."""
-        capacity = member.load.kv_tokens_max
-        if not capacity:
-            return 0.0
-        over = member.kv_tokens_in_use + size.prompt_tokens - capacity
-        return over / capacity * self._fleet.mean_open_ms if over > 0 else 0.0
+    def _kv_wait_ms(self, member: Member, size: Size, keys: Sequence[int], used_tokens: float) -> float:
+        """Time until enough of the KV pool is free, of which `used_tokens` are used, and the prompt does not fit into
+        the rest: engines admit a prompt when all of it has room, in the order in which they came. What decodes gives
+        its room back within the mean time that this takes, little by little."""
+        capacity, live = member.load.kv_tokens_max or 0, member.live
+        over = used_tokens + size.prompt_tokens - live.shared(keys) * BLOCK_BYTES / size.bytes_per_token - capacity
+        return over / capacity * (self._fleet.mean_decode_ms or self._fleet.mean_open_ms) if over > 0 else 0.0
 
 
 def size_of(

@@ -37,6 +37,7 @@ class ReuseMemory:
         self._ended = [0.0] * BUCKETS
         self._odds = [0.5] * BUCKETS
         self._odds_at_s = float("-inf")
+        self._due_s = float("-inf")  # no mark is too old before that
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -52,28 +53,33 @@ class ReuseMemory:
         deepest = next(filter(marks.__contains__, islice(reversed(keys), TURN_BLOCKS_MAX)), None)
         if deepest is not None:
             gap_s = now_s - self._take(deepest)
-            self._reused[_bucket(gap_s)] += 1
-        if keys[-1] in marks:
-            self._take(keys[-1])
-        marks[keys[-1]] = now_s
+            self._reused[bucket(gap_s)] += 1
+        last, bins = keys[-1], self._bins
+        if last in marks:
+            self._take(last)
+        marks[last] = now_s
         bin_ = int(now_s // BIN_S)
-        self._bins[bin_] = self._bins.get(bin_, 0) + 1
-        self._forget(now_s)
+        bins[bin_] = bins.get(bin_, 0) + 1
+        if now_s > self._due_s or len(marks) > self._marks_max:
+            self._forget(now_s)
         return gap_s
 
-    def probability(self, idle_s: float, now_s: float) -> float:
-        """Chance that something idle for `idle_s` is asked for again; recomputed at most once a second."""
+    def odds(self, now_s: float) -> Sequence[float]:
+        """Chance that something is asked for again, by the `bucket` of the seconds it was idle. Recomputed at most once
+        a second."""
         if now_s - self._odds_at_s >= 1.0:
             self._refresh(now_s)
-        return self._odds[int(idle_s).bit_length() if 0 <= idle_s < LAST_S else _bucket(idle_s)]
+        return self._odds
 
     def _forget(self, now_s: float) -> None:
+        self._due_s = now_s + HORIZON_S
         while self._marks:
             oldest, left_s = next(iter(self._marks.items()))
             if len(self._marks) <= self._marks_max and now_s - left_s <= HORIZON_S:
+                self._due_s = left_s + HORIZON_S
                 return
             self._take(oldest)
-            self._ended[_bucket(now_s - left_s)] += 1
+            self._ended[bucket(now_s - left_s)] += 1
 
     def _take(self, key: int) -> float:
         left_s = self._marks.pop(key)
@@ -91,7 +97,7 @@ class ReuseMemory:
         self._odds_at_s = now_s
         waiting = [0.0] * BUCKETS
         for bin_, count in self._bins.items():
-            waiting[_bucket(now_s - bin_ * BIN_S)] += count
+            waiting[bucket(now_s - bin_ * BIN_S)] += count
         survive, at_risk = 1.0, 2 * PRIOR
         for b in range(BUCKETS - 1, -1, -1):
             reused = self._reused[b] + (PRIOR if b == BUCKETS - 1 else 0.0)
@@ -100,5 +106,8 @@ class ReuseMemory:
             self._odds[b] = 1 - survive
 
 
-def _bucket(seconds: float) -> int:
-    return 0 if seconds < 1 else min(BUCKETS - 1, int(seconds).bit_length())
+def bucket(seconds: float) -> int:
+    """Where a time stands among the odds."""
+    if seconds < 1:
+        return 0
+    return int(seconds).bit_length() if seconds < LAST_S else BUCKETS - 1

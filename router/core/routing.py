@@ -37,8 +37,11 @@ from router.core.fleet import Fleet
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Knowledge
 from router.core.learning import Learner
+from router.core.live import behind_marks
 from router.core.member import ANSWER_TOKENS_MAX, Lease, Member
+from router.core.miss import Sighting
 from router.core.models import Models, NoReplica
+from router.core.observatory.explain import Explainer
 from router.core.policies import Policy
 from router.core.prefill import PrefillModel
 from router.core.prefix import PrefixIndex
@@ -47,9 +50,10 @@ from router.core.reuse import ReuseMemory
 from router.core.spill import spill
 from router.core.standing import Standing
 
-TIE_TOKENS = 1_500  # prices within the learned time of this many prefill tokens cannot be told apart
+TIE_TOKENS = 1_000  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
-OUTPUT_TOKENS = 512  # KV room expected for an answer of unknown length
+_OK, _LEFT = Ending.OK, Ending.CLIENT_LEFT  # to look an enum's member up costs as much as a call
+_WARM, _COLD = Reason.WARM, Reason.COLD
 HELD_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 
 
@@ -70,15 +74,20 @@ class Router:
         slow_start_s: float = 0.0,
         stuck_after_s: float = 3.0,
         stood: Callable[[str, State, str], None] = lambda *_: None,
+        cleared: Callable[[str], None] = lambda _: None,
+        explainer: Explainer | None = None,
     ) -> None:
         """`graded(replica, grade, why)` hears each change of grade once; `resync(replica)` is asked to have a replica's
         events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process.
-        `stood(replica, state, why)` hears when a replica's breaker opens or closes. `slow_start_s` of 0: nobody starts
-        slowly."""
+        `stood(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when its
+        cache is gone. `slow_start_s` of 0: nobody starts
+        slowly. With an `explainer` receipts say why tokens miss the cache."""
+        self.explainer = explainer
         self.fleet = Fleet()
         self.standing = Standing(self.fleet, slow_start_s=slow_start_s, stood=stood)
         self._stuck_after_s = stuck_after_s
         self._tell_graded = graded
+        self._tell_cleared = cleared
         self._suspect = suspect
         self.knowledge = Knowledge(
             blocks_max=held_blocks_max,
@@ -150,7 +159,9 @@ class Router:
             self._suspect(id_)
 
     def check(self, now_s: float) -> None:
-        """Hold what events say against what engines count; to be called every second or so."""
+        """Hold what events say against what engines count, and see how much of the fleet's work is ours; to be called
+        every second or so."""
+        self.fleet.observe_share()
         for member in self.fleet.members.values():
             self.knowledge.checked(member.id, member.load, now_s)
 
@@ -195,19 +206,20 @@ class Router:
         exclude: frozenset[str] = frozenset(),
         only: str | None = None,
         full: Collection[str] = (),
+        sighting: Sighting | None = None,
     ) -> Lease:
         """Place one request on a fit replica that serves `model` (None: any) and is not excluded.
 
         `tokens` are the prompt's own, where they are known; `body_tokens` sizes a prompt that is unknown; with
-        `exclude` the placement is a retry; `only` names the one replica that can answer; those that are `full` are
-        passed over while there are others. Raises NoReplica when no candidate is left, Shed when all that are asked to
-        be left alone.
+        `exclude` the placement is a retry; `only` names the one replica that can answer, which may be held (see
+        Fleet.hold); those that are `full` are passed over while there are others. Raises NoReplica when no candidate is
+        left, Shed when all that are asked to be left alone. `sighting` is what is known of the prompt's text.
         """
         ready = self.fleet.usable()
         members = self._members(ready, model, exclude, only, now_s)
         if full:
             members = [m for m in members if m.id not in full] or members
-        pending_ms = {m.id: m.pending_ms(now_s) for m in ready}
+        pending_ms = {m.id: m.pending_ms(now_s) for m in (ready if only is None else members)}
         self.knowledge.tick(now_s)
         learned = self.models.tokens(model or "")
         quoted = self.answers.quoted(chain.spans) if chain and chain.spans else []
@@ -218,18 +230,36 @@ class Router:
             credit = self._credit_answer(chain, quoted[0], size, now_s)
         depths = self.index.match(chain.keys) if chain and chain.keys else {}
         held = self.knowledge.held(tokens, now_s) if tokens else {}
-        candidates = self._pricer.candidates(members, size, depths, held, pending_ms, now_s)
-        choice = self.policy.choose(self._question(ring_key, home, pending_ms), candidates)
+        whole = chain.keys if chain else []
+        candidates = self._pricer.candidates(members, size, whole, depths, held, pending_ms, now_s)
+        choice = self.policy.choose(self._question(ring_key, home, candidates), candidates)
         chosen = candidates[0]
         for chosen in candidates:
             if chosen.id == choice.id:
                 break
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
-        receipt = self._receipt(chosen, candidates, reason, size)
+        name, grade, predicted = self.policy.name, chosen.grade, chosen.cached_tokens
+        receipt = Receipt(chosen.id, name, reason, grade, size.prompt_tokens, predicted, tuple(candidates))
         if depths or held:
             elsewhere = self._pricer.elsewhere(candidates, size, depths, held)
             if spilled := spill(chosen, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full):
                 receipt.spill, receipt.spilled_tokens = spilled.cause.value, spilled.tokens
+        if self.explainer is not None:
+            member = self.fleet.members[chosen.id]
+            self.explainer.explain(
+                receipt,
+                chain,
+                size.bytes_per_token,
+                depths.get(chosen.id, 0),
+                member.life,
+                sighting,
+                now_s,
+                block_tokens=member.load.block_tokens or 1,
+                lives=self._lives,
+                retry=bool(exclude),
+            )
+        most = self.index.holders[chosen.id].blocks_max
+        keys = whole if len(whole) <= most else whole[:most]  # no more than it has room for, of the longest prompt
         lease = Lease(  # by place: with the names it takes three times as long
             self._next_lease,
             chosen.id,
@@ -241,13 +271,14 @@ class Router:
             chosen.cached_tokens,
             credit[1] if credit and credit[0] == chosen.id else 0,
             chosen.uncached_ms,
-            size.prompt_tokens + min(ask.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS),
-            self._keys(chosen.id, chain),
+            size.prompt_tokens - int(behind_marks(len(keys)) * blocks.BLOCK_BYTES / size.bytes_per_token),
+            keys,
             chain.end_key if chain else None,
             size.text_bytes,
             ask.output_tokens_max or ANSWER_TOKENS_MAX,
             tokens,
             held.get(chosen.id),
+            choice.guessed and not (exclude or only or full),  # else it may not be where others send it
         )
         self._open(lease, now_s)
         if lease.held is not None and tokens is not None:
@@ -271,7 +302,7 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member is None:
             return
-        left = outcome.ending is Ending.CLIENT_LEFT
+        left = outcome.ending is _LEFT
         late = (
             left
             and lease.placed_s >= member.breaker.until_s
@@ -283,8 +314,7 @@ class Router:
             member.left_late += 1
         elif left and lease.first_token_s is None:
             member.left_ms += lease.prefill_ms
-        # An enum's member costs as much as a call to look up, so once each.
-        ok = outcome.ending is Ending.OK
+        ok = outcome.ending is _OK
         computed = ok or lease.first_token_s is not None
         if lease.held is not None and lease.tokens is not None:
             grown = _grown_blocks(lease.held.block_tokens, outcome.usage)
@@ -294,6 +324,8 @@ class Router:
             self.index.unpin(lease.replica, lease.id, now_s, grown=self._answer_keys(lease, outcome))
         else:
             self.index.retract(lease.replica, lease.id)
+            if self.explainer is not None and lease.end_key is not None:
+                self.explainer.take_back(lease.receipt, lease.keys, lease.end_key, lease.placed_s, member.life)
         if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
             self.standing.ended(member, lease, outcome.ending, now_s)
         if ok:
@@ -311,20 +343,13 @@ class Router:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _keys(self, id_: str, chain: Chain | None) -> list[int]:
-        """Blocks that the replica will hold of a prompt: no more than it has room for, of the longest prompt."""
-        if chain is None:
-            return []
-        most = self.index.capacity(id_)
-        return chain.keys if len(chain.keys) <= most else chain.keys[:most]
-
     def _open(self, lease: Lease, now_s: float) -> None:
         self._next_lease += 1
         member = self.fleet.members[lease.replica]
         member.open(lease, now_s)
         if self.fleet.guarded:
             self.standing.opened(member, lease)
-        if not member.ready:
+        if not (member.ready or member.held):
             self.standing.panics += 1
         self.reuse.observe(lease.keys, now_s)
         self.index.pin(lease.replica, lease.id, lease.keys, now_s)
@@ -334,6 +359,8 @@ class Router:
     ) -> list[Member]:
         """Who may take the request. Raises NoReplica and Shed."""
         members = ready if model is None else self.fleet.serving(model)
+        if only is not None and only in self.fleet.held and model in (None, *self.fleet.held[only].models):
+            members = [self.fleet.held[only]]
         if exclude or only is not None:
             members = [m for m in members if m.id not in exclude and only in (None, m.id)]
         if self.fleet.guarded:
@@ -346,11 +373,15 @@ class Router:
             raise NoReplica
         return members
 
+    def _lives(self) -> set[int]:
+        return {member.life for member in self.fleet.members.values()}
+
     def _cleared(self, id_: str) -> None:
         member = self.fleet.members.get(id_)
         if member is not None:
             member.life = self.fleet.new_life()
             self.index.clear(id_)
+            self._tell_cleared(id_)
 
     def _graded(self, id_: str, grade: Grade, why: str) -> None:
         member = self.fleet.members.get(id_)
@@ -358,11 +389,15 @@ class Router:
             member.grade = grade
             self._tell_graded(id_, grade, why)
 
-    def _question(self, ring_key: str, home: str, pending_ms: dict[str, float]) -> Question:
+    def _question(self, ring_key: str, home: str, candidates: list[Candidate]) -> Question:
         if self._units[0] is not self.fleet.prefill.model:
             self._units = _units(self.fleet.prefill.model)
         _, tie_ms, unit_ms = self._units
-        return Question(ring_key, tie_ms, unit_ms, sum(pending_ms.values()) / len(pending_ms) / unit_ms, home)
+        waits_ms = sorted([c.pending_ms if c.pending_ms > c.kv_wait_ms else c.kv_wait_ms for c in candidates])  # noqa: FURB136 - half the time
+        count = len(waits_ms)
+        half = (count + 1) // 2
+        backlog, calm = sum(waits_ms) / count / unit_ms, sum(waits_ms[:half]) / half / unit_ms
+        return Question(ring_key, tie_ms, unit_ms, backlog, home, calm, self.fleet.elsewhere)
 
     def _home(self, answer: Answer) -> str:
         """Who gave it, if that cache is still there."""
@@ -396,15 +431,10 @@ class Router:
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
         if not longest:
-            return Reason.COLD
+            return _COLD
         if chosen.cached_tokens == longest:
-            return Reason.WARM
+            return _WARM
         return Reason.TIE if tied else Reason.SPILL
-
-    def _receipt(self, chosen: Candidate, candidates: list[Candidate], reason: Reason, size: Size) -> Receipt:
-        grade, cached_tokens = chosen.grade, chosen.cached_tokens
-        name = self.policy.name
-        return Receipt(chosen.id, name, reason, grade, size.prompt_tokens, cached_tokens, tuple(candidates))
 
 
 def _units(model: PrefillModel) -> tuple[PrefillModel, float, float]:

@@ -49,7 +49,7 @@ def spill(
     """None where nobody holds more than the chosen. `elsewhere`: tokens held by replicas that were not weighed;
     `exclude` of them were tried before, `full` have no place free."""
     most = chosen.cached_tokens
-    away = max(elsewhere, key=lambda id_: elsewhere[id_], default=None)
+    away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
     holder = None
     for c in candidates:
         if c.cached_tokens > most or (holder is not None and c.cached_tokens == most and _dues(c) < _dues(holder)):

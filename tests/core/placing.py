@@ -73,6 +73,6 @@ class World:
         return self.router.index.match(chain.keys).get(id_, 0)
 
     def in_use(self) -> list[tuple[int, int, float]]:
-        """Leases, tokens in use and pending work of every replica."""
+        """Leases, what they keep in the KV pool (blocks and tokens) and pending work of every replica."""
         members = self.router.fleet.members.values()
-        return [(len(m.leases), m.kv_tokens_in_use, m.pending_ms(self.now_s)) for m in members]
+        return [(len(m.leases), m.live.blocks + m.live.own_tokens, m.pending_ms(self.now_s)) for m in members]

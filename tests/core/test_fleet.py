@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.facts import Ending, Grade, Load, Outcome, Reason, Receipt, Replica, ServedModel, Usage
 from router.core.fleet import Fleet
-from router.core.member import SHARE_TOKENS_MIN, Lease, Member
+from router.core.member import SHARE_TOKENS_MIN, Batch, Lease, Member
 
 RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
 
@@ -26,7 +27,7 @@ def lease(id_: int, *, prefill_ms: float = 100.0, streams: bool = True, now_s: f
         cached_tokens=0,
         credited_tokens=0,
         prefill_ms=prefill_ms,
-        kv_tokens=tokens + 10,
+        own_tokens=tokens,
         keys=[],
         end_key=None,
         text_bytes=0,
@@ -96,11 +97,11 @@ def test_pending_work_is_a_queue_and_leases_come_back(steps: list[tuple[str, int
                 naive.leave(chosen.id, now_s)
         if action == "look":
             assert member.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
-        assert member.kv_tokens_in_use == 60 * len(member.leases)
+        assert member.live.own_tokens == 50 * len(member.leases)
     assert member.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
     for open_ in leases:
         member.close(open_, now_s)
-    assert (member.leases, member.kv_tokens_in_use, member.pending_ms(now_s)) == ({}, 0, 0.0)
+    assert (member.leases, member.live.own_tokens, member.pending_ms(now_s)) == ({}, 0, 0.0)
 
 
 def test_the_head_decays_and_the_rest_waits() -> None:
@@ -132,6 +133,87 @@ def test_service_time_is_without_the_queue() -> None:
     member.prefilled(second, 1.4)
     assert first.service_ms == pytest.approx(300.0)
     assert second.service_ms == pytest.approx(100.0)
+
+
+def test_a_batch_takes_its_time_once() -> None:
+    """First tokens that come together share, by their tokens, the time since the batch could begin, whichever of them
+    is seen first; one that was asked for after them, or comes later, is no part of it."""
+    member = Member(Replica("a"))
+    leases = [lease(n, now_s=placed_s, tokens=100 * (n + 1)) for n, placed_s in enumerate((1.0, 1.1, 1.2, 1.25, 1.503))]
+    for each in leases:
+        member.open(each, each.placed_s)
+    for n, now_s in ((1, 1.5), (2, 1.502), (0, 1.502), (4, 1.504), (3, 1.6)):
+        member.prefilled(leases[n], now_s)
+    assert [each.service_ms for each in leases] == pytest.approx([502 / 6, 502 / 3, 502 / 2, 96.0, 1.0])
+
+
+def test_what_the_engine_computed_is_a_part_of_the_batch() -> None:
+    """Of two prompts in a batch one was believed cached and was not: when the engine says so, both have the time that
+    their tokens took, whichever answer ends first."""
+    fleet = Fleet()
+    fleet.replace([Replica("a")])
+    member, miss, other = fleet.members["a"], lease(0, tokens=9_000), lease(1, tokens=1_000)
+    miss.cached_tokens = 8_000
+    for each in (miss, other):
+        member.open(each, 0.0)
+    for each in (miss, other):
+        member.prefilled(each, 1.0)
+    assert miss.service_ms == other.service_ms == pytest.approx(500.0)
+    for each, tokens in ((miss, 9_000), (other, 1_000)):
+        fleet.learn(member, each, Outcome(Ending.OK, Usage(tokens, 5, 0)), 2.0)
+    assert (miss.service_ms, other.service_ms) == pytest.approx((900.0, 100.0))
+    assert fleet.model_of(member).ms(9_000, 0) == pytest.approx(900.0, rel=0.1)
+
+
+def test_prompts_of_no_known_size_have_no_service_time() -> None:
+    """Nothing is learned from them, and nothing fails."""
+    fleet = Fleet()
+    fleet.replace([Replica("a")])
+    member, empty = fleet.members["a"], lease(0, tokens=0)
+    member.open(empty, 0.0)
+    member.prefilled(empty, 0.4)
+    fleet.learn(member, empty, Outcome(Ending.OK, None), 1.0)
+    assert empty.service_ms is None
+    assert (fleet.shorts, fleet.prefill.observations) == (0, 0)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 64).map(lambda n: 25 * n), min_size=1, max_size=5), min_size=1, max_size=6),
+    st.randoms(),
+)
+@settings(deadline=None)
+def test_what_was_served_is_the_time_it_took(batches: list[list[int]], rng: Random) -> None:
+    """However an engine puts prompts together, and in whatever order their first tokens are seen, their service times
+    add up to the time in which it was busy, and each is what its tokens took at the engine's speed."""
+    member, now_s = Member(Replica("a")), 1.0
+    placed = [[lease(100 * n + i, now_s=now_s, tokens=t) for i, t in enumerate(b)] for n, b in enumerate(batches)]
+    for batch in placed:
+        for each in batch:
+            member.open(each, now_s)
+    for batch in placed:
+        now_s += sum(each.uncached_tokens for each in batch) / 1_000
+        for each in rng.sample(batch, len(batch)):
+            member.prefilled(each, now_s)
+            now_s += 1e-6
+    for batch in placed:
+        for each in batch:
+            assert each.service_ms == pytest.approx(each.uncached_tokens, rel=1e-3)
+
+
+def test_the_fastest_in_a_batch_is_not_the_fastest() -> None:
+    """A replica that prefills two prompts together is learned to be as fast as it is, though one of their first tokens
+    comes at once behind the other's."""
+    fleet = Fleet()
+    fleet.replace([Replica("a")])
+    member, usage = fleet.members["a"], Usage(2_000, 5, 0)
+    pair = [lease(n, tokens=2_000) for n in range(2)]
+    for each in pair:
+        member.open(each, 0.0)
+    for each in pair:
+        member.prefilled(each, 0.4)
+    for each in reversed(pair):
+        fleet.learn(member, each, Outcome(Ending.OK, usage), 1.0)
+        assert fleet.model_of(member).ms(2_000, 0) == pytest.approx(200.0, rel=0.1)
 
 
 def test_a_new_set_of_replicas_is_swapped_in() -> None:
@@ -180,7 +262,7 @@ def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
     fleet = Fleet()
     fleet.replace([Replica("a"), Replica("b")])
     slow, usage = lease(0, tokens=8_000), Usage(10_000, 5, 2_000)
-    slow.service_ms = 8_000.0
+    slow.batch, slow.batch_tokens = Batch(0.0, 0.0, 8.0, 8_000), 8_000
     for n in range(30):
         fleet.learn(fleet.members["a"], slow, Outcome(Ending.OK, usage), float(n))
     own, others = fleet.model_of(fleet.members["a"]), fleet.model_of(fleet.members["b"])
@@ -216,17 +298,63 @@ def test_a_restarted_or_silent_engine_teaches_no_share() -> None:
     assert (member.share, member.seen_prompt_tokens) == (1.0, 0.0)
 
 
-def test_only_lasting_foreign_load_counts() -> None:
-    """Waiting requests beyond ours are somebody else's when several probes in a row see them; ours never are."""
+def test_foreign_load_is_the_mean_of_the_last_probes() -> None:
+    """Waiting requests beyond ours are somebody else's, as many as the last three probes saw on the mean; ours never
+    are."""
     member = Member(Replica("a"))
     for id_ in range(3):
         member.open(lease(id_), 0.0)
     seen = []
-    for _ in range(6):
-        member.observe_load(Load(waiting=8))
+    for waiting in (2, 3, 9, 9, 9, 3, None, None):
+        member.observe_load(Load(waiting=waiting))
         seen.append(member.foreign_waiting)
-    assert (seen[0], seen[-1]) == (0, 5)
-    member.observe_load(Load(waiting=3))
-    assert member.foreign_waiting == 0
-    member.observe_load(Load())
-    assert member.foreign_waiting == 0
+    assert seen == [0, 0, 2, 4, 6, 4, 2, 0]
+
+
+# -- held until it is warm -------------------------------------------------------------------------------------------
+
+
+def fleet_of(**models: tuple[str, ...]) -> Fleet:
+    """Ready members that serve these."""
+    fleet = Fleet()
+    fleet.replace(Replica(id_) for id_ in models)
+    for id_, names in models.items():
+        fleet.observe_models(fleet.members[id_], [ServedModel(name) for name in names])
+        fleet.observe_health(id_, True)
+    return fleet
+
+
+def test_who_is_held_gets_nothing_while_others_serve() -> None:
+    """Not what it serves, either; and all again when it is let go. Telling it twice is no news."""
+    fleet = fleet_of(a=("m",), b=("m",))
+    assert fleet.hold("b", True)
+    assert not fleet.hold("b", True)
+    assert [[m.id for m in members] for members in (fleet.ready(), fleet.usable(), fleet.serving("m"))] == [["a"]] * 3
+    assert list(fleet.held) == ["b"]
+    assert not fleet.panics
+    assert fleet.hold("b", False)
+    assert [m.id for m in fleet.serving("m")] == ["a", "b"]
+    assert not fleet.held
+    assert not fleet.hold("nobody", True)
+
+
+def test_nobody_is_held_whose_model_nobody_else_serves() -> None:
+    """Nor is it any more from the moment on that the others are gone; then again, once they are back."""
+    fleet = fleet_of(a=("m",), b=("m", "lora"))
+    fleet.hold("b", True)
+    assert [m.id for m in fleet.serving("lora")] == ["b"]
+    fleet.observe_models(fleet.members["b"], [ServedModel("m")])
+    assert [m.id for m in fleet.ready()] == ["a"]
+    fleet.observe_health("a", False, proof=True)
+    assert [m.id for m in fleet.serving("m")] == ["b"]
+    assert not fleet.held
+    fleet.observe_health("a", True)
+    assert [m.id for m in fleet.serving("m")] == ["a"]
+
+
+def test_not_all_are_held() -> None:
+    """Where all are to be warmed, all serve."""
+    fleet = fleet_of(a=("m",), b=("m",))
+    fleet.hold("a", True)
+    fleet.hold("b", True)
+    assert [m.id for m in fleet.ready()] == ["a", "b"]

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core.facts import Ending, Grade, Load, Reason, Replica, ServedModel, Usage
 from router.core.kv_events import Stored
+from router.core.live import behind_marks
 from router.core.member import Lease
 from router.core.models import NoReplica
 from tests.core.placing import MODEL, World, chat, words
@@ -113,7 +114,8 @@ class Lives(RuleBasedStateMachine):
         for id_, member in members.items():
             own = {lease.id: lease for lease, life in self.open if life == self.lives[id_]}
             assert member.leases.keys() == own.keys()
-            assert member.kv_tokens_in_use == sum(lease.kv_tokens for lease in own.values())
+            assert member.live.own_tokens == sum(lease.own_tokens for lease in own.values())
+            assert bool(member.live.blocks) == any(behind_marks(len(lease.keys)) for lease in own.values())
             if not own:
                 assert member.pending_ms(self.world.now_s) == 0.0
         assert self.world.router.index.holders.keys() == members.keys()

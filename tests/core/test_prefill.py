@@ -110,3 +110,11 @@ def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, in
     assert min(model.floor_ms, model.per_token_ms, model.per_token_context_ms) >= 0
     assert model.ms(16_000, 0) > 0, "the unit of backlogs"
     assert 0 <= model.ms(10, 0) <= model.ms(1_000, 0) <= model.ms(1_000, 5_000) <= model.ms(50_000, 5_000)
+
+
+@given(st.integers(0, 100_000), st.integers(0, 100_000))
+def test_what_is_held_saves_the_same_before_any_rest(cached: int, rest: int) -> None:
+    """What a cached beginning saves is the time of the whole prompt less that of its rest."""
+    for model in (H100, SLOW):
+        expected = model.ms(cached + rest, 0) - model.ms(rest, cached)
+        assert model.saved_ms(cached) == pytest.approx(expected, rel=1e-6, abs=1e-6)

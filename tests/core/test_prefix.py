@@ -3,11 +3,13 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
-from router.core.prefix import PrefixIndex
+from router.core.prefix import RENEWS_MAX, PrefixIndex
 
 CHAIN = list(range(100, 110))
 
@@ -124,3 +126,40 @@ def test_who_comes_second_vouches_for_what_is_under_way() -> None:
     index.pin("a", 3, [1, 2, 3, 4, 5], 3.0)
     index.retract("a", 3)
     assert index.depth("a", [1, 2, 3, 4, 5]) == 4
+
+
+def test_an_eviction_moves_few_pins_and_capacity_is_kept_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests run, one change moves RENEWS_MAX pins out of its way at most, be there nothing to evict or
+    much behind them; when all have ended the holder is within its capacity again, whatever their end."""
+    moved = 0
+    renew = PrefixIndex._renew
+
+    def counted(index: PrefixIndex, *pinned: Any) -> None:
+        nonlocal moved
+        moved += 1
+        renew(index, *pinned)
+
+    monkeypatch.setattr(PrefixIndex, "_renew", counted)
+    index, most = PrefixIndex(1 << 30), 0
+    index.add("a", 100)
+    leases = 40
+
+    def change(what: Callable[[], object]) -> None:
+        nonlocal moved, most
+        moved = 0
+        what()
+        most = max(most, moved)
+
+    for lease in range(leases):  # all share a prefix; each has ten blocks of its own
+        keys = [*CHAIN, *range(1_000 + 10 * lease, 1_010 + 10 * lease)]
+        change(partial(index.pin, "a", lease, keys, float(lease)))
+    assert index.blocks("a") == 10 + 10 * leases
+    change(partial(index.touch, "a", list(range(200)), 50.0))
+    for lease in range(leases):
+        end = partial(index.retract, "a", lease) if lease % 3 else partial(index.unpin, "a", lease, 60.0 + lease)
+        change(end)
+        assert index.depth("a", list(CHAIN)) == len(CHAIN), "a running request keeps its prefix"
+        if lease == leases - 2:
+            assert index.blocks("a") <= 100
+    assert index.blocks("a") <= 100
+    assert most == RENEWS_MAX

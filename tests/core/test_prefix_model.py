@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.core import prefix
-from router.core.prefix import HELD_BYTES, KEY_BYTES, PrefixIndex
+from router.core.prefix import HELD_BYTES, KEY_BYTES, RENEWS_MAX, PrefixIndex
 from router.core.recency import Recency, Touch
 
 SWEEP_KEYS = 16  # small, so that departed holders are purged in several goes
@@ -108,7 +108,7 @@ class _NaiveIndex:
             if pinned_too or lease is None or holder.pins[lease].use > holder.last[victim][0]:
                 del holder.last[victim]
                 continue
-            if lease in renewed:
+            if lease in renewed or len(renewed) == RENEWS_MAX:
                 return
             pin = holder.pins[lease]
             self.use(holder, list(takewhile(holder.last.__contains__, pin.keys)), self.now_s)
@@ -271,8 +271,10 @@ class _PrefixMachine(RuleBasedStateMachine):
         assert self.index.bytes_used == self.naive.bytes_used() <= self.index.bytes_max
         assert self.index.keys == len(set(self.naive.held()))
         for name, holder in self.index.holders.items():
-            pinned = {key for pin in self.naive.holders[name].pins.values() for key in pin.keys}
-            assert len(holder.recency) <= holder.blocks_max or holder.recency.owner.keys() <= pinned
+            pins = self.naive.holders[name].pins
+            pinned = {key for pin in pins.values() for key in pin.keys}
+            full = len(holder.recency) > holder.blocks_max
+            assert not full or holder.recency.owner.keys() <= pinned or len(pins) > RENEWS_MAX
 
     @invariant()
     def books_balance(self) -> None:

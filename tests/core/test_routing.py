@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
 from router.core import blocks
 from router.core.dialects import OPENAI
-from router.core.facts import Ask, Ending, Grade, Load, Reason, Replica, ServedModel
+from router.core.facts import Ask, Candidate, Choice, Ending, Grade, Load, Question, Reason, Replica, ServedModel
 from router.core.models import NoReplica, UnknownModel
-from router.core.routing import OUTPUT_TOKENS
+from router.core.policies.warm import Warm
 from tests.core.placing import MODEL, World, chat, words
 
 LONG = words(1, 8_000)
@@ -167,6 +169,28 @@ def test_a_hot_prefix_replicates(tokens: int) -> None:
     assert max(pending_ms) - min(pending_ms) < 2 * prefix_ms
 
 
+class Listening(Warm):
+    """Keeps what it was asked."""
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """As it would."""
+        self.asked = question
+        return super().choose(question, candidates)
+
+
+@pytest.mark.parametrize(("busy", "calm"), [("a", False), ("ab", False), ("abc", True)])
+def test_calm_is_the_calmer_half(busy: str, calm: bool) -> None:
+    """One overloaded replica, or half of them, is no reason to fear evictions at the others; three of four are."""
+    world, listening = World(), Listening()
+    world.router.policy = listening
+    for n, id_ in enumerate(busy * 4):
+        world.place(chat(words(50 + n, 4_000)), only=id_)
+    world.place(chat("hi"))
+    assert listening.asked.backlog > 0
+    assert (listening.asked.calm > 0) is calm
+    assert listening.asked.calm < listening.asked.backlog
+
+
 def test_a_failed_burst_is_not_believed() -> None:
     """Five requests of one prompt that all fail before their first token leave nothing behind."""
     world = World()
@@ -259,7 +283,7 @@ def test_an_unknown_prompt_is_sized_by_its_body() -> None:
     """Nothing is matched and nothing remembered; the work still counts."""
     world = World("ab")
     lease = world.place(Ask(MODEL, output_tokens_max=7), body_tokens=2_000)
-    assert (lease.prompt_tokens, lease.keys, lease.end_key, lease.kv_tokens) == (2_000, [], None, 2_007)
+    assert (lease.prompt_tokens, lease.keys, lease.end_key, lease.own_tokens) == (2_000, [], None, 2_000)
     world.finish(lease, events=5)
     assert world.router.index.keys == len(world.router.answers) == 0
-    assert world.place(Ask(MODEL), body_tokens=1).kv_tokens == 1 + OUTPUT_TOKENS
+    assert world.in_use()[0][1] + world.in_use()[1][1] == 0

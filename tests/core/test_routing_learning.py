@@ -171,11 +171,26 @@ def test_eviction_is_priced_only_where_it_happens() -> None:
     assert full.footprint_blocks > empty.footprint_blocks == 0
 
 
+def test_eviction_has_no_price_where_others_send_too() -> None:
+    """Engines that count twice the prompts that we send are filled by others: what goes there is not ours to know."""
+    world = World("a", blocks_max=80)
+    for turn in range(40):
+        world.serve(chat(LONG, *("ok", "go on") * turn))
+        world.now_s += 1.0
+    question = chat(words(5, 4_000))
+    assert world.place(question).receipt.candidates[0].evicted_ms > 0
+    for probe in range(2):
+        world.router.observe_load("a", Load(prompt_tokens_total=1.0 + probe * 1_000_000))
+    world.router.check(world.now_s)
+    assert world.place(question).receipt.candidates[0].evicted_ms == 0
+
+
 def test_a_full_pool_makes_others_wait() -> None:
     """Where open leases fill the KV pool, a request is expected to wait for one of them."""
     world = World("ab")
     lease = world.place(chat(LONG), only="a")
-    world.now_s += 20.0
+    world.first_token(lease, after_s=1.0)
+    world.now_s += 19.0
     world.finish(lease, usage=Usage(8_000, 500, 0))
     for id_ in "ab":
         world.router.observe_load(id_, Load(kv_tokens_max=10_000))

@@ -1,21 +1,31 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone.
 
-    price(q, r) = pending(r) + KV wait(r) + (1 + load(r)) x uncached(q, r) + (1 + 2 x backlog) x evicted(q, r)
+    wait(r)     = max(prefill pending, wait for room in the KV pool)
+    price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r) + (1 + EVICTED_WEIGHT x calm) x evicted(q, r)
 
-All terms are milliseconds of prefill. `pending + uncached` is the time until the first token, if this request were
-alone in the world. The factor is the externality: work done twice delays those behind it, so it counts for more the
-longer the queue is that it joins, up to the fleet's mean backlog. An idle replica has nobody to delay: there a copy
-of a hot prefix costs what it takes and no more, so hot prefixes spread before their holder is the bottleneck. What
-is evicted (times the chance that it is asked for again) is work for later, on any replica, so the whole fleet's
-backlog counts, and twice: once for the work and once for what it evicts in its turn. That keeps big new prompts
-from thrashing replicas whose conversations will be back.
+All terms are milliseconds of prefill. `wait + uncached` is the time until the first token, if this request were alone
+in the world: those before it are prefilled while room is made for it, so the longer of the two counts. The factor is
+the externality: work done twice delays those behind it, so it counts for more the longer the queue is that it joins,
+up to the fleet's mean wait. An idle replica has nobody to delay: there a copy of a hot prefix costs what it takes and
+no more, so hot prefixes spread before their holder is the bottleneck. What is evicted (times the chance that it is
+asked for again) is work for later, on any replica, so it has a price for others when the whole fleet is busy, and a
+steep one, since it evicts in its turn. How busy is told by the calmer half: a few replicas on which misses pile up are
+no reason to send even more misses there. It is priced where it is known what goes: by events, or where nobody else
+sends (see pricing.py).
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
-that is under the load bound. Otherwise the consistent-hash ring decides, with bounded load, where load is open
-leases and also what a replica holds: conversations will be back, so memory is future load. Several routers then
-agree without talking, a shared system prompt does not pull every newcomer to its first holder, and a conversation
-whose cache was lost everywhere settles in one place. None of this ever overrides a price outside the band.
+that is under the load bound; of several that hold as much, the one that can begin first. Otherwise the consistent-hash
+ring decides, with bounded load, where load is open leases and also what a replica holds: conversations will be back,
+so memory is future load. Several routers then agree without talking, a shared system prompt does not pull every
+newcomer to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of this
+ever overrides a price outside the band.
+
+Where replicas do more than this router asks of them, another one sends there too, and a prompt that nobody is known
+to hold may be one of its conversations. All routers would look for it at its place on the ring, so there it is
+cheaper by the chance that it was sent there, which is learned from how often that was right.
+
+loadtest/README.md has the races that this was chosen by, and `python -m loadtest simulate --sweep` moves its constants.
 """
 
 from __future__ import annotations
@@ -24,9 +34,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from router.core.facts import Candidate, Choice, Question
+from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.ring import Ring, load_bound
 
+EVICTED_WEIGHT = 5  # of a unit of wait: see above
+ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
 RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
 FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: less than a conversation is no imbalance
@@ -53,6 +65,10 @@ class Warm:
                 cheapest = asked
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
+        if question.elsewhere > ELSEWHERE_MIN:
+            guess = self._guess(candidates, question, prices, longest)
+            if guess is not None and prices[guess.id] - cheapest <= question.tie_ms:
+                return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
         count, tie_ms, longest_in_band = len(candidates), question.tie_ms, 0
         band: dict[str, Candidate] = {}
         for c in candidates:
@@ -72,9 +88,24 @@ class Warm:
             holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
             at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
             if at_home:
-                return Choice(_least(at_home, prices).id, tied)
+                return Choice(_soonest(at_home, prices).id, tied)
         footprint_bound = load_bound(footprint + FOOTPRINT_SLACK_BLOCKS * count, count)
         return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
+
+    def _guess(
+        self, candidates: Sequence[Candidate], question: Question, prices: dict[str, float], longest: int
+    ) -> Candidate | None:
+        """The place on the ring of a prompt most of which nobody is known to hold, at the price that it may have. Where
+        it is known exactly what is held, there is nothing to guess."""
+        of_any = candidates[0]
+        if 2 * longest > of_any.cached_tokens + of_any.uncached_tokens:
+            return None
+        ids = {c.id: c for c in candidates}
+        guess = ids[self._ring.walk(question.ring_key, ids)[0]]
+        if guess.grade is Grade.EXACT:
+            return None
+        prices[guess.id] -= question.elsewhere * (prices[guess.id] - wait_ms(guess))
+        return guess
 
 
 def _has_room(home: Candidate, bound: int) -> bool:
@@ -101,11 +132,33 @@ def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
     return least
 
 
+def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
+    """Of those that hold as much the one where least waits, of several the least loaded. No cache is at stake between
+    them, so what waits counts, however little it is: most of the open leases decode, and hold up nobody's prefill."""
+    soonest, *others = holders
+    least = [soonest]
+    least_ms = wait_ms(soonest)
+    for c in others:
+        waits_ms = wait_ms(c)
+        if waits_ms < least_ms:
+            least, least_ms = [c], waits_ms
+        elif waits_ms == least_ms:
+            least.append(c)
+    return _least(least, prices)
+
+
+def wait_ms(candidate: Candidate) -> float:
+    """Until its prefill begins: for those before it, and for room in the KV pool, which come about at the same time."""
+    pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
+    return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half the time
+
+
 def price(candidate: Candidate, question: Question) -> float:
     """Milliseconds, for this request and for the others."""
-    pending_ms, backlog = candidate.pending_ms, question.backlog
-    load = pending_ms / question.unit_ms
-    if load > backlog:
-        load = backlog
-    now_ms = pending_ms + candidate.kv_wait_ms + (1 + load) * candidate.uncached_ms
-    return now_ms + (1 + 2 * backlog) * candidate.evicted_ms
+    waited_ms = candidate.pending_ms  # as `wait_ms`: a call for every candidate of every request would show
+    if candidate.kv_wait_ms > waited_ms:
+        waited_ms = candidate.kv_wait_ms
+    load = waited_ms / question.unit_ms
+    if load > question.backlog:
+        load = question.backlog
+    return waited_ms + (1 + load) * candidate.uncached_ms + (1 + EVICTED_WEIGHT * question.calm) * candidate.evicted_ms
