@@ -18,6 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 END = b"\xff" * 8  # number -1: the replay is complete
 HWM = 1_000  # messages in a queue of ZeroMQ's; beyond it TCP makes the engine wait
+REPLAY_HWM = 4_096  # likewise; an engine's ROUTER does not wait but drops, and what it dropped takes another replay
 RECONNECT_MIN_MS, RECONNECT_MAX_MS = 100, 1_000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread: a dead host is noticed
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED
@@ -53,6 +54,7 @@ class Sockets:
     def ask(self, endpoint: str, first: int) -> Replay:
         """Ask for a replay on a connection of its own. ValueError: not an address."""
         dealer = self._socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RCVHWM, REPLAY_HWM)
         try:
             _open(dealer, endpoint, bind=False)
         except ValueError:

@@ -77,6 +77,11 @@ class Arrivals:
         if self.missing is None or arrival.seq > self.missing.seq:
             self.missing = arrival
 
+    def meets(self, seq: int) -> bool:
+        """Whether the first one behind the mark goes on behind this one, or is one of those before it."""
+        behind = next((arrival for arrival in self._queue if arrival.no > self._mark), None)
+        return behind is not None and behind.seq <= seq + 1
+
     def mark(self) -> None:
         """A replay is asked for: it will have whatever came before."""
         self._mark, self.contradicted = self._count, False

@@ -50,6 +50,25 @@ class Credit:
         else:
             self._more[key] = more - 1
 
+    def add_all(self, keys: Sequence[int]) -> None:
+        """As `add` of each."""
+        self.blocks += len(keys)
+        bit, of, confirm, more = self._bit, self._masks.of, self._expected.pop, self._more
+        for key in [key for key in keys if confirm(key, None) is None]:  # the others were expected: their bit is set
+            if not of.get(key, 0) & bit:
+                self._masks.set(bit, key)
+            else:
+                more[key] = more.get(key, 0) + 1
+
+    def take_all(self, keys: Sequence[int]) -> None:
+        """As `take` of each."""
+        if self._more:
+            for key in keys:
+                self.take(key)
+            return
+        self.blocks -= len(keys)
+        self._masks.unset_all(self._bit, keys)
+
     def expect(self, lease: int, keys: Sequence[int]) -> None:
         """The blocks with these keys are about to be computed for this lease."""
         mine, bit, of = (lease,), self._bit, self._masks.of  # one tuple for all its keys
@@ -77,7 +96,8 @@ class Credit:
     def settle(self, lease: int) -> None:
         """The lease is over: what it alone expected, and no block confirmed, is not held."""
         keys, expected = self._leases.pop(lease, ()), self._expected
-        for key in [key for key in keys if key in expected] if expected else ():  # the others were confirmed
+        # The others were confirmed; one that was, went and was expected once more is there twice.
+        for key in dict.fromkeys(filter(expected.__contains__, keys)) if expected else ():
             left = tuple(other for other in expected[key] if other != lease)
             if left:
                 expected[key] = left

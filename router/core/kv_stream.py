@@ -25,10 +25,12 @@ carry the token of the Ask they answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from router.core.facts import Grade
 from router.core.kv_asking import STUCK_MAX, Asking
 from router.core.kv_batches import Arrival, Arrivals, History, digest_of
-from router.core.kv_events import Cleared, MalformedBatch, decode
+from router.core.kv_events import Batch, Cleared, MalformedBatch, decode
 from router.core.kv_steps import Apply, Ask, Clear, Counts, Limits, Phase, Regrade, Resume, Step, Steps, Suspend
 
 __all__ = [
@@ -47,16 +49,18 @@ __all__ = [
 ]
 
 RESTARTED = "restarted"  # how the reason of a Clear begins when another process was proved
-CONFIRM_BATCHES = 500  # a ROUTER drops what its queue (1,000 by default) cannot take: the end of more is asked for
+# A ROUTER drops what its queue (1,000 by default) cannot take: the end of more is asked for, or a live batch shows it.
+CONFIRM_BATCHES = 500
 CHECKED_BATCHES = 128  # that wait, and are in the replay already: looked at in one call, some 0.1 ms
 _JOINED = (Grade.EXACT, "joined at batch 0")
 
 
 class KvStream:
-    """`replays`: there is a replay endpoint. Starts DOWN and ESTIMATED."""
+    """`replays`: there is a replay endpoint; `read` makes a batch of a payload. Starts DOWN and ESTIMATED."""
 
-    def __init__(self, replays: bool, limits: Limits | None = None) -> None:
+    def __init__(self, replays: bool, limits: Limits | None = None, *, read: Callable[[bytes], Batch] = decode) -> None:
         self.replays = replays
+        self._read = read
         self.limits = limits = limits or Limits()
         self.phase = Phase.DOWN
         self.counts = Counts()
@@ -173,7 +177,7 @@ class KvStream:
         if self.phase is Phase.FOLLOWING:
             if self._look_for >= 0 and not self._rejoins:
                 self._prove(f"the replay ends before batch {self._look_for}", now_s)
-        elif asking.proved and asking.batches >= CONFIRM_BATCHES:
+        elif asking.proved and asking.batches >= CONFIRM_BATCHES and not self._waiting.meets(self.last_seq):
             asking.asks = 0
             self._ask(now_s)
         elif asking.proved:
@@ -406,7 +410,7 @@ class KvStream:
         self._fresh = self._empty = False
         self._asking.batches += 1
         try:
-            batch = decode(payload)
+            batch = self._read(payload)
         except MalformedBatch as error:
             self.counts.malformed += 1
             self._basis = (Grade.CATCHING_UP, f"batch {seq} cannot be read: {error}")

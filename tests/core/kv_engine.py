@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from loadtest.kv_pool import BlockRemoved, BlockStored, KvPool
+from loadtest.kv_pool import BlocksRemoved, BlockStored, KvPool
 
 BLOCK_TOKENS = 2
 WINDOW_BLOCKS = 3  # blocks that the sliding-window group keeps
@@ -162,7 +162,7 @@ class Engine:
 
     def held(self) -> set[Content]:
         """Contents of all cached blocks, in either tier."""
-        hashes = {key for key in self.pool._keys if key is not None} | set(self._cpu)
+        hashes = set(self.pool._keys.values()) | set(self._cpu)
         return {self._contents[key] for key in hashes}
 
     def _hashes(self, identity: Identity, tokens: Sequence[int]) -> list[int]:
@@ -202,8 +202,9 @@ class Engine:
         for event in self.pool.drain_events():
             if isinstance(event, BlockStored):
                 self._stored(event)
-            elif isinstance(event, BlockRemoved):
-                self._removed([event.key], "GPU", 0)
+            elif isinstance(event, BlocksRemoved):
+                for key in event.keys:
+                    self._removed([key], "GPU", 0)
             else:
                 self._cpu.clear()
                 copied.clear()

@@ -63,7 +63,7 @@ class Rig:
     times: dict[bytes, float] = field(default_factory=dict)  # payload -> its time
     expected: Held = frozenset()
     applied_at_s: float = 0.0  # time of the last batch applied
-    newest_at_s: float = 0.0  # of the youngest that was heard live
+    newest_at_s: float = 0.0  # of the youngest that was applied, or heard live over the connection that there is
     unseen: bool = False  # the process is another one, and nothing heard could show it yet
     connected: int = 0  # the connection that the stream knows of
     grades: list[tuple[Grade, str]] = field(default_factory=list)
@@ -154,6 +154,8 @@ class Rig:
         while self.notices:
             connection = self.notices.popleft()
             if connection:
+                # What only the old connection said is forgotten with it: the process may be another one.
+                self.newest_at_s = min(self.newest_at_s, self.applied_at_s)
                 self.connected = connection
                 self.stream.connected(self.now_s)
             else:
@@ -202,7 +204,7 @@ class Rig:
 
     def take_steps(self) -> None:
         """Do what the stream wants until it wants nothing."""
-        while (step := self.stream.next(self.now_s)) is not None:
+        while (step := self.stream.next(self.now_s)) is not None or self.stream.busy:
             if isinstance(step, Apply):
                 assert step.batch.at_s is not None
                 self.applied_at_s = step.batch.at_s

@@ -386,6 +386,16 @@ def test_a_stored_block_confirms_an_expectation(engine: _Engine) -> None:
     assert engine.depth("abc") == 3
 
 
+def test_a_lease_that_expects_again_what_went_settles_once(engine: _Engine) -> None:
+    """A block that came, went and is expected by the same lease again is not held when the lease is over."""
+    engine.ledger.expect(1, _keys("a"))
+    engine.hears(_stored([1], "a"), _gone(1))
+    engine.ledger.expect(1, _keys("a"))
+    assert engine.depth("a") == 1
+    engine.ledger.settle(1)
+    assert engine.depth("a") == 0
+
+
 def test_expectations_have_a_bound() -> None:
     """As many as blocks may be held."""
     engine = _Engine(blocks_max=2)

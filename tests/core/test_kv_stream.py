@@ -302,6 +302,21 @@ def test_the_end_of_a_long_replay_is_asked_for_again() -> None:
     assert len(owner.held) == CONFIRM_BATCHES + 1
 
 
+@pytest.mark.parametrize(("first_live", "asks"), [(-1, False), (0, False), (1, True)])
+def test_a_live_batch_shows_that_a_long_replay_is_whole(first_live: int, asks: bool) -> None:
+    """Where the batches that came meanwhile begin in it, or right behind it, nothing was dropped at its end, and what
+    it has is exact at once; where they begin later, its end is asked for."""
+    owner, first = connected(), CONFIRM_BATCHES + first_live
+    owner.replay(*range(CONFIRM_BATCHES), end=False)
+    owner.live(*range(first, CONFIRM_BATCHES + 3))
+    owner.replay()
+    assert (owner.told[-1] == f"ask {CONFIRM_BATCHES - 1}") is asks
+    if asks:
+        owner.replay(*range(CONFIRM_BATCHES - 1, CONFIRM_BATCHES + 3))
+    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.numbers == list(range(CONFIRM_BATCHES + 3))
+
+
 def test_the_last_batch_lost_is_found_by_looking() -> None:
     """A second after the join, and every look_s: what the live side missed at its end is applied."""
     owner = exact()
