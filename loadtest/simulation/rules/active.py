@@ -1,0 +1,34 @@
+"""Blocks of the requests that are open somewhere, each counted once however many share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ActiveBlocks:
+    """`key in active`, and `len(active)` of distinct ones."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._counts
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, keys: Iterable[int]) -> None:
+        """Of a request that opens."""
+        counts = self._counts
+        for key in keys:
+            counts[key] = counts.get(key, 0) + 1
+
+    def remove(self, keys: Iterable[int]) -> None:
+        """Of one that was added."""
+        counts = self._counts
+        for key in keys:
+            count = counts[key]
+            if count == 1:
+                del counts[key]
+            else:
+                counts[key] = count - 1

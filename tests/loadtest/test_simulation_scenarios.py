@@ -1,0 +1,279 @@
+"""Promises of the simulation's workloads: what they ask, of whom, how much at a time."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from loadtest.simulation import generated, recorded
+from loadtest.simulation.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
+from loadtest.simulation.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario
+from loadtest.simulation.scenarios import LADDERS, SCENARIOS
+from loadtest.simulation.setting import Setting
+from loadtest.simulation.turns import MODEL, Turn, Workload, prepare
+from loadtest.simulation.world import World
+from loadtest.traces import Request, merged_runs
+from router.core import blocks
+from router.core.facts import Ask, Prompt
+from router.core.policies import POLICIES
+
+BLOCK_TOKENS = 64
+
+
+def _turns(workload: Workload) -> list[Turn]:
+    return [turn for session in workload.sessions for turn in session]
+
+
+def _replays(scenario: Scenario) -> int:
+    """Requests after the warm-up whose prompt was sent before."""
+    seen, found = set(), 0
+    for number, turn in enumerate(_turns(scenario.workload)):
+        key = turn.request.prompt_key()
+        found += number >= scenario.workload.warm_up and key in seen
+        seen.add(key)
+    return found
+
+
+@pytest.mark.parametrize("engine_block", [16, 64])
+def test_keys_are_the_routers_and_the_engines(engine_block: int) -> None:
+    """Keys made on from the turn before are those that router and engine make of the whole prompt."""
+    rng = random.Random(1)
+    requests = []
+    for _ in range(60):
+        size, common = rng.randint(1, 3_000), rng.randint(0, 40)
+        runs = merged_runs(
+            [(0, common), (100 * rng.randint(1, 3), 1 + size // 64)] if common else [(7, 1 + size // 64)]
+        )
+        tokens = min(size, 64 * sum(count for _, count in runs))
+        cuts = (rng.randint(1, tokens),) if rng.random() < 0.7 else ()
+        requests.append(Request(0.0, 0.0, tokens, 1, "n", 64, runs, "tail", cuts))
+
+    for turn in prepare((("s", each) for each in requests), engine_block, output_tokens_max=1):
+        text = turn.request.text().encode()
+        known = blocks.chain_of(Ask(model=MODEL, prompt=Prompt(text, turn.first_user_bytes)), MODEL)
+        assert known is not None
+        assert (turn.chain.tolist(), turn.chain_root) == (known.keys, known.root)
+        assert (turn.end_key, turn.first_user_key) == (known.end_key, known.first_user_key)
+        root = blocks.token_root("", b"", engine_block)
+        assert turn.engine_keys.tolist() == blocks.token_chain(text, engine_block, root)
+
+
+@pytest.mark.parametrize("name", ["mooncake", "claude_code"])
+def test_halves_are_disjoint(name: str) -> None:
+    """No session or conversation that is tuned on is in a claim."""
+
+    def sessions(seed: int) -> set[str]:
+        return {turn.session.partition("#")[0] for turn in _turns(SCENARIOS[name]("at", seed).workload)}
+
+    tuned, claimed = sessions(TUNE_SEEDS[0]), sessions(CLAIM_SEEDS[0])
+
+    assert tuned
+    assert claimed
+    assert not tuned & claimed
+
+
+def test_all_data_is_in_a_half() -> None:
+    """Each conversation and each session is in one half, and the halves are about as large."""
+    trace = recorded.shipped("claude_code_sessions")
+    names = [session.name for session in trace.sessions]
+    names += list(recorded.conversations(recorded.shipped("mooncake_conversation_whole")))
+
+    tuned = sum(recorded.in_half(name, TUNE_SEEDS[0]) for name in names)
+    claimed = sum(recorded.in_half(name, CLAIM_SEEDS[0]) for name in names)
+
+    assert tuned + claimed == len(names)
+    assert tuned / len(names) == pytest.approx(0.5, abs=0.05)
+
+
+def test_published_ladder_is_all_replays() -> None:
+    """After the warm-up the published ladder asks only what was asked before, the honest one nothing that was."""
+    published, honest = generated.ladder_published("below", 1), generated.ladder_honest("below", 1)
+    counted = published.workload.request_count - published.workload.warm_up
+
+    assert counted == 760
+    assert _replays(published) == counted
+    assert _replays(honest) == 0
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_ladders_are_as_published(load: str) -> None:
+    """A warm-up of 15 requests a second for 50 s, 7,200 tokens each of which 6,000 are a group's, then the stage."""
+    scenario = generated.ladder_honest(load, 1)
+    turns, warm_up = _turns(scenario.workload), scenario.workload.warm_up
+    rate, _ = generated.RACED[load]
+    stage = turns[warm_up:]
+
+    assert warm_up == 750
+    assert {turn.prompt_tokens for turn in turns} == {7_200}
+    shared = [a == b for a, b in zip(turns[0].engine_keys, turns[150].engine_keys, strict=True)]
+    assert sum(shared) == 6_000 // BLOCK_TOKENS
+    assert scenario.load == rate
+    assert len(stage) / (stage[-1].at_s - stage[0].at_s) == pytest.approx(rate, rel=0.15)
+
+
+def test_whole_ladder_has_all_stages() -> None:
+    """16,334 requests after the warm-up; each stage begins when even the timed out of the one before are gone."""
+    workload = LADDERS["ladder_full_published"]("at", 1).workload
+    times = [turn.at_s for turn in _turns(workload)]
+
+    assert workload.request_count - workload.warm_up == 16_334
+    assert sum(b - a > generated.STAGE_GAP_S for a, b in pairwise(times)) == len(generated.STAGES)
+
+
+def test_open_arrivals_are_the_load() -> None:
+    """Requests come as often as the scenario says, and loads are as far apart as their shares."""
+    loads = {}
+    for load in LOADS:
+        scenario = generated.working_set_3x(load, 3)
+        turns = _turns(scenario.workload)
+        assert len(turns) / turns[-1].at_s == pytest.approx(scenario.load, rel=0.1)
+        loads[load] = scenario.load / LOADS[load]
+
+    assert loads["below"] == pytest.approx(loads["at"])
+    assert loads["above"] == pytest.approx(loads["at"])
+
+
+def test_working_set_is_three_times_the_caches() -> None:
+    """The prefixes asked for hold three times what the caches do: one cache for all would find about a third."""
+    scenario = generated.working_set_3x("at", 3)
+    turns = _turns(scenario.workload)
+    found = pooled_hits(turns, fleet_kv_tokens(scenario.setting), BLOCK_TOKENS)
+    groups = {turn.request.namespace for turn in turns}
+
+    assert len(groups) * 12_000 > 2 * fleet_kv_tokens(scenario.setting)
+    assert sum(found) / sum(turn.prompt_tokens for turn in turns) < 0.4
+
+
+def test_capacity_is_where_queues_begin() -> None:
+    """With nothing to find, a fleet keeps up at 0.6 of its capacity, and at 1.4 the queue grows until the end."""
+    last: dict[str, float] = {}
+    for load in ("below", "above"):
+        scenario = generated.all_unique(load, 2)
+        sent = World(scenario.workload, scenario.setting, POLICIES["least_loaded"]).run().sent
+        tail = sorted(each.ttft_s or 300.0 for each in sent[-200:])
+        last[load] = tail[100]
+
+    assert last["below"] < 1.0
+    assert last["above"] > 5.0
+
+
+def test_capacity_grows_with_the_fleet() -> None:
+    """Twice the replicas do twice the work where nothing is shared, and more where caches are what is short."""
+    unique = _turns(generated.all_unique("at", 2).workload)
+    shared = _turns(generated.working_set_3x("at", 2).workload)
+    four, eight = Setting(replicas=4), Setting(replicas=8)
+
+    assert capacity_rps(unique, eight, BLOCK_TOKENS) == pytest.approx(2 * capacity_rps(unique, four, BLOCK_TOKENS))
+    assert capacity_rps(shared, eight, BLOCK_TOKENS) > 2.05 * capacity_rps(shared, four, BLOCK_TOKENS)
+
+
+def test_pooled_cache_forgets_the_oldest() -> None:
+    """One cache finds what was asked lately, and nothing of what its size has pushed out."""
+    prompts = [Request(0.0, 0.0, 6_400, 1, f"n{i}", 64, ((0, 100),)) for i in (0, 1, 0, 2, 1)]
+    turns = prepare((("s", each) for each in prompts), BLOCK_TOKENS, output_tokens_max=1)
+
+    found = pooled_hits(turns, 13_000, BLOCK_TOKENS)
+
+    assert [tokens > 5_000 for tokens in found] == [False, False, True, False, False]
+    assert 0 < CACHE_SHARE < 1
+
+
+def test_mooncake_keeps_its_waits() -> None:
+    """Conversations are moved, not squeezed: the wait between two turns is as recorded, over a minute in the median."""
+    waits, last, ratios = [], dict[str, Turn](), []
+    for turn in _turns(recorded.mooncake("above", 1).workload):
+        if (before := last.get(turn.session)) is not None:
+            waits.append(turn.at_s - before.at_s)
+            ratios.append(waits[-1] - (turn.request.at_s - before.request.at_s))
+        last[turn.session] = turn
+
+    assert sorted(waits)[len(waits) // 2] > 60
+    assert ratios == pytest.approx([0.0] * len(ratios))
+
+
+def test_sessions_last_until_the_end() -> None:
+    """There are more turns than are sent, so that no client is idle because sessions ran out; later laps have text of
+    their own."""
+    scenario = recorded.claude_code("above", 6)
+    workload = scenario.workload
+    longest = sorted(map(len, workload.sessions))[-workload.active :]
+
+    assert workload.active == scenario.load
+    assert sum(map(len, workload.sessions)) - sum(longest) >= workload.requests_max
+    assert len({session[0].request.namespace for session in workload.sessions}) == len(workload.sessions)
+    assert all(turn.prompt_tokens + turn.output_tokens <= 131_072 for turn in _turns(workload))
+
+
+@pytest.mark.parametrize("name", ["all_unique", "cold_burst", "mooncake"])
+def test_same_seed_same_workload(name: str) -> None:
+    """A seed names one workload; another seed another."""
+
+    def asked(seed: int) -> list[object]:
+        return [(t.at_s, t.end_key, t.output_tokens) for t in _turns(SCENARIOS[name]("below", seed).workload)]
+
+    assert asked(6) == asked(6)
+    assert asked(6)[:50] != asked(7)[:50]
+
+
+def test_bursts_are_cold() -> None:
+    """Sixteen requests come at one moment with a long prefix in common that nobody had before them."""
+    turns = _turns(generated.cold_burst("at", 1).workload)
+    burst = turns[generated.BETWEEN_BURSTS : generated.BETWEEN_BURSTS + generated.BURST]
+    shared = {key for turn in burst for key in turn.engine_keys[: 20_000 // BLOCK_TOKENS]}
+
+    assert len({turn.at_s for turn in burst}) == 1
+    assert len(shared) == 20_000 // BLOCK_TOKENS
+    assert not any(shared & set(turn.engine_keys) for turn in turns if turn not in burst)
+
+
+def test_faults_are_within_the_run() -> None:
+    """Even at the highest load, where the run is shortest, all faults are over before the last request is sent."""
+    made = SCENARIOS["restart"]("above", 6)
+    faults = [*made.setting.faults]
+    for name in ("slow_replica", "cold_join"):
+        faults += SCENARIOS[name]("above", 6).setting.faults
+
+    sent = World(made.workload, made.setting, POLICIES["warm"]).run().sent
+
+    assert {fault.kind for fault in faults} == {"restart", "slow", "join"}
+    assert max(fault.at_s + (fault.lasts_s if fault.kind != "join" else 0) for fault in faults) < sent[-1].due_s
+
+
+def test_clusters_differ_as_named() -> None:
+    """Two and four routers, and replicas that differ in speed and in capacity."""
+    assert SCENARIOS["two_routers"]("below", 1).setting.routers == 2
+    assert SCENARIOS["four_routers"]("below", 1).setting.routers == 4
+    others = SCENARIOS["heterogeneous"]("below", 1).setting.others
+    assert len({each.kv_tokens for each in others}) == 2
+
+
+def test_any_open_trace_becomes_a_scenario(tmp_path: Path) -> None:
+    """A file's arrivals keep their pattern and come at the load's share of capacity."""
+    path = tmp_path / "mine.jsonl"
+    for number, at_ms in enumerate((5_000, 6_000, 9_000, 13_000)):
+        row = {"timestamp": at_ms, "input_length": 5_000, "output_length": 50}
+        with path.open("a") as file:
+            file.write(json.dumps(row | {"hash_ids": list(range(10 * number, 10 * number + 10))}) + "\n")
+
+    scenario = recorded.trace_scenario(path, "at", Setting(replicas=2), requests_max=100)
+    times = [turn.at_s for turn in _turns(scenario.workload)]
+
+    assert (scenario.workload.name, scenario.workload.open) == ("mine", True)
+    assert [at / times[-1] for at in times] == pytest.approx([0, 1 / 8, 1 / 2, 1])
+    assert len(times) / times[-1] == pytest.approx(scenario.load)
+
+
+def test_any_sessions_become_a_scenario() -> None:
+    """A file of sessions is replayed closed loop, with as many active as the caches hold."""
+    path = Path(recorded.__file__).parents[1] / "data" / "claude_code_sessions.jsonl.gz"
+
+    scenario = recorded.trace_scenario(path, "below", Setting(replicas=2), requests_max=60)
+
+    assert not scenario.workload.open
+    assert scenario.workload.request_count == 60
+    assert scenario.load_unit == "sessions"
+    assert scenario.load == scenario.workload.active
