@@ -165,10 +165,10 @@ def test_a_prompt_that_is_not_understood_is_unknown(messages: Any) -> None:
 def test_what_placement_needs_to_know() -> None:
     """Model, stream, salt, session and output length; a user's id is no session where the prompt is known."""
     ask = parse(messages=[USER], stream=True, cache_salt="s", prompt_cache_key="k", metadata={"user_id": "u"})
-    assert ask == Ask("m", chat(USER), True, b"s", "k", 8, wants_usage=True)
+    assert ask == Ask("m", chat(USER), True, b"s", "k", 8, wants_usage=True, metadata=b'{"user_id": "u"}')
     assert parse(messages=[USER], metadata={"user_id": "u"}).session is None
     wrong = parse(messages=3, stream="yes", cache_salt=3, metadata=[1], max_tokens=-5, tools="x")
-    assert wrong == Ask("m", wants_usage=True)
+    assert wrong == Ask("m", wants_usage=True, metadata=b"[1]")
 
 
 @given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.integers() | st.just("x"), st.lists).map(repr)))

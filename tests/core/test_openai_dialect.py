@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.blocks import chain_of
@@ -54,6 +54,11 @@ MESSAGES = st.lists(
 
 
 @given(messages=MESSAGES, more=MESSAGES, tools=st.booleans())
+@example(
+    messages=[{"role": "user", "content": "a"}],
+    more=[{"role": "user", "content": [{"type": "text", "text": "b"}]}],
+    tools=False,
+)
 @settings(deadline=None, max_examples=60)
 def test_the_next_turn_extends_the_bytes_of_this_one(
     messages: list[dict[str, Any]], more: list[dict[str, Any]], tools: bool

@@ -95,6 +95,7 @@ class Anthropic:
             session=session,
             output_tokens_max=wire.positive(fields.max_tokens),
             wants_usage=True,
+            metadata=wire.metadata_of(fields.metadata),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:

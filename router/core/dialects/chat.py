@@ -16,6 +16,7 @@ tools and of calls). A message adds bytes only at the end: an appended conversat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, overload
 
 import msgspec
@@ -38,7 +39,10 @@ Part = str | bytes  # text, or the identity of something that is not text
 class Chat:
     """Writes one prompt: head fields first, then messages, then `prompt`."""
 
-    __slots__ = ("_before", "_first_user_end", "_head", "_opaque_bytes", "_out", "_size", "_spans")
+    __slots__ = (
+        "_before", "_first_user_end", "_head", "_head_hint", "_hint", "_opaque_bytes", "_out", "_size", "_spans",
+        "begins",
+    )  # fmt: skip
 
     def __init__(self, before: Beginning | None = None) -> None:
         """`before`: messages written with an earlier prompt, behind which this one goes on."""
@@ -46,10 +50,13 @@ class Chat:
         self._out: list[bytes] = []
         self._before = before
         self._size, self._first_user_end, self._opaque_bytes = 0, 0, 0  # of messages, without the head
+        self._head_hint, self._hint = 0, 0  # behind the last breakpoint, in the head and in the messages
+        self.begins = True  # no message yet was the user's: what is marked by breakpoints is still wanted
         self._spans: list[tuple[int, int]] = []
         if before is not None:
             self._size, self._first_user_end = before.size, before.first_user_end
-            self._spans, self._opaque_bytes = list(before.spans), before.opaque_bytes
+            self.begins = not before.first_user_end
+            self._spans, self._opaque_bytes, self._hint = list(before.spans), before.opaque_bytes, before.hint_bytes
 
     def head(self, name: str, value: bytes) -> None:
         """A field of the request that the template sees, such as its arguments."""
@@ -66,27 +73,61 @@ class Chat:
         """A system prompt that the request has beside its messages."""
         self._head += (RS, b"system", US, _without_billing(text).encode())
 
-    def rendered(self, head: bytes) -> None:
-        """All of the head, as `heading` gave it."""
-        self._head = [head]
+    def head_breakpoint(self, behind_bytes: int = 0) -> None:
+        """The client marks what the head has up to now, but for its last bytes, as worth caching."""
+        self._head_hint = sum(map(len, self._head)) - behind_bytes
 
-    def heading(self) -> bytes:
-        """All of the head."""
-        return b"".join(self._head)
+    def rendered(self, head: bytes, hint_bytes: int) -> None:
+        """All of the head, as `heading` gave it."""
+        self._head, self._head_hint = [head], hint_bytes
+
+    def heading(self) -> tuple[bytes, int]:
+        """All of the head, and where in it the last breakpoint is."""
+        return b"".join(self._head), self._head_hint
+
+    def texts(self, messages: Sequence[dict[str, Any]], at: int = 0) -> int:
+        """Messages from `at` on, as long as each is a text and has no other fields, as most are; returns how many there
+        are up to the first other one. All in one loop: a conversation has up to hundreds."""
+        out, end, before = self._out, self._size, len(self._out)
+        for message in islice(messages, at, None):
+            role, text = message.get("role"), message.get("content")
+            if len(message) != 2 or not isinstance(text, str) or not isinstance(role, str):
+                break
+            if role == "system":
+                text = _without_billing(text)
+            lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
+            out += lead, data
+            start = end
+            end += len(lead) + len(data)
+            if role == "assistant":
+                self._spans.append((start, end))
+            elif role == "user" and self.begins:
+                self._first_user_end, self.begins = end, False
+        self._size = end
+        return at + (len(out) - before) // 2
 
     def text(self, role: str, text: str) -> None:
-        """One message that is a text and has no other fields, as most are."""
+        """One of them."""
         if role == "system":
             text = _without_billing(text)
         lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
         self._out += (lead, data)
         self._end(role, len(lead) + len(data))
 
-    def message(self, role: str, parts: Iterable[Part], fields: Sequence[tuple[str, bytes]] = ()) -> None:
-        """One message: its content's parts, and those of its fields that are given, as JSON."""
+    def message(
+        self,
+        role: str,
+        parts: Sequence[Part],
+        fields: Sequence[tuple[str, bytes]] = (),
+        breakpoints: Sequence[int] = (),
+    ) -> None:
+        """One message: its content's parts, and those of its fields that are given, as JSON. `breakpoints`: before how
+        many of its parts the client marked what is worth caching."""
         out = [RS, role.encode(), US]
         if role == "system":
-            parts = [part for given in parts if (part := _without_billing(given))]
+            kept = [_without_billing(part) for part in parts]
+            breakpoints = [sum(map(bool, kept[:marked])) for marked in breakpoints]
+            parts = [part for part in kept if part]
         for position, part in enumerate(parts):
             if position:
                 out.append(b"\n")  # vLLM joins text parts so where the template takes a string
@@ -96,30 +137,40 @@ class Chat:
                 filler = xxh3_128_digest(part) * OPAQUE_REPEATS
                 out.append(filler)
                 self._opaque_bytes += len(filler)
+        if breakpoints and self.begins:
+            self._mark(role, len(parts), breakpoints, out)
         for name, value in fields:
             out += (GS, name.encode(), US, value)
         self._out += out
         self._end(role, sum(map(len, out)))
+
+    def _mark(self, role: str, parts: int, breakpoints: Iterable[int], out: list[bytes]) -> None:
+        """Of these breakpoints the last that may end a template: one that ends the first user message does not. `out`
+        is the lead, of three, and the parts, with something between any two."""
+        marked = max((n for n in breakpoints if 0 < n <= parts - (role == "user")), default=0)
+        if marked:
+            self._hint = self._size + sum(map(len, out[: 2 + 2 * marked]))
 
     def _end(self, role: str, size: int) -> None:
         start = self._size
         self._size = end = start + size
         if role == "assistant":
             self._spans.append((start, end))
-        elif role == "user" and not self._first_user_end:
-            self._first_user_end = end
+        elif role == "user" and self.begins:
+            self._first_user_end, self.begins = end, False
 
     def beginning(self) -> Beginning:
         """The messages written up to now, for prompts that go on behind them."""
-        return Beginning(self._size, self._first_user_end, tuple(self._spans[-SPANS_MAX:]), self._opaque_bytes)
+        spans = tuple(self._spans[-SPANS_MAX:])
+        return Beginning(self._size, self._first_user_end, spans, self._opaque_bytes, self._hint)
 
     def prompt(self) -> Prompt:
         """All that was written."""
-        return self._prompt(b"".join([*self._head, *self._out]), len(self.heading()))
+        return self._prompt(b"".join([*self._head, *self._out]), sum(map(len, self._head)))
 
     def joined(self, ends: list[Beginning], whole: Callable[[], Prompt | None]) -> Prompt:
         """What was written behind `before`, as a prompt that hangs together with others."""
-        head, before = self.heading(), self._before
+        (head, _), before = self.heading(), self._before
         prompt = self._prompt(b"".join(self._out if before else [head, *self._out]), len(head))
         prompt.skipped_bytes = len(head) + before.size if before else 0
         prompt.joint = Joint(head, before, ends, whole)
@@ -127,7 +178,11 @@ class Chat:
 
     def _prompt(self, text: bytes, head: int) -> Prompt:
         spans = tuple([(start + head, end + head) for start, end in self._spans]) if self._spans else ()
-        return Prompt(text, head + (self._first_user_end or self._size), spans, self._opaque_bytes)
+        prompt = Prompt(text, head + (self._first_user_end or self._size), spans, self._opaque_bytes)
+        hint = head + self._hint if self._hint else self._head_hint
+        if 0 < hint < prompt.first_user_end:
+            prompt.hint_bytes = hint
+        return prompt
 
 
 _LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistant", "tool", "developer")}

@@ -56,6 +56,7 @@ class Body(msgspec.Struct):
     cache_salt: Raw = ABSENT
     extra_key: Raw = ABSENT
     prompt_cache_key: Raw = ABSENT
+    metadata: Raw = ABSENT
     max_tokens: Raw = ABSENT
     max_completion_tokens: Raw = ABSENT
     store: Raw = ABSENT

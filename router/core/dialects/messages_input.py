@@ -30,6 +30,7 @@ class Block(msgspec.Struct):
     input: Raw = ABSENT
     content: Raw = ABSENT
     thinking: str | None = None
+    cache_control: Raw = ABSENT
 
 
 class Message(msgspec.Struct):
@@ -52,6 +53,7 @@ class Head(msgspec.Struct):
     chat_template_kwargs: Raw = ABSENT
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
+    metadata: Raw = ABSENT
     max_tokens: int | None = None
     kv_transfer_params: Raw = ABSENT
     mcp_servers: Raw = ABSENT

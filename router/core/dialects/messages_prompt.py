@@ -48,6 +48,7 @@ class _Tool(msgspec.Struct):
     description: str | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    cache_control: Raw = ABSENT
 
 
 _BODY = msgspec.json.Decoder(_Body)
@@ -89,6 +90,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         fields.prompt_cache_key,
         most if most is not None and most > 0 else None,
         wants_usage=True,
+        metadata=wire.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
         decoded=fields if keep else None,
     )
 
@@ -99,7 +101,7 @@ def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place) -> Prompt 
         return None
     chat = Chat(place.mark.beginning)
     parts = [fields.tools, fields.system, fields.chat_template_kwargs, fields.output_config, fields.thinking]
-    chat.rendered(seen.rendered(parts, lambda: _heading(fields)))
+    chat.rendered(*seen.rendered(parts, lambda: _heading(fields)))
     ends: list[tuple[int, Beginning]] = []
     for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
         _message(chat, _decode_message(message))
@@ -112,7 +114,7 @@ def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place) -> Prompt 
     return chat.joined(seen.learn(place, body, ends), whole)
 
 
-def _heading(fields: Head) -> bytes:
+def _heading(fields: Head) -> tuple[bytes, int]:
     chat = Chat()
     _head(chat, fields)
     return chat.heading()
@@ -134,7 +136,10 @@ def prompt_of(fields: _Body) -> Prompt | None:
 
 def _head(chat: Chat, fields: _Body | Head) -> None:
     if wire.given(fields.tools):
-        chat.tools([_tool(tool) for tool in _decode_tools(fields.tools)])
+        tools = _decode_tools(fields.tools)
+        chat.tools([_tool(tool) for tool in tools])
+        if tools and wire.given(tools[-1].cache_control):
+            chat.head_breakpoint()
     if wire.given(fields.chat_template_kwargs):
         chat.head("chat_template_kwargs", canonical(fields.chat_template_kwargs))
     effort = (wire.as_type(dict, fields.output_config) or {}).get("effort")
@@ -142,8 +147,12 @@ def _head(chat: Chat, fields: _Body | Head) -> None:
         effort = "none"  # as vLLM has it for templates that can do without thinking
     if effort:
         chat.head("reasoning_effort", msgspec.json.encode(effort))
-    if wire.given(fields.system) and (system := _system_text(_decode_blocks(fields.system))):
-        chat.system(system)
+    if wire.given(fields.system):
+        content = _decode_blocks(fields.system)
+        if system := _system_text(content):
+            chat.system(system)
+            if not isinstance(content, str):
+                _mark_system(chat, content)
 
 
 def _tool(tool: _Tool) -> dict[str, Any]:
@@ -161,6 +170,12 @@ def _system_text(content: str | list[Block]) -> str:
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
+def _mark_system(chat: Chat, blocks: list[Block]) -> None:
+    marked = [number for number, block in enumerate(blocks, 1) if wire.given(block.cache_control)]
+    if marked:
+        chat.head_breakpoint(len(_system_text(blocks[marked[-1] :]).encode()))
+
+
 def _message(chat: Chat, message: Message) -> None:
     """One message, and before it the results of tools that it brings, which are messages of their own to engines."""
     role, content = message.role, message.content
@@ -174,6 +189,7 @@ def _message(chat: Chat, message: Message) -> None:
     parts: list[Part] = []
     made: list[dict[str, Any]] = []
     thoughts: list[str] = []
+    breakpoints: tuple[int, ...] = ()
     for block in content:
         if block.type == "tool_use":
             arguments = msgspec.json.decode(block.input) if wire.given(block.input) else {}
@@ -184,12 +200,14 @@ def _message(chat: Chat, message: Message) -> None:
             thoughts += [block.thinking] if block.thinking is not None else []
         else:
             parts += _part(block)
+            if block.cache_control is not ABSENT and wire.given(block.cache_control):
+                breakpoints = (*breakpoints, len(parts))
     if role == "user" and not parts:
         return
     fields = [("tool_calls", calls(made))] if made else []
     if thoughts:
         fields.append(("reasoning", msgspec.json.encode("".join(thoughts))))
-    chat.message(role, parts, fields)
+    chat.message(role, parts, fields, breakpoints)
 
 
 def _part(block: Block) -> list[Part]:

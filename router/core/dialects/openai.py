@@ -93,6 +93,7 @@ class OpenAI:
             stored=wire.as_type(bool, fields.store),
             response_id=wire.as_type(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
+            metadata=wire.metadata_of(fields.metadata),
             decoded=fields,
         )
 

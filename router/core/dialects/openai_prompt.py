@@ -8,6 +8,7 @@ request no more than that field.
 from __future__ import annotations
 
 from array import array
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -49,6 +50,7 @@ class _Rest(msgspec.Struct):
     cache_salt: str | None = None
     extra_key: Raw = ABSENT
     prompt_cache_key: str | None = None
+    metadata: Raw = ABSENT
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     store: bool | None = None
@@ -61,8 +63,10 @@ class _Quick(_Rest, kw_only=True):
     input: Raw = ABSENT
 
 
-_HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
-_FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
+HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+_head_fields = attrgetter(*HEAD)
+_NO_HEAD = (ABSENT,) * len(HEAD)
+FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
 
 _decode_quick = msgspec.json.Decoder(_Quick).decode
 _decode_rest = msgspec.json.Decoder(_Rest).decode
@@ -86,8 +90,7 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
     try:
         chat = Chat()
         _head(chat, fields)
-        for message in fields.messages:
-            _message(chat, message)
+        _messages(chat, fields.messages)
         return _ask(fields, chat.prompt())
     except UNREADABLE:
         return _ask(fields, None)
@@ -109,6 +112,7 @@ def _ask(fields: _Quick | _Rest, prompt: Prompt | None) -> Ask:
         stored,
         fields.previous_response_id,
         bool(options.get("include_usage")) if options else False,
+        wire.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
     )
 
 
@@ -122,7 +126,7 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
     if messages is None:
         return None
     chat = Chat(place.mark.beginning)
-    chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
+    chat.rendered(*seen.rendered(_head_parts(fields), lambda: _heading(fields)))
     ends: list[tuple[int, Beginning]] = []
     for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
         _message(chat, _decode_message(message))
@@ -136,10 +140,10 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
 
 
 def _head_parts(fields: _Quick | _Rest) -> list[Raw]:
-    return [fields.tools, *[getattr(fields, name) for name in _HEAD]]
+    return [fields.tools, *_head_fields(fields)]
 
 
-def _heading(fields: _Quick | _Rest) -> bytes:
+def _heading(fields: _Quick | _Rest) -> tuple[bytes, int]:
     chat = Chat()
     _head(chat, fields)
     return chat.heading()
@@ -167,18 +171,29 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
     _head(chat, fields)
-    for message in messages:
-        _message(chat, message)
+    _messages(chat, messages)
     return chat.prompt()
 
 
 def _head(chat: Chat, fields: Body | _Quick | _Rest) -> None:
-    if given(fields.tools):
-        chat.tools(msgspec.json.decode(fields.tools))
-    for name in _HEAD:
-        raw = getattr(fields, name)
-        if given(raw):
+    if fields.tools is not ABSENT and given(fields.tools):
+        tools = msgspec.json.decode(fields.tools)
+        chat.tools(tools)
+        if isinstance(tools, list) and tools and _marked(tools[-1]):
+            chat.head_breakpoint()
+    raws = _head_fields(fields)
+    if raws == _NO_HEAD:  # compared by identity, as nearly always
+        return
+    for name, raw in zip(HEAD, raws, strict=True):
+        if raw is not ABSENT and given(raw):
             chat.head(name, canonical(raw))
+
+
+def _messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
+    at = chat.texts(messages)
+    while at < len(messages):
+        _message(chat, messages[at])
+        at = chat.texts(messages, at + 1)
 
 
 def _message(chat: Chat, message: dict[str, Any]) -> None:
@@ -186,8 +201,19 @@ def _message(chat: Chat, message: dict[str, Any]) -> None:
     if len(message) == 2 and isinstance(content, str) and isinstance(role, str):
         chat.text(role, content)
         return
-    fields = [(name, _field(name, message[name])) for name in _FIELDS if message.get(name) is not None]
-    chat.message(_string(message.get("role", "")), _parts(content), fields)
+    fields = [(name, _field(name, message[name])) for name in FIELDS if message.get(name) is not None]
+    breakpoints = _breakpoints(message, content) if chat.begins else ()
+    chat.message(_string(message.get("role", "")), _parts(content), fields, breakpoints)
+
+
+def _breakpoints(message: dict[str, Any], content: object) -> list[int]:
+    """Before how many of its parts one stands, as clients of proxies to Anthropic's API set them."""
+    parts = content if isinstance(content, list) else [content]
+    return [n for n, part in enumerate(parts, 1) if _marked(part) or (n == len(parts) and _marked(message))]
+
+
+def _marked(given: object) -> bool:
+    return isinstance(given, dict) and given.get("cache_control") is not None
 
 
 def _field(name: str, value: object) -> bytes:

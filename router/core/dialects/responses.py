@@ -45,6 +45,7 @@ class _Body(msgspec.Struct):
     previous_response_id: Raw = ABSENT
     cache_salt: Raw = ABSENT
     prompt_cache_key: Raw = ABSENT
+    metadata: Raw = ABSENT
     max_output_tokens: Raw = ABSENT
     store: Raw = ABSENT
 
@@ -133,6 +134,7 @@ class Responses(OpenAI):
             stored=wire.as_type(bool, fields.store),
             response_id=wire.as_type(str, fields.previous_response_id),
             wants_usage=True,
+            metadata=wire.metadata_of(fields.metadata),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:

@@ -76,7 +76,7 @@ class Seen:
         self._young: dict[int, Mark | str] = {}
         self._old: dict[int, Mark | str] = {}
         self._bytes = 0
-        self._heads: dict[int, bytes] = {}
+        self._heads: dict[int, tuple[bytes, int]] = {}
 
     def apart(self, whose: bytes) -> None:
         """From now on, what was read for others is not found: how long reading takes would tell of it. b"": all who
@@ -132,7 +132,7 @@ class Seen:
             self._old, self._young, self._bytes = self._young, {}, 0
             self._heads.clear()
 
-    def rendered(self, parts: Sequence[Raw], make: Callable[[], bytes]) -> bytes:
+    def rendered(self, parts: Sequence[Raw], make: Callable[[], tuple[bytes, int]]) -> tuple[bytes, int]:
         """What `make` makes of these parts of a body, if long: tools come with every turn, and are long."""
         if sum(map(len, parts)) < CELL_BYTES:
             return make()
@@ -142,7 +142,7 @@ class Seen:
         found = self._heads.get(key)
         if found is None:
             found = self._heads[key] = make()
-            self.spend(len(found) + CELL_ENTRY_BYTES)
+            self.spend(len(found[0]) + CELL_ENTRY_BYTES)
         return found
 
     def _cells(self, body: bytes, dialect: bytes) -> list[int]:

@@ -18,6 +18,8 @@ from router.core.facts import Usage
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 
+METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
+
 LOOKS_MAX = 2_048  # at brackets, before all of a body is looked at
 SLICE_BYTES = 32 << 10  # looked at in one go: half a millisecond at most
 _BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
@@ -28,6 +30,7 @@ ABSENT = Raw(b"")
 # Raw fields are checked for UTF-8 and for depth (CPython's recursion limit) only when they are decoded.
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 _T = TypeVar("_T")
+_decode_metadata = msgspec.json.Decoder(dict[str, Raw]).decode
 # An object with at most one level of objects in it, which is what usage is in every dialect.
 _USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 # Events are named on a line of their own; JSON has no line ends within strings.
@@ -56,9 +59,10 @@ def nests_deeper(body: bytes, depth_max: int) -> bool:
         for _ in range(LOOKS_MAX):
             if at < 0:
                 break
-            left -= body[at - 1] in _BEFORE_BRACKET
-            if left < 0:
-                return _depth(body, depth_max) > depth_max
+            if body[at - 1] in _BEFORE_BRACKET:
+                left -= 1
+                if left < 0:
+                    return _depth(body, depth_max) > depth_max
             at = body.find(bracket, at + 1)
         else:
             return _depth(body, depth_max) > depth_max
@@ -122,6 +126,22 @@ def positive(raw: Raw) -> int | None:
 def salt_of(raw: Raw) -> bytes:
     """`cache_salt` as part of the identity."""
     return (as_type(str, raw) or "").encode(errors="surrogatepass")
+
+
+def metadata_of(raw: Raw) -> bytes:
+    """A body's metadata, as it is; empty where nobody would give so much."""
+    return bytes(raw) if len(raw) <= METADATA_BYTES_MAX else b""
+
+
+def step_of(metadata: bytes, field: str) -> str:
+    """Which step of an agent a request's metadata says it to be; "" where they do not."""
+    if not metadata or not field:
+        return ""
+    try:
+        step = _decode_metadata(metadata).get(field)
+        return msgspec.json.decode(step, type=str) if step is not None else ""
+    except UNREADABLE:
+        return ""
 
 
 def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int | None) -> Usage | None:
