@@ -71,6 +71,14 @@ WENT = (
     ("policy", YELLOW),
     ("retry", RED),
 )
+MISSED = (
+    ("diverged", RED),
+    ("evicted", "orange"),
+    ("spilled", YELLOW),
+    ("replica_lost", "purple"),
+    ("cold", "blue"),
+    ("new", GREEN),
+)
 BREAKERS = (("0", "closed", GREEN), ("1", "resting", "blue"), ("2", "half-open", YELLOW), ("3", "open", RED))
 
 # fmt: off
@@ -146,6 +154,32 @@ OVERVIEW = Board(
                     " replicas are busy: see the queue.",
                     quantiles("warmroute_ttft_seconds", MODEL),
                     "s",
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "Computed tokens by reason",
+                    "Why prompt tokens were not found cached. diverged, evicted, spilled, replica_lost, identity and"
+                    " mispredicted can be helped: diverged by whoever writes the prompts (/admin/advice says where),"
+                    " evicted by more room. new, cold and tail are the traffic itself.",
+                    [(rate("warmroute_miss_tokens_total", "reason"), "{{reason}}")],
+                    "short", stack=True, fixed=MISSED,
+                ),
+                Panel(
+                    "Hits, genuine and replayed",
+                    "Prompt tokens a second that were cached. A replay is the very prompt that was asked for before:"
+                    " a hit rate that is made of those says nothing of real traffic.",
+                    [(rate("warmroute_hit_tokens_total", "kind"), "{{kind}}")],
+                    "short", stack=True, fixed=(("genuine", GREEN), ("replay", "purple")),
+                ),
+                Panel(
+                    "Prompts that are no replays",
+                    "Part of prompts that were not asked for before, of late. Near 0 is a load test that repeats"
+                    " itself, or clients that retry.",
+                    [(f"avg (warmroute_prompt_diversity{{{OF}}})", "diversity")],
+                    "percentunit",
                 ),
             ]
         ),
