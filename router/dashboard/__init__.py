@@ -1,0 +1,66 @@
+"""The dashboard: one page on the admin listener that shows what the observatory knows.
+
+Theory: the page is files of this package, served as they are. Nothing is built and nothing comes from elsewhere, so the
+strictest Content-Security-Policy holds: no inline script or style, no connection but to where the page came from. The
+files hold nothing secret, so they are open as `/healthz` is (guard.py); all data comes from `/admin/observatory`, which
+asks for the token. What clients chose (names, labels) is put into the page as text only, in app.js and its modules.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from hashlib import sha256
+from importlib import resources
+
+from aiohttp import web
+
+PAGE = "/dashboard"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asked for again, but sent again only where another version of the router runs
+}
+
+
+def _read() -> dict[str, tuple[str, bytes]]:
+    """Every file that is served: path -> (content type, bytes)."""
+    found = {}
+    for file in resources.files(__name__).iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in TYPES:
+            path = PAGE if file.name == "index.html" else f"{PAGE}/{file.name}"
+            found[path] = (TYPES[suffix], file.read_bytes())
+    return found
+
+
+_FILES = _read()
+SLASHED = PAGE + "/"  # as people type it; what the page asks for is named relative to it, also below a proxy's prefix
+PATHS = frozenset({*_FILES, SLASHED})
+"""What the page is made of; anybody who reaches the admin listener may read it."""
+
+
+def routes() -> list[web.RouteDef]:
+    """Of the admin listener."""
+    return [web.get(SLASHED, _without_slash), *(web.get(path, partial(_file, path)) for path in sorted(_FILES))]
+
+
+async def _without_slash(_: web.Request) -> web.Response:
+    return web.Response(status=308, headers={**HEADERS, "Location": f"..{PAGE}"})
+
+
+async def _file(path: str, request: web.Request) -> web.Response:
+    content_type, body = _FILES[path]
+    tag = sha256(body).hexdigest()[:16]
+    if any(known.value == tag for known in request.if_none_match or ()):
+        return web.Response(status=304, headers={**HEADERS, "ETag": f'"{tag}"'})
+    return web.Response(body=body, headers={**HEADERS, "ETag": f'"{tag}"', "Content-Type": content_type})

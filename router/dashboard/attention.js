@@ -1,0 +1,111 @@
+// What is wrong, since when, and what to do: a few sentences, drawn from the same figures as everything below them.
+
+import { clock, count, percent, replicaName, seconds, share, span } from "./format.js";
+import { h, keyed, set, text } from "./dom.js";
+import { standing } from "./tables.js";
+import { summed } from "./reasons.js";
+
+const SHOWN_MAX = 5;
+const RECENT = 12; // steps: a minute of 5 s
+const BEFORE_MIN = 12; // steps with traffic that there must be to compare with
+const FELL = 0.1; // of the hit rate: ten points
+const ROSE = 2; // times the time to first token
+const TTFT_S = 0.2; // below it nobody minds
+const REPLAYS = 0.5; // of all hits
+const MENDED_S = 120; // without another request that lost by it
+const OFF = 0.1; // of prompt tokens, between what was predicted and what engines said
+
+export function showAttention(element, seen) {
+  const all = [...replicasDown(seen), ...fell(seen.timeline.points), ...slow(seen.timeline.points), ...full(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+  const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
+  keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
+    const [mark, words, link] = item.children;
+    set(mark, "class", `tag ${row.kind}`);
+    text(mark, { bad: "act", fair: "look", good: "fine" }[row.kind]);
+    text(words, row.words);
+    link.hidden = !row.to;
+    if (row.to) {
+      set(link, "href", `#${row.to[0]}`);
+      text(link, row.to[1]);
+    }
+  });
+}
+
+function quiet(seen) {
+  return seen.totals.requests ? `Nothing for ${span(Math.min(600, seen.uptime_s))}: replicas are ready, and hits and times are steady.` : "No requests have come yet.";
+}
+
+function replicasDown({ replicas }) {
+  const down = replicas.filter((replica) => standing(replica)[1] === "bad");
+  if (replicas.length === 0) return [{ key: "none", kind: "bad", words: "There are no replicas: nothing can be served.", to: ["replicas-title", "Replicas"] }];
+  if (down.length === 0) return [];
+  const named = down.slice(0, 3).map((each) => `${replicaName(each)} (${each.why || standing(each)[0]})`);
+  const more = down.length > 3 ? ` and ${down.length - 3} more` : "";
+  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas take no requests: ${named.join(", ")}${more}.`, to: ["replicas-title", "Replicas"] }];
+}
+
+const hits = (points) => {
+  const { hit_tokens, prompt_tokens } = summed(points);
+  return share(hit_tokens, prompt_tokens);
+};
+
+// The last minute against what was usual before it; and the last moment at which it was nearer to the usual.
+function fell(points) {
+  const busy = points.filter((point) => point.prompt_tokens > 0);
+  const before = busy.slice(0, -RECENT), now = hits(busy.slice(-RECENT));
+  if (before.length < BEFORE_MIN) return [];
+  const usual = median(before.map((point) => hits([point])));
+  if (usual - now < FELL) return [];
+  const since = turned(busy, (at) => hits(busy.slice(Math.max(0, at - 5), at + 1)) >= (usual + now) / 2);
+  return [{ key: "fell", kind: "bad", words: `Hit rate is ${percent(now, 0)}, usually ${percent(usual, 0)}; it fell at ${clock(since.at_s)}.`, to: ["reasons-title", "Why"] }];
+}
+
+function slow(points) {
+  const busy = points.filter((point) => point.ttft_p90_s !== null);
+  const before = busy.slice(0, -RECENT), recent = busy.slice(-RECENT);
+  if (before.length < BEFORE_MIN) return [];
+  const usual = median(before.map((point) => point.ttft_p90_s)), now = median(recent.map((point) => point.ttft_p90_s));
+  if (now < TTFT_S || now < ROSE * usual) return [];
+  const since = turned(busy, (at) => median(busy.slice(Math.max(0, at - 5), at + 1).map((point) => point.ttft_p90_s)) <= (usual + now) / 2);
+  return [{ key: "slow", kind: "bad", words: `One in ten first tokens takes ${seconds(now)} or more, usually ${seconds(usual)}; since ${clock(since.at_s)}.`, to: ["ttft-title", "Times"] }];
+}
+
+function full({ replicas }) {
+  const serving = replicas.filter((replica) => standing(replica)[1] === "good");
+  const tight = serving.filter((replica) => replica.kv_usage >= 0.95 || (replica.window && replica.in_flight >= replica.window));
+  if (tight.length === 0) return [];
+  const all = tight.length === serving.length;
+  return [{ key: "full", kind: all ? "bad" : "fair", words: `${all ? "All serving" : `${tight.length} of ${serving.length} serving`} replicas are full: KV memory or open requests.`, to: ["replicas-title", "Replicas"] }];
+}
+
+function mispredicted({ timeline }) {
+  const { predicted_tokens, hit_tokens, prompt_tokens } = summed(timeline.points.slice(-5 * RECENT));
+  const off = share(predicted_tokens - hit_tokens, prompt_tokens);
+  if (off === null || off < OFF) return [];
+  return [{ key: "off", kind: "fair", words: `Engines find ${percent(off, 0)} fewer tokens cached than predicted: look at how well their caches are known.`, to: ["replicas-title", "Replicas"] }];
+}
+
+// What was not seen of late may be mended: it stays in the list of advice until it has faded.
+function advised({ advice, now_s }) {
+  const worst = advice.find((row) => row.lost_tokens_per_h > 0 && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
+  if (!worst) return [];
+  return [{ key: "advice", kind: "fair", words: `${count(worst.lost_tokens_per_h)} tokens an hour can be saved: ${worst.text}`, to: ["advice-title", "What to do"] }];
+}
+
+function flattered({ timeline }) {
+  const { replay_tokens, hit_tokens, genuine_tokens, prompt_tokens } = summed(timeline.points);
+  const replays = share(replay_tokens, hit_tokens);
+  if (replays === null || replays < REPLAYS) return [];
+  return [{ key: "replays", kind: "fair", words: `${percent(replays, 0)} of hits are replays of identical prompts, as in a load test; the genuine hit rate is ${percent(share(genuine_tokens, prompt_tokens), 0)}.`, to: ["rate-title", "Hit rate"] }];
+}
+
+// The point behind the last one that was as usual.
+function turned(points, usual) {
+  for (let at = points.length - 1; at >= 0; at--) if (usual(at)) return points[Math.min(at + 1, points.length - 1)];
+  return points[0];
+}
+
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.floor(sorted.length / 2)];
+}

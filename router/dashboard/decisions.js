@@ -1,0 +1,155 @@
+// The last decisions: one line each, and when opened who else could have taken the request, at what cost, why its
+// tokens were computed, and where its prompt first differs. While one is open the list stands still.
+
+import { bytes, clock, count, millis, percent, replicaName, seconds, share, whole, NONE } from "./format.js";
+import { bar, h, keyed, set, table, text } from "./dom.js";
+import { named, REASONS } from "./reasons.js";
+import { place, showDifference } from "./tables.js";
+
+const WHY = {
+  warm: "it holds the longest part of the prompt",
+  spill: "another holds more, but waiting there would cost more than computing again",
+  cold: "no replica held any of it",
+  tie: "prices were too close to tell apart, and the hash ring decided",
+  only: "it was the only candidate",
+  policy: "the policy does not look at caches",
+  retry: "the first replica failed",
+};
+
+export class Decisions {
+  constructor(element, newer) {
+    Object.assign(this, { element, newer, rows: [], names: new Map() });
+    newer.addEventListener("click", () => {
+      for (const open of element.querySelectorAll("details[open]")) open.open = false;
+      this.show(this.latest);
+      element.querySelector("summary")?.focus();
+    });
+    element.addEventListener("toggle", () => this.update(this.latest), true);
+  }
+
+  name(replicas) {
+    this.names = new Map(replicas.map((replica) => [replica.id, replicaName(replica)]));
+  }
+
+  // One that has left meanwhile has no name any more.
+  named(id) {
+    return this.names.get(id) ?? (id && replicaName({ id }));
+  }
+
+  update(rows) {
+    this.latest = rows ?? [];
+    if (!this.element.querySelector("details[open]")) return this.show(this.latest);
+    const known = new Set(this.rows.map(({ id }) => id));
+    const fresh = this.latest.filter(({ id }) => !known.has(id)).length;
+    this.newer.hidden = fresh === 0;
+    text(this.newer, fresh === 1 ? "Show 1 newer" : `Show ${fresh} newer`);
+  }
+
+  show(rows) {
+    this.rows = rows;
+    this.newer.hidden = true;
+    if (rows.length === 0) {
+      keyed(this.element, [{}], () => "\0empty", () => h("p", { class: "empty" }, "No requests yet."), () => {});
+      return;
+    }
+    keyed(this.element, rows, ({ id }) => id, (row) => this.make(row), () => {});
+  }
+
+  // A request has ended when it is listed: its row does not change, and what it opens to is made when it is opened.
+  make(row) {
+    const hit = share(row.hit_tokens, row.prompt_tokens);
+    const strip = h("span", { class: "strip", "aria-hidden": "true" });
+    bar(strip, parts(row));
+    const cell = (kind, words, title) => h("span", { class: kind, title }, words);
+    const summary = h("summary", {},
+      cell("when", clock(row.at_s)),
+      cell("what", row.model || row.route, row.route),
+      cell("whereto", this.named(row.replica) ?? "no replica", row.replica),
+      cell("tokens", `${count(row.prompt_tokens)} tokens`),
+      h("span", { class: "hits" }, strip, h("span", {}, `${percent(hit, 0)} hit`)),
+      cell("took", seconds(row.ttft_s), "time to first token"),
+      cell(row.status >= 400 || row.error ? "ended tag bad" : "ended", row.error || (row.status >= 400 ? String(row.status) : verdict(row))),
+    );
+    const details = h("details", { "data-id": row.id }, summary);
+    details.addEventListener("toggle", () => {
+      if (details.open && details.childElementCount === 1) details.append(this.opened(row));
+    });
+    return details;
+  }
+
+  opened(row) {
+    const why = row.reason ? `Went to ${this.named(row.replica)} because ${WHY[row.reason] ?? row.reason}.` : "It was never placed.";
+    const saved = row.saved_ms > 0 ? ` That saved ${millis(row.saved_ms)} until the first token.` : "";
+    const body = h("div", { class: "opened" }, h("p", { class: "why" }, why + saved), this.candidates(row), breakdown(row));
+    if (row.difference) body.append(first(row.difference));
+    body.append(facts(row));
+    return body;
+  }
+
+  candidates(row) {
+    const ahead = (c) => Math.max(c.pending_ms, c.kv_wait_ms);
+    const columns = [
+      { name: "Candidate", header: true, fill: (cell, c) => { text(cell, this.named(c.id)); set(cell, "class", c.id === row.replica ? "chosen" : null); } },
+      { name: "Holds", numeric: true, title: "tokens of this prompt", value: (c) => whole(c.cached_tokens) },
+      { name: "To compute", numeric: true, value: (c) => whole(c.uncached_tokens) },
+      { name: "Wait", numeric: true, title: "prefill ahead of it, or until the KV pool has room", value: (c) => millis(ahead(c)) },
+      { name: "Prefill", numeric: true, value: (c) => millis(c.uncached_ms) },
+      { name: "First token", numeric: true, title: "wait and prefill", value: (c) => millis(ahead(c) + c.uncached_ms) },
+      { name: "Evicts", numeric: true, title: "work that others would have to repeat", value: (c) => millis(c.evicted_ms) },
+      { name: "Open", numeric: true, title: "requests", value: (c) => whole(c.in_flight) },
+      { name: "Known", value: (c) => c.grade },
+    ];
+    const element = h("table", {}, h("caption", {}, "Who could have taken it"));
+    table(element, columns, row.candidates ?? [], (c) => c.id, "There was no choice.");
+    return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Candidates" }, element);
+  }
+}
+
+// The stretches of its prompt: hits, then reasons in their order.
+function parts(row) {
+  const kind = row.hit === "replay" ? "fill-replay" : "fill-genuine";
+  const misses = Object.keys(row.miss ?? {}).sort((a, b) => REASONS.indexOf(a) - REASONS.indexOf(b));
+  return [{ class: kind, share: share(row.hit_tokens, row.prompt_tokens) }, ...misses.map((reason) => ({ class: `fill-${reason}`, share: share(row.miss[reason], row.prompt_tokens) }))];
+}
+
+// Its greatest miss, in a word.
+function verdict(row) {
+  const [reason] = Object.entries(row.miss ?? {}).sort((a, b) => b[1] - a[1])[0] ?? [];
+  return reason ? named(reason) : "";
+}
+
+function breakdown(row) {
+  const strip = h("div", { class: "strip tall", "aria-hidden": "true" });
+  bar(strip, parts(row));
+  const items = parts(row).filter((part) => part.share > 0).map((part) => {
+    const reason = part.class.slice(5);
+    const tokens = row.miss?.[reason] ?? row.hit_tokens;
+    return h("li", {}, h("span", { class: `swatch ${part.class}`, "aria-hidden": "true" }), `${reason in (row.miss ?? {}) ? named(reason) : `${reason} hit`} ${whole(tokens)}`);
+  });
+  return h("div", {}, h("h3", {}, "Its prompt"), strip, h("ul", { class: "legend" }, ...items));
+}
+
+function first(difference) {
+  const pieces = h("dl", { class: "difference" });
+  showDifference(pieces, difference);
+  const words = `${named(difference.change)} in ${place(difference)}: ${bytes(difference.lost_bytes)} behind it were computed again.`;
+  return h("div", {}, h("h3", {}, "First difference from an earlier prompt"), h("p", {}, words), pieces);
+}
+
+function facts(row) {
+  const usage = row.usage ?? {};
+  const known = [
+    ["request", row.id],
+    ["route", row.route],
+    ["tenant", row.tenant],
+    ["step", row.step],
+    ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})`],
+    ["engine said", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
+    ["answer", usage.completion_tokens ? `${whole(usage.completion_tokens)} tokens in ${seconds(row.duration_s)}` : seconds(row.duration_s)],
+    ["queued", row.queued_s > 0 ? seconds(row.queued_s) : ""],
+    ["turn", row.turn || ""],
+    ["retries", (row.retries ?? []).map(({ kind, replica }) => `${kind} at ${replica}`).join(", ")],
+    ["ending", row.ending === "ok" ? "" : [row.ending, row.detail].filter(Boolean).join(": ")],
+  ].filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return h("dl", { class: "facts" }, ...known.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
+}
