@@ -1,0 +1,189 @@
+"""One prompt to one replica, and into the Router's books.
+
+Who was warmed is believed to hold the prompt just as after a client's request, since the lease has the same chain.
+What is read and hashed is so beside the event loop: a prompt may have megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import aiohttp
+
+from router import pages
+from router.core.blocks import Chain, chain_of
+from router.core.dialects import PATHS, BadBody, warming
+from router.core.dialects.sglang import with_rank
+from router.core.dialects.tenancy import GENERATE
+from router.core.facts import Ask, Ending, Outcome, Replica, Shed, Usage
+from router.core.member import PREFILL, Lease
+from router.core.models import NoReplica, UnknownModel
+from router.core.routing import Router
+from router.prefixes import Prefix
+from router.upstream import RANK_HEADER
+
+ANSWER_BYTES_MAX = 1 << 20
+BYTES_PER_TOKEN = 4  # of a body whose prompt cannot be read
+CUTS_MAX = 8  # of a learned template's request that are tried
+
+
+class Books(Protocol):
+    """Who else keeps leases besides the Router (admission.Admitter)."""
+
+    def adopted(self, lease: Lease) -> None:
+        """One was opened without asking."""
+
+    def window(self, replica: str) -> int | None:
+        """How many leases it may have; None without a limit."""
+
+    def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """One is given back, to the Router too."""
+
+
+class Skipped(Exception):
+    """Not sent, for this reason."""
+
+
+class Failed(Exception):
+    """Sent in vain; `gone`: the replica did not answer, so others need not be tried."""
+
+    def __init__(self, why: str, *, gone: bool = False) -> None:
+        super().__init__(why)
+        self.gone = gone
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A prefix as it is sent, and what the Router must know of it."""
+
+    body: bytes
+    ask: Ask
+    model: str
+    chain: Chain | None
+
+
+class Sender:
+    """Sends, one at a time and replica by its caller's care."""
+
+    def __init__(
+        self,
+        router: Router,
+        books: Books,
+        *,
+        clock: Callable[[], float],
+        api_key: Callable[[], str],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """`api_key()` is what replicas are asked with at the moment, "" for nothing. How long an answer may take is the
+        caller's to say."""
+        self._router = router
+        self._books = books
+        self._clock = clock
+        self._api_key = api_key
+        self._session = pages.session("", 0.0, tls)  # no limit
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    def full(self, replica: str) -> bool:
+        """Whether it has as many requests as it may have."""
+        member, window = self._router.fleet.members.get(replica), self._books.window(replica)
+        return member is not None and window is not None and len(member.leases) >= window
+
+    async def send(self, replica: str, prefix: Prefix, tokens_max: int) -> Usage:
+        """What the engine counted, or what we did where it does not say. Raises Skipped and Failed."""
+        try:
+            default = self._router.models.resolve(None)
+        except (NoReplica, UnknownModel):
+            default = ""
+        read = await asyncio.get_running_loop().run_in_executor(None, _read, prefix, default)
+        member = self._router.fleet.members.get(replica)
+        if member is None:
+            raise Failed("it left", gone=True)
+        if read.model not in member.models:
+            raise Skipped(f"it does not serve '{read.model}'" if read.model else "the request names no model")
+        if self._tokens(read) > tokens_max:
+            raise Skipped("it would be more than the budget of tokens")
+        if prefix.key and read.chain is not None:
+            shared = read.chain.keys.index(prefix.key) + 1
+            if self._router.index.depth(replica, read.chain.keys[:shared]) == shared:
+                raise Skipped("it is held already")
+        lease = self._lease(replica, read)
+        outcome = Outcome(Ending.CLIENT_LEFT)  # if this task is cancelled
+        try:
+            outcome = Outcome(Ending.OK, await self._post(replica, prefix.path, read.body))
+        except Failed as error:
+            # An answer that is an error may be the prompt's fault: it is no failure of the replica's.
+            outcome = Outcome(Ending.FAILED if error.gone else Ending.REFUSED_BY_ENGINE)
+            raise
+        finally:
+            self._books.finish(lease, outcome, self._clock())
+        return outcome.usage or Usage(lease.prompt_tokens, 1)
+
+    def _tokens(self, read: _Read) -> int:
+        prompt = read.ask.prompt
+        if prompt is None:
+            return len(read.body) // BYTES_PER_TOKEN
+        return round(prompt.size / (prompt.bytes_per_token or self._router.models.tokens(read.model).bytes_per_token))
+
+    def _lease(self, replica: str, read: _Read) -> Lease:
+        body_tokens, now_s = len(read.body) // BYTES_PER_TOKEN, self._clock()
+        try:
+            lease = self._router.route(
+                read.ask, read.model, read.chain, now_s, ring_key="", body_tokens=body_tokens, only=replica
+            )
+        except (NoReplica, Shed) as error:
+            raise Failed("nothing may be sent there now", gone=True) from error
+        lease.role = PREFILL
+        lease.end_key = None  # the answer is nobody's: what is remembered of another to this prompt stays
+        self._books.adopted(lease)
+        return lease
+
+    async def _post(self, id_: str, path: str, body: bytes) -> Usage | None:
+        replica, headers, key = Replica(id_), {"Content-Type": "application/json"}, self._api_key()
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        if replica.rank is not None:
+            headers[RANK_HEADER] = str(replica.rank)
+            body = with_rank(body, replica.rank) if path == GENERATE else body
+        try:
+            async with self._session.post(
+                replica.url + path, data=io.BytesIO(body), headers=headers, allow_redirects=False
+            ) as response:
+                answer = await pages.read(response, ANSWER_BYTES_MAX)
+                if response.status != 200:
+                    raise Failed(f"status {response.status}")
+        except (aiohttp.ClientError, OSError) as error:
+            raise Failed(type(error).__name__, gone=True) from error
+        return PATHS[path].usage(answer)
+
+
+def _read(prefix: Prefix, default: str) -> _Read:
+    """In any thread. A learned template's request is cut behind what is shared, where that can be done; what does not
+    begin with the template is not sent (an isolated tenant's own salt is in no body). Raises Skipped."""
+    try:
+        whole = warming.fields_of(prefix.body)
+        cuts = warming.shorter(prefix.path, whole, prefix.messages - 1)[:CUTS_MAX] if prefix.key else []
+        for fields in (*cuts, whole):
+            body = warming.prefill_only(prefix.path, fields)
+            read = _hashed(prefix.path, body, default)
+            if not prefix.key or (read.chain is not None and prefix.key in read.chain.keys):
+                return read
+    except (warming.NotWarmable, BadBody) as error:
+        raise Skipped(str(error)) from error
+    raise Skipped("its request does not begin with what is shared")
+
+
+def _hashed(path: str, body: bytes, default: str) -> _Read:
+    ask = PATHS[path].parse(path, body, keep=False)
+    model = ask.model or default
+    chain = chain_of(ask, model) if ask.prompt is not None else None
+    if ask.prompt is not None:
+        ask.prompt.let_go()
+    return _Read(body, ask, model, chain)

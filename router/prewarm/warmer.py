@@ -1,0 +1,293 @@
+"""Who is warmed, when, and who waits for it.
+
+A replica is due when it joins and when its cache is gone, and warmed once it is fit. Prompts go one at a time, and to
+one replica at a time; only those that are held back (`prewarm.hold_ready`) do not wait for others, since the fleet is
+short of them. Whoever is held gets traffic when it is warm, when that failed, and at the latest `timeout_s` after it
+began; Fleet.hold sees to it that somebody serves meanwhile. Replicas that were there when the router came are not
+held: it is the router that is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from router.core.miss import Template
+from router.core.routing import Router
+from router.prefixes import Prefix, PrefixesError, read
+from router.prewarm.jobs import Job, State, Why
+from router.prewarm.sending import Failed, Sender, Skipped
+from router.settings import PrewarmSettings
+
+log = logging.getLogger(__name__)
+
+FAILURES_MAX = 3  # prompts in a row that are sent in vain, until a replica is left alone
+PAUSE_S = 0.05  # between two looks at a replica that is full
+CALLS_MAX = 8  # that wait, each with its prompts
+LAST_MAX = 64  # jobs that ended and are still told of
+LIVES_MAX, LIVES_S = 6, 600.0  # times that one replica is warmed within so long without being asked
+
+
+class Busy(Exception):
+    """Too much waits already."""
+
+
+class Warmer:
+    """One per router, in the process of the hub."""
+
+    def __init__(
+        self,
+        router: Router,
+        sender: Sender,
+        settings: PrewarmSettings,
+        *,
+        clock: Callable[[], float],
+        hottest: Callable[[int], Sequence[Template]],
+        counted: Callable[[str, int], None] = lambda *_: None,
+        released: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`hottest(n)` are the learned templates that are used most; `counted(result, prompt_tokens)` hears of each
+        prompt, `released(replica)` when one that was held may be sent requests."""
+        self._router = router
+        self._sender = sender
+        self.settings = settings
+        self._clock = clock
+        self._hottest = hottest
+        self._counted = counted
+        self._released = released
+        self._due: dict[str, Why] = {}
+        self._lives: dict[str, deque[float]] = {}  # when it became due, by replica
+        self._jobs: dict[asyncio.Task[None], Job] = {}  # that have not ended
+        self._unasked: set[str] = set()  # replicas of those that nobody asked for
+        self._running: set[str] = set()  # and of those that run
+        self._last: deque[Job] = deque(maxlen=LAST_MAX)
+        self._turn = asyncio.Lock()  # of replicas that nobody holds
+        self._turns: dict[str, asyncio.Lock] = {}  # each replica's own
+        self._calls = 0
+
+    def configure(self, settings: PrewarmSettings) -> None:
+        """What holds from now on; nobody is held who would not be."""
+        self.settings = settings
+        if not self._automatic:
+            self._due.clear()
+        if not (self._automatic and settings.hold_ready):
+            for replica in list(self._router.fleet.members):
+                self._let_go(replica, "the settings say so")
+
+    @property
+    def _automatic(self) -> bool:
+        return bool(self.settings.prefixes_file or self.settings.templates)
+
+    async def close(self) -> None:
+        """End what runs."""
+        tasks = list(self._jobs)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._sender.close()
+
+    # -- what it is told of replicas -----------------------------------------------------------------------------
+
+    def joined(self, replica: str, *, new: bool) -> None:
+        """`new`: it came while the router was there."""
+        self._expect(replica, Why.JOINED, hold=new)
+
+    def cleared(self, replica: str) -> None:
+        """Its cache is gone."""
+        self._expect(replica, Why.RESTARTED, hold=True)
+
+    def refused(self, replica: str) -> None:
+        """Nobody listens there: whoever comes is new, even if the router has never seen another."""
+        if replica in self._due:
+            self._hold(replica)
+
+    def ready(self, replica: str) -> None:
+        """It may be that it has become fit: if it is due, its warming begins."""
+        member = self._router.fleet.members.get(replica)
+        if member is None or not (member.health.fit and member.replica.ready) or replica not in self._due:
+            return
+        if replica in self._unasked:
+            return  # it looks again when that ends
+        s = self.settings
+        self._start(Job(replica, self._due.pop(replica), s.tokens_max, s.templates, s.prefixes_file))
+
+    def left(self, replica: str) -> None:
+        """It is no replica any more."""
+        self._due.pop(replica, None)
+        self._lives.pop(replica, None)
+        self._turns.pop(replica, None)
+        self._unasked.discard(replica)
+        for task, job in self._jobs.items():
+            if job.replica == replica:
+                job.state = State.FAILED
+                job.trouble("it left")
+                task.cancel()
+
+    def warming(self, replica: str) -> bool:
+        """Whether its cache is being filled, or it waits for that."""
+        return replica in self._running or replica in self._router.fleet.held
+
+    # -- what it is asked ----------------------------------------------------------------------------------------
+
+    def ask(
+        self, replicas: Iterable[str], prefixes: Sequence[Prefix], templates: int, *, file: str, tokens_max: int
+    ) -> tuple[list[Job], list[asyncio.Task[None]]]:
+        """Warm these, one after another. Raises Busy."""
+        if len({job.call for job in self._jobs.values() if job.call}) >= CALLS_MAX:
+            raise Busy
+        self._calls += 1
+        jobs = [Job(id_, Why.ASKED, tokens_max, templates, file, tuple(prefixes), self._calls) for id_ in replicas]
+        return jobs, [self._start(job) for job in jobs]
+
+    def state(self) -> dict[str, Any]:
+        """What runs, what waits for it, and what came of the last, newest first."""
+        jobs = list(self._jobs.values())
+        return {
+            "running": [job.row() for job in jobs if job.state is not State.WAITING],
+            "queue": [job.row() for job in jobs if job.state is State.WAITING],
+            "last": [job.row() for job in reversed(self._last)],
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _expect(self, replica: str, why: Why, *, hold: bool) -> None:
+        if not self._automatic:
+            return
+        if replica not in self._due:
+            lives, now_s = self._lives.setdefault(replica, deque(maxlen=LIVES_MAX)), self._clock()
+            if len(lives) == LIVES_MAX and now_s - lives[0] < LIVES_S:
+                log.warning(
+                    "replica is not warmed again: it restarts too often", extra={"fields": {"replica": replica}}
+                )
+                return
+            lives.append(now_s)
+            self._due[replica] = why
+        if hold:
+            self._hold(replica)
+        self.ready(replica)
+
+    def _hold(self, replica: str) -> None:
+        if self.settings.hold_ready:
+            self._router.fleet.hold(replica, True)
+
+    def _release(self, replica: str, why: str) -> None:
+        """Unless another life of it is due, which is held for itself."""
+        if replica not in self._due:
+            self._let_go(replica, why)
+
+    def _let_go(self, replica: str, why: str) -> None:
+        if self._router.fleet.hold(replica, False):
+            log.info("replica takes traffic", extra={"fields": {"replica": replica, "why": why}})
+            self._released(replica)
+
+    def _start(self, job: Job) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._run(job))
+        self._jobs[task] = job
+        if job.why is not Why.ASKED:
+            self._unasked.add(job.replica)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        job = self._jobs.pop(task)
+        job.prefixes = ()
+        self._last.append(job)
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            job.state = State.FAILED
+            log.error("bug: warming failed inside the router", exc_info=task.exception())
+        if job.why is not Why.ASKED:
+            self._unasked.discard(job.replica)
+            self._release(job.replica, "it is warm" if job.state is State.DONE else "warming it failed")
+            self.ready(job.replica)
+
+    async def _run(self, job: Job) -> None:
+        held = job.replica in self._router.fleet.warming and job.why is not Why.ASKED
+        late = None
+        if held:  # whatever it waits for
+            why = "warming it took too long"
+            late = asyncio.get_running_loop().call_later(self.settings.timeout_s, self._release, job.replica, why)
+        try:
+            async with AsyncExitStack() as turns:
+                if not held:
+                    await turns.enter_async_context(self._turn)
+                await turns.enter_async_context(self._turns.setdefault(job.replica, asyncio.Lock()))
+                await self._timed(job)
+        finally:
+            if late is not None:
+                late.cancel()
+
+    async def _timed(self, job: Job) -> None:
+        """Within the time that there is, and with a line in the log before and after."""
+        fields = {"replica": job.replica, "why": job.why}
+        log.info("replica is being warmed", extra={"fields": fields})
+        job.state, began_s = State.RUNNING, self._clock()
+        self._running.add(job.replica)
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                await self._warm(job)
+        except TimeoutError:
+            job.state = State.FAILED
+            job.trouble("it took longer than prewarm.timeout_s")
+        finally:
+            job.seconds = self._clock() - began_s
+            self._running.discard(job.replica)
+        if job.state is State.RUNNING:
+            job.state = State.FAILED if job.failed else State.DONE
+        failed = job.state is State.FAILED
+        text = "replica was not warmed as it should be" if failed else "replica is warm"
+        log.log(logging.WARNING if failed else logging.INFO, text, extra={"fields": job.row()})
+
+    async def _warm(self, job: Job) -> None:
+        failures, budget = 0, self._budget(job)
+        for prefix in await self._prefixes(job):
+            while self._sender.full(job.replica):  # noqa: ASYNC110 - clients first; rare
+                await asyncio.sleep(PAUSE_S)
+            try:
+                usage = await self._sender.send(job.replica, prefix, budget - job.prompt_tokens)
+            except Skipped as skipped:
+                job.skipped += 1
+                job.trouble(str(skipped))
+                self._counted("skipped", 0)
+            except Failed as failed:
+                job.failed += 1
+                failures += 1
+                job.trouble(str(failed))
+                self._counted("failed", 0)
+                if failed.gone or failures >= FAILURES_MAX:
+                    return
+            else:
+                failures = 0
+                job.took(usage)
+                self._counted("ok", usage.prompt_tokens)
+
+    def _budget(self, job: Job) -> int:
+        """Tokens, no more than there is room for: what comes first would make room for what comes last."""
+        member = self._router.fleet.members.get(job.replica)
+        capacity = member.load.kv_tokens_max if member is not None else None
+        return min(job.tokens_max, capacity) if capacity else job.tokens_max
+
+    async def _prefixes(self, job: Job) -> list[Prefix]:
+        """Those of the file as it is now: it may be long, and is not kept."""
+        prefixes: list[Prefix] = []
+        if job.file:
+            try:
+                prefixes += await asyncio.get_running_loop().run_in_executor(None, read, Path(job.file))
+            except PrefixesError as error:
+                job.failed += 1
+                for problem in error.problems:
+                    job.trouble(problem)
+        prefixes += job.prefixes
+        if job.templates:
+            prefixes += [
+                Prefix(each.path, each.body, each.key, each.messages)
+                for each in self._hottest(job.templates)
+                if each.key and each.body
+            ]
+        return prefixes
