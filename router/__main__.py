@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _check(options)
     if options.command == "make-key":
         return _make_key(options)
+    if options.command == "audit":
+        from router import audit
+
+        return audit.run(options, shlex.join(arguments))
+    if options.command == "top":
+        return _top(options)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
 
     def read() -> Settings:
@@ -83,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
             "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
         )
     _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
+    _add_audit(commands.add_parser("audit", help="say what request logs tell of the cache, before there is a router"))
+    _add_top(commands.add_parser("top", help="watch a running router: hit rate, why tokens were computed, what to do"))
     commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
     return parser
 
@@ -93,6 +102,53 @@ def _add_make_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests-per-min", type=int, metavar="N", help="of the tenant, all its keys together")
     parser.add_argument("--tokens-per-min", type=int, metavar="N", help="likewise: of prompts and answers")
     parser.add_argument("--priority", choices=[priority.name.lower() for priority in Priority], help="when it is full")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="JSONL, a request a line; .gz, .zst; - is standard input"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there as well")
+    parser.add_argument("--excerpts", action="store_true", help="quote prompts where they differ")
+    parser.add_argument(
+        "--prefill-tokens-per-s",
+        type=_positive,
+        default=8_000,
+        metavar="N",
+        help="prompt tokens that a GPU is taken to compute in a second (8000)",
+    )
+    parser.add_argument("--tokenizer", metavar="PATH", help="count tokens with this one, where no usage is logged")
+    parser.add_argument(
+        "--memory-mb", type=_positive, default=512, metavar="N", help="megabytes of prompts' texts to remember (512)"
+    )
+    parser.add_argument(
+        "--requests-max", type=_positive, default=10_000_000, metavar="N", help="stop after so many (10000000)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1 is expected")
+    return value
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8001", help="of its admin listener (http://127.0.0.1:8001)")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+    )
+    parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
+    parser.add_argument("--once", action="store_true", help="print it once and exit, as where there is no terminal")
+
+
+def _top(options: argparse.Namespace) -> int:
+    try:
+        from router.top import main as top
+    except ModuleNotFoundError as error:
+        print(f"warmroute: top needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
+        return 2
+    return top(options.url, options.token_file, interval_s=options.interval_s, once=options.once)
 
 
 def _make_key(options: argparse.Namespace) -> int:

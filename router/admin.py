@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -12,6 +16,7 @@ from aiohttp import web
 from router.core.breaker import State
 from router.core.facts import Candidate
 from router.core.member import Member
+from router.core.miss import Difference
 from router.core.routing import Router
 from router.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from router.placing import Page
@@ -34,11 +39,12 @@ class Pages:
         streams: Callable[[str], dict[str, Any] | None] = lambda _: None,
         window: Callable[[str], int | None] = lambda _: None,
         added: Callable[[str], bool] = lambda _: False,
+        warming: Callable[[str], bool] = lambda _: False,
         discoveries: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """`streams` gives the state of a replica's event stream, where there is one; `window` how many requests it may
-        have open; `added` says whether a replica was added at run time; `discoveries` how fresh each source's
-        view is."""
+        have open; `added` says whether a replica was added at run time, `warming` whether its cache is being filled;
+        `discoveries` how fresh each source's view is."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -46,6 +52,7 @@ class Pages:
         self._streams = streams
         self._window = window
         self._added = added
+        self._warming = warming
         self._discoveries = discoveries
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
@@ -95,6 +102,10 @@ class Pages:
         """The last requests, newest first, with the candidates that were weighed."""
         return _json({"decisions": [_decision(record) for record in reversed(self.decisions)]})
 
+    def newest(self, count: int) -> list[Callable[[], dict[str, Any]]]:
+        """Rows of the last so many of them, each made when it is asked for: one has a hundred candidates, perhaps."""
+        return [partial(_decision, record) for record in islice(reversed(self.decisions), count)]
+
     async def index(self, _: web.Request) -> web.Response:
         """Size of the prefix index."""
         index = self._router.index
@@ -121,6 +132,7 @@ class Pages:
             "node": member.replica.node,
             "instance": member.replica.instance,
             "added": self._added(member.id),
+            "warming": self._warming(member.id),
             "ready": member.ready,
             "why": member.health.why if member.replica.ready else "not ready, by discovery",
             "failures_in_a_row": member.breaker.failures,
@@ -207,7 +219,34 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
         "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
+        **_explained(record),
     }
+
+
+def _explained(record: RequestRecord) -> dict[str, Any]:
+    """Why its tokens missed the cache, as far as an observatory was there to see it."""
+    miss, seen, replay = record.miss, record.sighting, record.receipt is not None and record.receipt.replay
+    return {
+        "miss": miss and miss.misses,
+        "hit_tokens": miss and miss.hit,
+        "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
+        "saved_ms": miss and round(miss.saved_ms, 1),
+        "template": f"{seen.template:016x}" if seen and seen.template else None,
+        "conversation": f"{seen.conversation:016x}" if seen and seen.conversation else None,
+        "turn": seen and seen.turn,
+        "step": seen and seen.step,
+        "difference": _difference(seen.difference) if seen and seen.difference else None,
+    }
+
+
+def _difference(difference: Difference) -> dict[str, Any]:
+    row = {name: getattr(difference, name) for name in difference.__struct_fields__}
+    # Keyed anew: of what has few digits, as its shape may tell, a plain hash would be as good as its text.
+    named = blake2b(difference.piece_hash.to_bytes(8), digest_size=8, key=_HASH_KEY).hexdigest()
+    return {**row, "piece_hash": named}
+
+
+_HASH_KEY = secrets.token_bytes(16)
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The admin listener: the hub's pages behind their guard, on aiohttp's server, since nobody is in a hurry here."""
+"""The admin listener: the hub's pages and the dashboard behind a guard, on aiohttp's server: nobody is in a hurry."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from aiohttp import http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from router import dashboard
 from router.guard import BODY_BYTES_MAX, guarding
 from router.running import cannot_listen, url_of
 from router.settings import Settings
@@ -41,7 +42,7 @@ async def listen(
     if not settings.admin.allow_python_parser:
         _refuse_python_parser()
     app = web.Application(middlewares=[guarding(token, s.admin_host)], client_max_size=BODY_BYTES_MAX)
-    app.add_routes(routes)
+    app.add_routes([*routes, *dashboard.routes()])
     runner = web.AppRunner(
         app,
         access_log=None,

@@ -48,6 +48,9 @@ class Places(Protocol[_W_contra]):
     def prompt_tokens(self, wanted: _W_contra) -> int:
         """Of its prompt, about."""
 
+    def turned_away(self, wanted: _W_contra) -> None:
+        """It will not be placed."""
+
 
 @dataclass(slots=True)
 class _Waiting(Generic[_W]):
@@ -111,7 +114,7 @@ class Admitter(Generic[_W]):
             if not exclude:
                 self._quotas.spend(tenant, -charged, now_s)
             if isinstance(error, Shed):
-                self._shed(error.code, wanted.priority)
+                self._tell_shed(error.code, wanted)
             raise
         for other in out:
             self._turn_away(other, now_s)
@@ -177,7 +180,7 @@ class Admitter(Generic[_W]):
         waiting = self._waiting_of(ticket)
         waiting.wanted.queued_s = now_s - ticket.at_s
         if isinstance(answer, Shed):
-            self._shed(answer.code, ticket.priority)
+            self._tell_shed(answer.code, waiting.wanted)
         waiting.answered(answer)
 
     def _charge(self, wanted: _W, now_s: float, *, retry: bool) -> int:
@@ -189,9 +192,13 @@ class Admitter(Generic[_W]):
             try:
                 self._quotas.take(wanted.tenant, tokens, now_s)
             except Shed as shed:
-                self._shed(shed.code, wanted.priority)
+                self._tell_shed(shed.code, wanted)
                 raise
         return tokens
+
+    def _tell_shed(self, code: str, wanted: _W) -> None:
+        self._shed(code, wanted.priority)
+        self._places.turned_away(wanted)
 
     def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """What the request has really used. One that failed may be tried again, and keeps what it was charged with."""

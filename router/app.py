@@ -29,11 +29,14 @@ class App:
         await self.hub.__aenter__()
         try:
             self.edge = Edge(self._settings, self.hub.placer, shared_prompts=self.hub.prompts)
+            if self.hub.observatory is not None:
+                self.hub.observatory.templates_of_edge = self.edge.templates
             self.hub.left = self.edge.left
             self.hub.totals.connections_of_edge, self.hub.totals.spans_of_edge = (
                 self.edge.connections,
                 self.edge.spans_dropped,
             )
+            self.hub.totals.unexplained_of_edge = self.edge.unexplained
             await self.edge.__aenter__()
         except BaseException:
             await self.hub.__aexit__(None, None, None)

@@ -12,7 +12,8 @@ The replica that failed is never the next one, and another rank of its server on
 where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
 had closed meanwhile) is asked once more.
 
-A replica that leaves between placing and calling was no attempt: the request is placed again.
+A replica that leaves before anything was sent to it, placed or while we connect, was no attempt: the request is placed
+again, though no retry is allowed or left.
 """
 
 from __future__ import annotations
@@ -101,13 +102,14 @@ class Attempts:
             record.queued_s = question.wanted.queued_s
         called_s = self._clock()
         record.overhead_s = called_s - read_s - record.queued_s
-        tried = Tried()
+        tried: Tried | None = None
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
                 return lease, await self._attempt(question, lease), called_s
             except Failure as failure:
                 record.error = f"{failure.kind}: {failure}"
+                tried = tried or Tried()
                 if question.trace is not None:
                     question.trace.failed(failure.kind, _status_of(failure), self._clock())
                 self._note(lease, failure, tried)
@@ -123,6 +125,7 @@ class Attempts:
                 if following is None:
                     raise self._refusal(failure, tried) from failure
                 record.retries += ((failure.kind, lease.replica),)
+                following.receipt.replay = lease.receipt.replay  # the client asked once
                 lease = following
             except BaseException:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
@@ -135,7 +138,8 @@ class Attempts:
 
     async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
         """A lease for one more attempt, if it may be made and there is somebody to ask."""
-        if not self._may_retry(question, failure, tried) or not self._budget.covers(self._clock()):
+        retries = not isinstance(failure, ReplicaLeft)
+        if not self._may_retry(question, failure, tried) or (retries and not self._budget.covers(self._clock())):
             return None
         for excluded in tried.excluded:
             try:
@@ -144,7 +148,8 @@ class Attempts:
                 if refusal.status == 429 and refusal.retry_after_s is not None:
                     tried.shed(self._clock() + refusal.retry_after_s)
                 continue
-            self._budget.withdraw(self._clock())  # only now: where nobody is left to try, nothing is spent
+            if retries:
+                self._budget.withdraw(self._clock())  # only now: where nobody is left to try, nothing is spent
             return lease
         return None
 
@@ -198,7 +203,11 @@ class Attempts:
             self._placer.refused(lease.replica)
 
     def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
-        if not self._retries_max or tried.sent > self._retries_max or tried.unsent >= UNSENT_MAX:
+        if tried.unsent >= UNSENT_MAX:
+            return False
+        if isinstance(failure, ReplicaLeft):
+            return True
+        if not self._retries_max or tried.sent > self._retries_max:
             return False
         if tried.sheds > isinstance(failure, EngineShed):
             return False  # that was the one alternative

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import ssl
 import time
+from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
@@ -16,10 +17,12 @@ from router.admin import MODELS, filtered
 from router.callers import Callers
 from router.core.dialects import PATHS, spoken_on
 from router.core.health import RetryBudget
+from router.core.miss import Template
 from router.keys import ANYBODY, Caller, Keys
+from router.observing import Observer
 from router.outbox import Outbox
 from router.patience import ClientLimits
-from router.placing import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, Page, Placer
+from router.placing import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED, Page, Placer
 from router.prompts import Prompts
 from router.proxy import Proxy, refuse, request_id
 from router.reading import RESPONSES, Reader, Refusal
@@ -59,6 +62,7 @@ class Edge:
         self._shared_prompts = shared_prompts
         self._prompts: Prompts | None = None  # our own
         self._tracer: Tracer | None = None
+        self._observer = _observer(settings) if settings.observatory.enabled else None
         self._asking_tls: ssl.SSLContext | None = None  # of the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
@@ -124,6 +128,7 @@ class Edge:
         )
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.reader.ask_usage = s.api.ask_usage
+        self.reader.configure(repairs=s.observatory.repairs, append_only=s.observatory.append_only)
         self._inference = frozenset((*PATHS, *s.api.passthrough))
         self._server.configure(_client_limits(s))
         self._server.tls, self.upstream.tls = listener_tls, replica_tls
@@ -155,15 +160,24 @@ class Edge:
         """The replica is no longer one."""
         self.upstream.forget(replica)
 
+    def templates(self) -> Iterable[Template]:
+        """Prefixes that its clients' conversations share: those that changed since this was last asked."""
+        return self._observer.templates() if self._observer is not None else ()
+
     def figures(self) -> dict[str, int]:
         """What is counted here for the hub's metrics, where the hub is in another process."""
         prompts = self._prompts.counts() if self._prompts is not None else {}
         told = {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
-        return told | self.connections() | {SPANS_DROPPED: self.spans_dropped()}
+        counted = {SPANS_DROPPED: self.spans_dropped(), UNEXPLAINED: self.unexplained()}
+        return told | self.connections() | counted
 
     def spans_dropped(self) -> int:
         """Spans of traces that did not reach the collector."""
         return self._tracer.dropped if self._tracer is not None else 0
+
+    def unexplained(self) -> int:
+        """Prompts that were not compared with an earlier one."""
+        return self._observer.unexplained if self._observer is not None else 0
 
     def connections(self) -> dict[str, int]:
         """Clients' connections: how many are open, and how many we closed, by reason."""
@@ -194,6 +208,11 @@ class Edge:
             ask_usage=s.api.ask_usage,
             secret=secret.read(s.auth.secret, s.auth.secret_file),
             json_depth_max=s.limits.json_depth_max,
+            observer=self._observer,
+            repairs=s.observatory.repairs,
+            append_only=s.observatory.append_only,
+            step_header=s.observatory.step_header,
+            step_field=s.observatory.step_field,
         )
         self._stack.callback(self.reader.close)
         self._callers = Callers(keys_of(s), "")
@@ -252,17 +271,23 @@ class Edge:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def _handle(self, request: Request) -> None:
-        """Whose it is, and then by path: to an engine, one of our own pages, or nowhere."""
+    def _handle(self, request: Request) -> Awaitable[None]:
+        """Whose it is, and then by path: to an engine, one of our own pages, or nowhere. No coroutine of its own: each
+        costs what four calls do."""
         try:
             caller = self._callers.who(request)
         except Refusal as refusal:
-            self._refuse(request, refusal)
-            return
+            return self._refused(request, refusal)
         generates = request.method == "POST" and request.path in self._inference
         if generates or self._about_response(request):
-            await self.proxy.handle(request, caller)
-            return
+            return self.proxy.handle(request, caller)
+        return self._answer(request, caller)
+
+    async def _refused(self, request: Request, refusal: Refusal) -> None:
+        self._refuse(request, refusal)
+
+    async def _answer(self, request: Request, caller: Caller) -> None:
+        """Of our own."""
         page = await self._page(request, caller) if request.method in ("GET", "HEAD") else None
         if page is None:
             message = f"There is no {request.method} {request.path[:200]} here."
@@ -302,15 +327,14 @@ class Edge:
     def _report(self, record: RequestRecord) -> None:
         """Told on at the end of the loop's turn, all of a turn together: that is done in half the time."""
         if not self._ended:
-            asyncio.get_running_loop().call_soon(self._tell)
+            self._server.loop.call_soon(self._tell)
         self._ended.append(record)
 
     def _tell(self) -> None:
         ended, self._ended = self._ended, []
         for record in ended:
             self._placer.report(record)
-        for record in ended:
-            logs.log_request(record)
+        logs.log_requests(ended)
 
 
 def _tracer(settings: Settings) -> Tracer:
@@ -321,6 +345,18 @@ def _tracer(settings: Settings) -> Tracer:
         service_name=tracing.service_name,
         queue_spans_max=tracing.queue_spans_max,
         scheme="https" if settings.listen.tls_certificate else "http",
+    )
+
+
+def _observer(settings: Settings) -> Observer:
+    s = settings.observatory
+    return Observer(
+        memory_bytes_max=s.memory_bytes_max,
+        prompt_bytes_max=s.prompt_bytes_max,
+        templates_max=s.templates_max,
+        looks_per_s_max=s.looks_per_s_max,
+        compare_ms_per_s_max=s.compare_ms_per_s_max,
+        excerpts=s.excerpts,
     )
 
 

@@ -114,7 +114,10 @@ class Answer:
         self._connection = connection
         self._waiter = self._loop.create_future()
         connection.send(self, head, body)
-        await self._heard()
+        try:  # as `_heard`, without a coroutine more for every request
+            await self._waiter
+        finally:
+            self._waiter = None
         self.head, self._pieces, self._size = b"".join(self._pieces), [], 0
         self.begun = True
         if self.streams and not self.head:

@@ -3,7 +3,7 @@
     failure                                   kind         was sent      tried elsewhere         replica's fault
     refused, no connection in time            connect      nothing       yes, and not counted    yes
     any other end of connecting, such as TLS  connect      nothing       yes                     yes
-    its replica left while we connected       left         nothing       yes, and not counted    no
+    its replica left while we connected       left         nothing       yes, which is no retry  no
     used connection closed, no byte came      stale        maybe         yes                     no
     reset or end before the first event       broke_early  all of it     yes                     yes
     no stream of events, though promised      garbage      all of it     yes                     yes

@@ -1,6 +1,7 @@
 """Who may use the admin listener, and for what: looked at before any page is.
 
-With a token every page needs it but `/healthz` and `/readyz`, which kubelets ask. Without one the listener is on
+With a token every page needs it but `/healthz` and `/readyz`, which kubelets ask, and the files that the dashboard is
+made of, which hold nothing secret and ask for the token themselves. Without one the listener is on
 loopback (settings_loading.py), where other programs of the machine are trusted, but browsers are not: what they send
 for a web page names that page's host (`Host`, also where its name was made to resolve to 127.0.0.1) or comes with an
 `Origin`. So a request must name this machine by address, `localhost` or the configured name; what changes something
@@ -17,10 +18,12 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from router import dashboard
 from router.callers import OPEN, is_admin
 
 BODY_BYTES_MAX = 4 << 10
 READS = ("GET", "HEAD")
+FREE = {*OPEN, *dashboard.PATHS}
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?")
 
@@ -34,7 +37,7 @@ def guarding(token: Callable[[], str], host: str) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         secret = token()
-        if request.path in OPEN and request.method in READS:
+        if request.path in FREE and request.method in READS:
             return await handler(request)
         if secret and not is_admin(request.headers.get("Authorization", "").encode(errors="replace"), secret):
             response = refused(401, "admin_token_needed", "This page needs the admin token.")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,9 @@ from router.announce import Announcer
 from router.core.breaker import State
 from router.core.facts import Grade, Replica
 from router.core.kv_stream import Limits
+from router.core.miss import Template
+from router.core.observatory.explain import Explainer
+from router.core.observatory.ledger import Ledger
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.discovery.static import StaticDiscovery
@@ -31,7 +34,11 @@ from router.events import Subscriber
 from router.keys import Keys
 from router.metrics import Figures, Metrics, RequestRecord
 from router.networks import allowed
+from router.observatory import Observatory
 from router.placing import HUB_LOST, LocalPlacer
+from router.prewarm.page import Page as PrewarmPage
+from router.prewarm.sending import Sender
+from router.prewarm.warmer import Warmer
 from router.probe import Prober
 from router.prompts import Prompts
 from router.ranks import Ranks
@@ -78,6 +85,7 @@ class Hub:
         self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
         self.ready: Callable[[str], None] = lambda _: None  # and of those that may be sent requests from now on
         self.totals = Totals()
+        self.observatory: Observatory | None = None
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
         self.admin_url = ""
@@ -95,7 +103,11 @@ class Hub:
             slow_start_s=s.upstream.slow_start_s,
             stuck_after_s=s.upstream.stuck_after_s,
             stood=self._stood,
+            cleared=lambda id_: self.warmer.cleared(id_),
             suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
+            explainer=Explainer(s.observatory.blocks_max, replay_window_s=s.observatory.replay_window_s)
+            if s.observatory.enabled
+            else None,
         )
         try:
             self._build()
@@ -120,7 +132,7 @@ class Hub:
         self._prober = Prober(
             self.router,
             self._lost,
-            on_ready=lambda id_: self.ready(id_),
+            on_ready=self._became_ready,
             interval_s=s.probe.interval_s,
             timeout_s=s.probe.timeout_s,
             api_key=s.probe.api_key,
@@ -132,6 +144,7 @@ class Hub:
         self._stack.push_async_callback(self._prober.close)
         self.metrics = Metrics(self.router, time.monotonic, self._figures(), process=True)
         self.admin_token = secret.read(s.admin.token, s.admin.token_file)
+        self._upstream_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
         self._replicas = StaticDiscovery(s.replicas)
         self._discoveries = Together(self._replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
         self.pages = Pages(
@@ -143,8 +156,19 @@ class Hub:
             streams=self._stream,
             window=lambda id_: self.admission.window(id_),
             added=lambda id_: Replica(id_).url in self._replicas.added,
+            warming=lambda id_: self.warmer.warming(id_),
             discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
         )
+        if s.observatory.enabled:
+            self.observatory = Observatory(
+                self.router,
+                s.observatory,
+                tenant=self.metrics.tenant,
+                clock=time.monotonic,
+                decisions=self.pages.newest,
+                window=lambda id_: self.admission.window(id_),
+            )
+            self._task(self.observatory.watch())
         self.placer = LocalPlacer(
             self.router,
             clock=time.monotonic,
@@ -160,6 +184,7 @@ class Hub:
             shed=self.metrics.shed,
         )
         self.admission = self.placer.admission
+        self._prewarm()
         self.keys = keys_of(s)
         if s.events.enabled:
             self._trust()
@@ -175,6 +200,29 @@ class Hub:
         self._task(self.totals.own_stalls.watch())
         self._task(self._check())
         self._task(self._admit())
+
+    def _prewarm(self) -> None:
+        s, observatory = self.settings, self.observatory
+        sender = Sender(
+            self.router,
+            self.admission,
+            clock=time.monotonic,
+            api_key=lambda: self._upstream_key or s.probe.api_key,
+            tls=self._tls,
+        )
+        self.warmer = Warmer(
+            self.router,
+            sender,
+            s.prewarm,
+            clock=time.monotonic,
+            hottest=observatory.hottest if observatory is not None else lambda _: (),
+            counted=self.metrics.prewarmed,
+            released=lambda id_: self.ready(id_),
+        )
+        self._stack.push_async_callback(self.warmer.close)
+        self.prewarm_page = PrewarmPage(self.router, self.warmer)
+        if observatory is not None:
+            observatory.warming = self.warmer.warming
 
     def _trust(self) -> None:
         s = self.settings
@@ -245,11 +293,18 @@ class Hub:
         """A request ended; its log line is the edge's."""
         self.metrics.observe(record)
         self.pages.decisions.append(record)
+        if self.observatory is not None:
+            self.observatory.observe(record)
 
     def count(self, counts: Mapping[str, int]) -> None:
         """What else an edge of another process has counted since it last said so: see `Edge.figures`."""
         self.totals.add(counts)
         self.metrics.hub_lost(counts.get(HUB_LOST, 0))
+
+    def know(self, templates: Iterable[Template], source: str) -> None:
+        """What templates are, as an edge of another process has seen."""
+        if self.observatory is not None:
+            self.observatory.know(templates, source)
 
     def drain(self) -> None:
         """From now on `/readyz` says that no more should come."""
@@ -262,10 +317,13 @@ class Hub:
         with files_of_settings():
             keys = keys_of(settings)
             admin_token = secret.read(settings.admin.token, settings.admin.token_file)
+            upstream_key = secret.read(upstream.api_key, upstream.api_key_file)
             tls.renew(self._tls, upstream)  # sessions of probes go on with it
         self.settings, self.keys, self.admin_token = settings, keys, admin_token
+        self._upstream_key = upstream_key
         self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stuck_after_s)
         self.admission.configure(settings.admission)
+        self.warmer.configure(settings.prewarm)
         self._additions.allowed = allowed(settings.admin.replicas_allowed)
         self._replicas.replace(settings.replicas)
 
@@ -305,7 +363,13 @@ class Hub:
     def _lost(self, replica: str) -> None:
         """Nobody listens there any more; who comes back may have another number of ranks."""
         self._tell_lost(replica)
+        for id_ in self.router.fleet.same_server(replica):
+            self.warmer.refused(id_)
         self._ranks.doubt(replica)
+
+    def _became_ready(self, replica: str) -> None:
+        self.warmer.ready(replica)
+        self.ready(replica)
 
     async def _check(self) -> None:
         """Look for stuck replicas, and now and then hold what events say against what engines count."""
@@ -344,11 +408,16 @@ class Hub:
             queued=lambda: self.admission.queued(),
             connections=totals.connections,
             discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
+            ledger=self._ledger,
             lines_dropped=totals.lines_dropped,
             spans_dropped=totals.spans_dropped,
+            unexplained=totals.unexplained,
             stalls=totals.stalls,
             workers_cpu_s=totals.workers_cpu_s,
         )
+
+    def _ledger(self) -> Ledger | None:
+        return self.observatory.settled() if self.observatory is not None else None
 
     def _stream(self, replica: str) -> dict[str, Any] | None:
         stats = self._events.stat(replica) if self._events else None
@@ -356,7 +425,9 @@ class Hub:
 
     async def _listen(self) -> None:
         self._additions = Additions(self._replicas, allowed(self.settings.admin.replicas_allowed))
-        routes = [*self.pages.routes(), *self._additions.routes()]
+        routes = [*self.pages.routes(), *self._additions.routes(), *self.prewarm_page.routes()]
+        if self.observatory is not None:
+            routes += self.observatory.routes()
         self.admin_url = await listen(
             self._stack, routes, self.settings, token=lambda: self.admin_token, sock=self._admin_socket
         )
@@ -385,16 +456,18 @@ class Hub:
             self.metrics.left(id_)
             self._prober.left(id_)
             self._grades.pop(id_, None)
+            self.warmer.left(id_)
             self.left(id_)
         for id_ in before.keys() - left:
             if (ready := by_id[id_].ready) != before[id_].ready:
                 text = "replica is ready again" if ready else "replica is not ready"
                 log.info(text, extra={"fields": _named(by_id[id_])})
-                (self.ready if ready else self.left)(id_)
+                (self._became_ready if ready else self.left)(id_)
             if self._events is not None and members[id_].replica != before[id_]:
                 self._events.update(members[id_].replica)
         for id_ in joined:
             self.metrics.joined(id_)
+            self.warmer.joined(id_, new=self.discovered.is_set())
             log.info("replica joined", extra={"fields": _named(by_id[id_])})
             work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
             if self._events is not None:

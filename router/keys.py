@@ -8,8 +8,8 @@ Only the SHA-256 of a key is kept. A key is 256 random bits, so nobody finds by 
 hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
 what the time of that tells is of the digest, which nobody can steer towards another without breaking SHA-256.
 
-Rates, isolation and receipts are the tenant's, whichever key says so; keys that contradict each other are refused.
-Models and priority are the key's own.
+Rates, isolation, receipts, repairs and `append_only` are the tenant's, whichever key says so; keys that contradict
+each other are refused. Models and priority are the key's own.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
 from msgspec import Meta
 
+from router.core.dialects.repairs import REPAIRS, in_order
 from router.core.facts import Priority
 
 PREFIX = "wr-"
 KEY_BYTES = 32
 FILE_BYTES_MAX = 64 << 20
 OTHER, NONE = "other", "none"  # label values that no tenant may be named
+OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # what becomes of a conversation whose history has changed
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -59,6 +61,8 @@ class Tenant:
     tokens_per_min: int | None = None
     isolated: bool = False  # its cached prefixes are its own
     receipts: bool = False
+    repairs: tuple[str, ...] = ()  # of its requests
+    append_only: str = OFF
 
     def allows(self, model: str) -> bool:
         """Whether it may ask for this model."""
@@ -87,6 +91,14 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: str = "normal"
     isolate: bool | None = None
     receipts: bool | None = None
+    repairs: tuple[str, ...] | None = None
+    append_only: str | Literal[False] | None = None  # `off` is false in YAML
+
+    def __post_init__(self) -> None:
+        if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
+            self.repairs = in_order(self.repairs)
+        if self.append_only is False:
+            self.append_only = OFF
 
 
 class Keys:
@@ -105,8 +117,10 @@ class Keys:
         return self._by_digest.get(hashlib.sha256(key).hexdigest())
 
     @classmethod
-    def load(cls, file: Path, *, isolate: bool, receipts: bool) -> Keys:
-        """Read a keys file; `isolate` and `receipts` hold for tenants whose keys do not say. Raises KeysError."""
+    def load(
+        cls, file: Path, *, isolate: bool, receipts: bool, repairs: tuple[str, ...] = (), append_only: str = OFF
+    ) -> Keys:
+        """Read a keys file; the others hold for tenants whose keys do not say. Raises KeysError."""
         problems: list[str] = []
         entries = [_entry(each, number, problems) for number, each in enumerate(_read(file), 1)]
         good = [entry for entry in entries if entry is not None]
@@ -129,6 +143,8 @@ class Keys:
                 tokens_per_min=said.get("tokens_per_min"),
                 isolated=said.get("isolate", isolate),
                 receipts=said.get("receipts", receipts),
+                repairs=said.get("repairs", repairs),
+                append_only=said.get("append_only", append_only),
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
@@ -185,6 +201,10 @@ def _wrong(entry: _Entry) -> list[str]:
         wrong.append(f"'priority' must be one of {', '.join(_PRIORITIES)}")
     if entry.models is not None and not entry.models:
         wrong.append("'models' names none; without it all are allowed")
+    odd = [name for name in entry.repairs or () if name not in REPAIRS]
+    wrong += [f"'repairs': there is no '{name:.40}'{_nearest(name, REPAIRS)}" for name in odd]
+    if entry.append_only not in (None, *APPEND_ONLY):
+        wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
     return wrong
 
 
@@ -193,7 +213,7 @@ def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, A
     tenants: dict[str, dict[str, Any]] = {}
     for entry in entries:
         said = tenants.setdefault(entry.tenant, {})
-        for field in ("requests_per_min", "tokens_per_min", "isolate", "receipts"):
+        for field in ("requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only"):
             value = getattr(entry, field)
             if value is not None and said.setdefault(field, value) != value:
                 problems.append(f"key '{entry.name}': its {field} contradicts another key of tenant '{entry.tenant}'")

@@ -43,16 +43,17 @@ class Writer:
         self._some, self._soon = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
-    def write(self, line: bytes, *, urgent: bool = False) -> None:
-        """Take a line, without its end, to be written soon; urgent ones at once. Dropped when the buffer is full."""
+    def write(self, *lines: bytes, urgent: bool = False) -> None:
+        """Take lines, without their ends, to be written soon; urgent ones at once. Dropped when the buffer is full."""
         with self._lock:
             first = not self._lines
-            if self._closing or self._bytes + len(line) >= self._bytes_max:
-                self.dropped += 1
-                self._unsaid += 1
-            else:
-                self._lines.append(line)
-                self._bytes += len(line) + 1
+            for line in lines:
+                if self._closing or self._bytes + len(line) >= self._bytes_max:
+                    self.dropped += 1
+                    self._unsaid += 1
+                else:
+                    self._lines.append(line)
+                    self._bytes += len(line) + 1
         if first:
             self._wake()
         if (urgent or self._bytes >= PIECE_BYTES_MAX) and not self._soon.is_set():

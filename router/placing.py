@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from router.admission import Admitter, Answered
 from router.core.admission import Limits, NoLimits
 from router.core.blocks import Chain
@@ -20,12 +22,12 @@ from router.core.facts import Ask, Ending, Outcome, Priority, Receipt
 from router.core.fair_queue import Pool, Ticket
 from router.core.keys import TokenPrompt
 from router.core.member import Lease
+from router.core.miss import Sighting
 from router.core.routing import Router
 from router.tallies import RequestRecord
 
 
-@dataclass(slots=True)
-class Wanted:
+class Wanted(Struct, eq=False):  # see core/facts.py
     """A request as far as placing needs it."""
 
     ask: Ask  # without what was decoded
@@ -39,6 +41,7 @@ class Wanted:
     priority: Priority = Priority.NORMAL
     body_bytes: int = 0
     queued_s: float = 0.0  # waited for a place so far; said by whoever placed it
+    sighting: Sighting | None = None  # None without an observatory
 
 
 class Placed(Protocol):
@@ -134,6 +137,7 @@ class Placer(Protocol):
 HUB_LOST = "hub_lost"  # placements without the hub
 LINES_DROPPED = "lines_dropped"  # of its log
 SPANS_DROPPED = "spans_dropped"  # of its traces
+UNEXPLAINED = "unexplained"  # prompts that were not compared, for want of time
 CONNECTIONS = "connections"  # of clients, open
 CLOSED = "closed:"  # and one of patience.REASONS: connections of clients that we closed
 CPU_MS = "cpu_ms"  # of its process
@@ -226,12 +230,12 @@ class LocalPlacer:
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
         """See Placer. Whoever no longer wants to wait leaves no trace."""
-        if self.behind(wanted) and not exclude:
+        if wanted.tokens is not None and self.behind(wanted) and not exclude:
             await self.listen(wanted)
-        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         ticket = self.admission.ask(wanted, exclude, lambda answer: self._answered(future, answer))
         if not isinstance(ticket, Ticket):
             return ticket
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()  # no answer comes before a turn does
         try:
             return await future
         except asyncio.CancelledError:
@@ -282,6 +286,7 @@ class LocalPlacer:
             exclude=exclude,
             only=self.owners.owner(wanted.response_id, wanted.tenant),
             full=full,
+            sighting=wanted.sighting,
         )
 
     def alive(self, replica: str) -> None:
@@ -306,6 +311,11 @@ class LocalPlacer:
             return wanted.body_tokens
         ratio = prompt.bytes_per_token or self._router.models.tokens(wanted.model or "").bytes_per_token
         return round(prompt.size / ratio)
+
+    def turned_away(self, wanted: Wanted) -> None:
+        """See admission.Places."""
+        if self._router.explainer is not None and wanted.chain is not None:
+            self._router.explainer.turned_away(wanted.chain)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """See Placer."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import ceil
 
@@ -22,12 +22,13 @@ from router.client_connection import ClientLeft
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
+from router.core.observatory.explain import settled
 from router.exchange import Answer, BrokeMidway
 from router.failures import Stalled
 from router.keys import ANYBODY, Caller
 from router.moments import Moments
-from router.placing import Placed, Placer
-from router.reading import RESPONSES, Question, Reader, Refusal
+from router.placing import LEFT, Placed, Placer
+from router.reading import HISTORY_CHANGED, RESPONSES, STORED, Question, Reader, Refusal
 from router.receiving import BadRequest, Request
 from router.relay import Relay
 from router.serving import date_line
@@ -40,7 +41,10 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 2
 DRAINED = "drained"  # cut when the router ended
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
+COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # of others nobody knows whether any token of the prompt was
+_OK = Ending.OK  # to look an enum's member up costs as much as a call
 ID_CHARS_MAX = 128
+ID_BYTES, IDS_AT_ONCE = 16, 64
 DETAIL_CHARS_MAX = 300
 
 
@@ -92,8 +96,9 @@ class Proxy:
         started_s = self._clock()
         record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
         trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
+        if not self.in_flight:
+            self._idle.clear()
         self.in_flight += 1
-        self._idle.clear()
         try:
             await self._serve(request, caller, record, started_s, trace)
         except Refusal as refusal:
@@ -143,11 +148,15 @@ class Proxy:
         if trace is not None:
             question.trace, trace.parsed_s = trace, self._clock()
         record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
+        record.sighting, record.repairs, record.warning = question.wanted.sighting, question.repairs, question.warning
         lease, answer, called_s = await self._attempts.begin(question, record, read_s)
-        outcome = Outcome(Ending.CLIENT_LEFT)
+        outcome = LEFT
         relay: Relay | None = None
         try:
-            lines = self._lines(answer, lease, record, receipts=self._receipts and question.receipts)
+            sighting, tenant = record.sighting, caller.tenant
+            isolated = (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
+            receipts = self._receipts and question.receipts
+            lines = self._lines(answer, lease, record, receipts=receipts, isolated=isolated)
             if answer.whole:
                 request.answer(answer.status, lines, answer.head)
             else:
@@ -165,7 +174,7 @@ class Proxy:
             outcome = _outcome(question, answer, relay)
         finally:
             self._upstream.done(answer)
-            if outcome.ending is Ending.CLIENT_LEFT and relay is not None:
+            if outcome is LEFT and relay is not None:
                 outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events)  # what it has got counts against its rate
             self._finish(lease, outcome, relay, record)
 
@@ -188,23 +197,29 @@ class Proxy:
 
     # -- answer --------------------------------------------------------------------------------------------------
 
-    def _lines(self, answer: Answer, lease: Placed, record: RequestRecord, *, receipts: bool) -> list[bytes]:
+    def _lines(
+        self, answer: Answer, lease: Placed, record: RequestRecord, *, receipts: bool, isolated: bool
+    ) -> list[bytes]:
         """Header lines for the client: the engine's, and what we have to say."""
         record.status = answer.status
         lines = answer.lines
         if receipts:
-            receipt = lease.receipt
+            receipt, told = lease.receipt, ""
+            if receipt.miss is not None and receipt.miss.misses:
+                told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
             lines.append(
                 f"x-warmroute-request-id: {record.id}\r\n"
                 f"x-warmroute-replica: {receipt.replica}\r\n"
                 f"x-warmroute-reason: {receipt.reason}\r\n"
                 f"x-warmroute-grade: {receipt.grade}\r\n"
-                f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n".encode()
+                f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}".encode()
             )
         else:
             if 300 <= answer.status < 400:  # an engine that redirects says where it is
                 lines = [line for line in lines if line[:9].lower() != b"location:"]
             lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
+        if record.warning:
+            lines.append(f"x-warmroute-warning: {record.warning}\r\n".encode())
         return lines
 
     def _begun(
@@ -227,9 +242,12 @@ class Proxy:
         self._placer.finish(lease, outcome, now_s)
         record.ending = outcome.ending
         record.usage = outcome.usage
+        miss = lease.receipt.miss
+        if miss is not None and outcome.ending in COMPUTED:
+            record.miss = settled(miss, outcome.usage)
         if record.ttft_s is not None and relay is not None:
             record.events = relay.events
-            if lease.first_token_s is not None and relay.events > 2 and outcome.ending is Ending.OK:
+            if lease.first_token_s is not None and relay.events > 2 and outcome.ending is _OK:
                 # Its last event came with its end: nothing is timed for each.
                 record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
 
@@ -242,9 +260,9 @@ def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome
     if question.wanted.ask.stream and relay is not None:
         if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
-        return Outcome(Ending.OK, question.dialect.stream_usage(relay.tail), relay.events)
+        return Outcome(_OK, question.dialect.stream_usage(relay.tail), relay.events)
     seen = answer.head if relay is None else relay.tail  # of what is too long to be held the end, where usage stands
-    return Outcome(Ending.OK, question.dialect.usage(seen))
+    return Outcome(_OK, question.dialect.usage(seen))
 
 
 def _broken(dialect: Dialect, tail: bytes) -> bytes:
@@ -267,6 +285,8 @@ def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadReques
     param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
     if refusal.status == 401:
         lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
+    if refusal.code == HISTORY_CHANGED:  # else the official clients send it again, as any 409
+        lines.append(b"x-should-retry: false\r\n")
     if refusal.status in (429, 503):
         lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
     request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
@@ -277,9 +297,20 @@ def request_id(request: Request) -> str:
     given = request.header(b"x-request-id")
     if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
         return given
-    return secrets.token_hex(16)  # not to be guessed: engines refuse an id that is under way
+    return next(_ids)
+
+
+def _new_ids() -> Iterator[str]:
+    """Not to be guessed: engines refuse an id that is under way. Many are made of what one system call gives."""
+    while True:
+        random = os.urandom(ID_BYTES * IDS_AT_ONCE).hex()
+        for start in range(0, len(random), 2 * ID_BYTES):
+            yield random[start : start + 2 * ID_BYTES]
+
+
+_ids = _new_ids()
 
 
 def _route(path: str) -> str:
     """The label of a path: response ids are left out."""
-    return RESPONSES + "/{id}" if path.startswith(RESPONSES + "/") else path
+    return RESPONSES + "/{id}" if path.startswith(STORED) else path

@@ -13,34 +13,46 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
+
+from router import history
 from router.core.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, spoken_on, tenancy
 from router.core.dialects.forms import form_model
+from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
+from router.core.dialects.repairs import Repairs, in_order
 from router.core.dialects.seen import Seen
-from router.core.dialects.wire import nests_deeper
+from router.core.dialects.wire import nests_deeper, step_of
 from router.core.facts import Ask
+from router.core.miss import Sighting
 from router.core.models import NoReplica, UnknownModel
+from router.core.observatory.looks import Look
+from router.core.observatory.templates import TOOLS
 from router.exchange import HOP_HEADERS
-from router.keys import ANYBODY, Caller, Tenant
+from router.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.moments import Moments
+from router.observing import Observer
 from router.placing import Placer, Wanted
 from router.receiving import Request
 from router.tokens import Tokens
 
 RESPONSES = "/v1/responses"
+STORED = RESPONSES + "/"  # and the id of one
 # They need no prefill.
 FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
 BYTES_PER_TOKEN = 4  # of a body whose prompt is unknown
 PAUSE_BYTES_MIN, PAUSE_BYTES_PER_S = 1 << 20, 1 << 29  # beyond a MiB its thread rests two milliseconds for each
 SEEN_BYTES_MAX = 16 << 20  # remembered of the beginnings of bodies, by each of the two threads that read them
+REPAIRED_BYTES_MAX = 4 << 20  # likewise, of tools and what they became
 
+HISTORY_CHANGED = "history_changed"
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # hints, which are for us alone
 
 _NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY}
+_STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
 
@@ -55,8 +67,7 @@ class Refusal(Exception):
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
-@dataclass(slots=True)
-class Question:
+class Question(Struct, eq=False):  # see core/facts.py
     """A request as far as it is understood before placing."""
 
     request: Request
@@ -67,6 +78,8 @@ class Question:
     strip_usage: bool
     receipts: bool = True  # whether its caller may be told where the prompt was found
     trace: Moments | None = None  # of one that is traced
+    repairs: tuple[str, ...] = ()  # that its body needed
+    warning: str = ""  # for the client
 
     @property
     def stored(self) -> bool:
@@ -86,9 +99,19 @@ class Reader:
         ask_usage: bool,
         secret: str = "",
         json_depth_max: int = 256,
+        observer: Observer | None = None,
+        repairs: tuple[str, ...] = (),
+        append_only: str = OFF,
+        step_header: str = "",
+        step_field: str = "",
     ) -> None:
         """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. From the `secret`
-        isolated tenants' salts are made."""
+        isolated tenants' salts are made. The `observer` sees prompts' texts, which are dropped then. `repairs` and
+        `append_only` hold for those who show no key."""
+        self._observer = observer
+        self._step_header, self._step_field = step_header.lower().encode(), step_field
+        self._repairs, self._repairs_long = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
+        self.configure(repairs=repairs, append_only=append_only)
         self._placer = placer
         self._tokens = tokens
         self._offload_bytes_min = offload_bytes_min
@@ -102,8 +125,13 @@ class Reader:
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
         """From now on clients' own credentials are passed on to replicas or not; with an `api_key`, it is sent in
         their place."""
-        self._not_sent_on = _NOT_SENT_ON if passed_on and not api_key else _NOT_SENT_ON | CREDENTIALS
+        kept = _NOT_SENT_ON | {self._step_header}
+        self._not_sent_on = kept if passed_on and not api_key else kept | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
+
+    def configure(self, *, repairs: tuple[str, ...], append_only: str) -> None:
+        """What holds from now on for those who show no key."""
+        self._repairs_wanted, self._append_only = in_order(repairs), append_only
 
     def close(self) -> None:
         """Stop the thread."""
@@ -111,27 +139,50 @@ class Reader:
 
     async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
         """Parse the body and hash the prompt. Raises Refusal."""
-        if request.fields.get(b"content-encoding", b"identity").lower() != b"identity":
+        encoding = request.fields.get(b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
             raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
         path = request.path
-        dialect = PATHS.get(path)
+        dialect, tenant = PATHS.get(path), caller.tenant
+        wanted, append_only = (
+            (tenant.repairs, tenant.append_only) if tenant is not None else (self._repairs_wanted, self._append_only)
+        )
+        repairs: tuple[str, ...] = ()
         try:
             ask, model, chain = await self._placing_facts(request, dialect, caller)
+            if wanted and path in REPAIRED_PATHS and (path == RESPONSES or _may_have_tools(ask)):
+                repairs = await self._repair(request, wanted, tenant)
+                if repairs:
+                    ask, model, chain = await self._placing_facts(request, dialect, caller)
         except BadBody as error:
             raise Refusal(400, error.code, str(error)) from error
-        body = await self._own_body(request, ask, model, caller)
+        sighting = None
+        if self._observer is not None:
+            ask.step = self._step(request, ask)
+            sure, always = append_only != OFF, append_only == REJECT
+            seen = self._observer.look(ask, chain, request, sure=sure, always=always)
+            sighting = await self._settled(seen, request, ask, chain, append_only) if isinstance(seen, Look) else seen
+            if sighting is not None:
+                sighting.step = ask.step
+        changed = history.change_of(sighting) if append_only != OFF else None
+        if changed is not None and append_only == REJECT:
+            own = tenant is None or tenant.isolated
+            raise Refusal(409, HISTORY_CHANGED, history.message(changed, own=own), changed.path or None)
+        if ask.prompt is not None:
+            ask.prompt.let_go()
+        body = request.body if caller.tenant is None else await self._own_body(request, ask, model, caller.tenant)
         tokens = None
         if self._tokens is not None and dialect is not None and model and self._placer.follows():
             view = self._placer.token_view(model)
             tokens = await self._tokens.of(dialect, path, body, ask, model, view) if view is not None else None
-        ask.decoded = None  # not kept while the answer comes
+        ask.decoded, ask.metadata = None, b""  # not kept while the answer comes
         strip_usage = self.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
-        return Question(
-            request=request,
-            lines=self._forward_lines(request, request_id),
-            body=dialect.with_usage(body) if strip_usage and dialect else body,
-            dialect=dialect or spoken_on(path),
-            wanted=Wanted(
+        return Question(  # by place: see core/routing.py
+            request,
+            self._forward_lines(request, request_id),
+            dialect.with_usage(body) if strip_usage and dialect else body,
+            dialect or spoken_on(path),
+            Wanted(
                 ask,
                 model,
                 chain,
@@ -142,10 +193,44 @@ class Reader:
                 caller.name,
                 caller.priority,
                 len(body),
+                0.0,
+                sighting,
             ),
-            strip_usage=strip_usage,
-            receipts=caller.tenant is None or caller.tenant.receipts,
+            strip_usage,
+            tenant is None or tenant.receipts,
+            None,
+            repairs,
+            f"{HISTORY_CHANGED} {history.where(changed)}" if changed is not None else "",
         )
+
+    def _step(self, request: Request, ask: Ask) -> str:
+        """Which step of an agent it says to be."""
+        said = request.fields.get(self._step_header)
+        step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._step_field)
+        return step if step and _STEP.fullmatch(step) else ""
+
+    async def _settled(
+        self, look: Look, request: Request, ask: Ask, chain: Chain | None, append_only: str
+    ) -> Sighting | None:
+        """What earlier prompts say of it, where a glance does not tell."""
+        if self._observer is None or chain is None:
+            return None
+        aside, sure = request.body_bytes >= self._offload_bytes_min, append_only != OFF
+        return await self._observer.settle(
+            look, ask, chain, request, self._thread, aside=aside, sure=sure, rejects=append_only == REJECT
+        )
+
+    async def _repair(self, request: Request, wanted: tuple[str, ...], tenant: Tenant | None) -> tuple[str, ...]:
+        """Put the body right; what was read of it counts no more, then. Returns what it needed."""
+        whose = tenant.name if tenant is not None and tenant.isolated else ""
+        if request.body_bytes < self._offload_bytes_min:
+            body, needed = self._repairs.repaired(request.body, wanted, whose)
+        else:
+            run = asyncio.get_running_loop().run_in_executor
+            body, needed = await run(self._thread, _repair_long, self._repairs_long, request, wanted, whose)
+        if needed:
+            request.bring([body], len(body))
+        return needed
 
     async def _placing_facts(
         self, request: Request, dialect: Dialect | None, caller: Caller
@@ -163,9 +248,10 @@ class Reader:
         keep = self._tokens is not None and self._placer.follows()
         salt = self._salting(caller)
         if request.body_bytes < self._offload_bytes_min:
-            _check_depth(request.body, self._depth_max)
+            body = request.body
+            _check_depth(body, self._depth_max)
             self._seen.apart(salt(b"") if salt else b"")
-            ask = dialect.parse(path, request.body, keep=keep, seen=self._seen)
+            ask = dialect.parse(path, body, keep=keep, seen=self._seen)
             if salt is not None:
                 ask.salt = salt(ask.salt)
             model = self._model(ask, caller, required=True)
@@ -182,11 +268,9 @@ class Reader:
         tenant = caller.tenant
         return partial(tenancy.tenant_salt, self._secret, tenant.name) if tenant and tenant.isolated else None
 
-    async def _own_body(self, request: Request, ask: Ask, model: str | None, caller: Caller) -> bytes:
+    async def _own_body(self, request: Request, ask: Ask, model: str | None, tenant: Tenant) -> bytes:
         """The body as the caller's tenant may send it. Raises Refusal."""
-        tenant, path = caller.tenant, request.path
-        if tenant is None:
-            return request.body
+        path = request.path
         if tenant.isolated and path not in FREE_PATHS and not path.startswith(RESPONSES + "/"):
             engines = self._placer.engines(model) if model is not None else ()
             if path not in PATHS or not tenancy.isolates(path, engines):
@@ -202,15 +286,11 @@ class Reader:
         return body
 
     def _forward_lines(self, request: Request, request_id: str) -> list[bytes]:
-        named: tuple[bytes, ...] = ()
-        if b"connection" in request.fields:  # it may name others that are for us alone
-            named = tuple(token.strip().lower() for token in request.fields[b"connection"].split(b","))
         not_sent_on = self._not_sent_on
-        lines = [
-            b"%b: %b\r\n" % (name, value)
-            for low, name, value in request.lines
-            if low not in not_sent_on and low not in named
-        ]
+        if b"connection" in request.fields:  # it may name others that are for us alone
+            named = request.fields[b"connection"].split(b",")
+            not_sent_on = not_sent_on.union([token.strip().lower() for token in named])
+        lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.lines if low not in not_sent_on]
         lines += self._own_lines
         lines.append(f"X-Request-Id: {request_id}\r\n".encode())
         return lines
@@ -237,13 +317,21 @@ class Reader:
         return model
 
 
+def _may_have_tools(ask: Ask) -> bool:
+    """Whether a prompt begins with tools, or is not understood. To look for them in the body would take longer; but of
+    `/v1/responses` a prompt does not show all tools that there are."""
+    prompt = ask.prompt
+    if prompt is None:
+        return True
+    head = prompt.text if prompt.joint is None else prompt.joint.head
+    return head.startswith(TOOLS)
+
+
 def _hashed(ask: Ask, model: str | None) -> Chain | None:
     """In the thread in which it was parsed (core/dialects/seen.py)."""
     if ask.prompt is None or model is None:
         return None
-    chain = chain_of(ask, model)
-    ask.prompt.let_go()
-    return chain
+    return chain_of(ask, model)
 
 
 def _must_name_model(path: str, caller: Caller) -> bool:
@@ -273,6 +361,21 @@ def _check_depth(body: bytes, depth_max: int) -> None:
         raise BadBody("invalid_json", f"The request body has more than {depth_max} levels of JSON within one another.")
 
 
+def _pause_s(request: Request) -> float:
+    return max(0, request.body_bytes - PAUSE_BYTES_MIN) / PAUSE_BYTES_PER_S
+
+
+def _repair_long(
+    repairs: Repairs, request: Request, wanted: tuple[str, ...], whose: str
+) -> tuple[bytes, tuple[str, ...]]:
+    """Behind each step the thread rests, as in `_read_long`."""
+    body, pause_s = request.body, _pause_s(request)
+    time.sleep(pause_s)
+    made = repairs.repaired(body, wanted, whose)
+    time.sleep(pause_s)
+    return made
+
+
 def _read_long(
     dialect: Dialect,
     request: Request,
@@ -286,7 +389,7 @@ def _read_long(
     Each step holds the interpreter for milliseconds, and the event loop, which lets go of it between any two sockets,
     would get to one socket in between. So behind a very long body's steps the thread rests, and the loop gets to all.
     """
-    pause_s = max(0, request.body_bytes - PAUSE_BYTES_MIN) / PAUSE_BYTES_PER_S
+    pause_s = _pause_s(request)
     body = request.body
     time.sleep(pause_s)
     _check_depth(body, depth_max)
@@ -319,7 +422,7 @@ def _parse_other(request: Request, depth_max: int, limited: bool) -> Ask:
 
 def _response_id(path: str) -> str | None:
     """Of a path below /v1/responses."""
-    return path.removeprefix(RESPONSES + "/").partition("/")[0] if path.startswith(RESPONSES + "/") else None
+    return path.removeprefix(STORED).partition("/")[0] if path.startswith(STORED) else None
 
 
 def made_response(head: bytes) -> str | None:

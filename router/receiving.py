@@ -113,7 +113,8 @@ class Request:
 
     def header(self, name: bytes) -> str:
         """A header's value, "" without one; bytes that are not UTF-8 are kept as surrogates."""
-        return self.fields.get(name, b"").decode("utf-8", "surrogateescape")
+        value = self.fields.get(name)
+        return value.decode("utf-8", "surrogateescape") if value else ""
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
@@ -298,8 +299,8 @@ class Receiver:
         length = request.fields.get(b"content-length", b"0")
         if len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes_max:
             raise self._too_large()
-        expects = request.fields.get(b"expect", b"").lower() == b"100-continue" and request.version == "1.1"
-        if expects and not self._upgrades:
+        expect = request.fields.get(b"expect")
+        if expect is not None and expect.lower() == b"100-continue" and request.version == "1.1" and not self._upgrades:
             self._client.expected()
 
     def on_body(self, data: bytes) -> None:

@@ -39,6 +39,8 @@ LIVE = frozenset(
         "limits.body_bytes_max", "limits.held_answer_bytes_max",
         "api.passthrough", "api.ask_usage", "api.receipts",
         "log.level", "log.requests",
+        "observatory.repairs", "observatory.append_only",
+        "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.hold_ready", "prewarm.timeout_s",
     )
 )  # fmt: skip
 # Sockets, processes, and what is built once: the index, tokenizers, sessions of probes, followers of events.
@@ -61,6 +63,11 @@ FIXED = frozenset(
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
         "log.format",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
+        "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
+        "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",
+        "observatory.replay_window_s",
+        "observatory.templates_max", "observatory.groups_max", "observatory.steps_max", "observatory.step_header",
+        "observatory.step_field",
     )
 )  # fmt: skip
 # Empty or not, they decide how things are built: whether there is TLS, whether there are keys.

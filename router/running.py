@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from router.addresses import template_kwargs, tokenizers
+from router.core.dialects.repairs import in_order
 from router.discovery import Discovery
 from router.discovery.dns import DnsDiscovery
 from router.keys import Keys, KeysError
@@ -53,10 +54,16 @@ def make_prompts(settings: Settings) -> Prompts:
 
 def keys_of(settings: Settings) -> Keys | None:
     """The keys file that the settings name, as it is now; None where they name none. Raises KeysError."""
-    auth = settings.auth
+    auth, observatory = settings.auth, settings.observatory
     if not auth.keys_file:
         return None
-    return Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+    return Keys.load(
+        Path(auth.keys_file),
+        isolate=auth.isolate,
+        receipts=auth.receipts,
+        repairs=in_order(observatory.repairs),
+        append_only=observatory.append_only,
+    )
 
 
 def source_of(s: DiscoverySettings) -> Discovery | None:

@@ -260,6 +260,63 @@ class TokenSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservatorySettings:
+    """Why prompts miss the cache: reasons, first differences, advice."""
+
+    enabled: bool = True
+    """Whether every miss gets a reason. On: what a low hit rate comes from is otherwise nowhere to be seen."""
+    excerpts: bool = False
+    """Whether pages and logs may quote prompts where they differ. Off: a class, a shape and a hash are shown."""
+    memory_bytes_max: Positive = 64 << 20
+    """Bytes of prompts' texts kept to compare the next ones with, in each process that serves clients. Never shown."""
+    prompt_bytes_max: Positive = 1 << 20
+    """Bytes of one prompt that are kept; what lies behind is not compared."""
+    blocks_max: Positive = 1 << 19
+    """Blocks of 512 bytes of which it is remembered that they were computed once, and where: 67 million tokens."""
+    compare_ms_per_s_max: Positive = 10
+    """Milliseconds a second that may be spent on finding where prompts differ, 1 % of a core. When half of it is used,
+    a difference that was found twice at one place is assumed of the next; beyond it the last one found is."""
+    looks_per_s_max: Positive = 200
+    """Prompts a second, in each process that serves clients, whose texts are looked at: half a percent of a core. Each
+    32 KB of one count as one more. Beyond it only a part of all conversations is watched, and reasons of the others are
+    told by their blocks alone."""
+    replay_window_s: Seconds = 3_600.0
+    """Seconds within which an identical prompt counts as a replay, not as reuse of a prefix."""
+    templates_max: Positive = 256
+    """Templates (prefixes that conversations share) told apart; the least used make room."""
+    groups_max: Positive = 200
+    """Combinations of route, tenant, tools and agent step told apart in metrics; the rest are one more."""
+    steps_max: Positive = 32
+    """Names of agent steps told apart; the rest are one more."""
+    step_header: str = "x-warmroute-step"
+    """Request header that names an agent's step; not passed on to replicas."""
+    step_field: str = "agent_step"
+    """Field of a body's `metadata` that names it where the header does not."""
+    repairs: tuple[str, ...] = ()
+    """What is put right in requests before they are sent, where a key does not say for its tenant: `sort_tools`,
+    `canonical_tools` (keys of tools' JSON schemas in one order)."""
+    append_only: str = "off"
+    """What becomes of a conversation whose earlier messages have changed, where a key does not say for its tenant:
+    `off`, `warn` (a header and a log line) or `reject` (409)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrewarmSettings:
+    """Filling the cache of a replica that is new or was restarted, before it takes traffic."""
+
+    prefixes_file: str = ""
+    """JSONL file of requests, `{"path": "/v1/chat/completions", "body": {...}}` each, whose prompts are sent to it."""
+    templates: Count = 0
+    """The most used learned templates that are sent to it; 0: none."""
+    tokens_max: Positive = 200_000
+    """Prompt tokens that a replica is warmed with at most."""
+    hold_ready: bool = False
+    """Whether a replica gets no traffic until it is warm. Off: it takes traffic meanwhile."""
+    timeout_s: Seconds = 60.0
+    """Seconds that warming may take; then the replica takes traffic as it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamSettings:
     """How replicas are called."""
 
@@ -391,6 +448,10 @@ class Settings:
     """What is logged."""
     tracing: TracingSettings = field(default_factory=TracingSettings)
     """OpenTelemetry traces."""
+    observatory: ObservatorySettings = field(default_factory=ObservatorySettings)
+    """Why prompts miss the cache."""
+    prewarm: PrewarmSettings = field(default_factory=PrewarmSettings)
+    """Filling the caches of new replicas."""
 
 
 def field_keys() -> dict[str, Any]:

@@ -21,17 +21,20 @@ import yaml
 
 from router import secret
 from router.addresses import event_problems, token_problems, url_problems
+from router.core.dialects.repairs import REPAIRS
 from router.core.policies import POLICIES
 from router.discovery import SOURCES
-from router.keys import Keys, KeysError
+from router.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.networks import allowed_problems
-from router.settings import SECRETS, DiscoverySettings, Settings, SettingsError, field_keys
+from router.prefixes import file_problems
+from router.settings import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.tls import listener_problems, replica_problems
 from router.tracing import problems as tracing_problems
 
 ENV_PREFIX = "WARMROUTE_"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 TEXTS_OR_NUMBERS = ("discovery.port",)  # names, which may be numbers: YAML makes those of them
+SWITCHED_OFF = ("observatory.append_only",)  # may be `off`, of which YAML makes false
 
 
 def load(
@@ -51,6 +54,8 @@ def load(
     for key, raw in flat.items():
         if key in TEXTS_OR_NUMBERS and type(raw) is int:
             raw = str(raw)
+        if key in SWITCHED_OFF and raw is False:
+            raw = OFF
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError as error:
@@ -144,6 +149,7 @@ def _check(settings: Settings) -> list[str]:
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
     problems += _check_access(settings)
+    problems += _check_observatory(settings.observatory)
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
@@ -151,6 +157,7 @@ def _check(settings: Settings) -> list[str]:
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
+    problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")
@@ -223,6 +230,8 @@ def _check_access(settings: Settings) -> list[str]:
         try:
             keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
             isolated = any(tenant.isolated for tenant in keys.tenants.values())
+            if not settings.observatory.enabled and any(t.append_only != OFF for t in keys.tenants.values()):
+                problems.append("'auth.keys_file': its append_only needs 'observatory.enabled'")
         except KeysError as error:
             problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
     elif isolated:
@@ -230,6 +239,25 @@ def _check_access(settings: Settings) -> list[str]:
     if isolated and not (auth.secret or auth.secret_file):
         problems.append("'auth.secret': isolated tenants need one, of which their salts are made")
     return problems
+
+
+def _check_observatory(observatory: ObservatorySettings) -> list[str]:
+    """What is put right in requests, and what they say of themselves."""
+    problems = []
+    for name in observatory.repairs:
+        if name not in REPAIRS:
+            problems.append(f"'observatory.repairs': there is no '{name}'{_nearest(name, REPAIRS)}")
+    if observatory.append_only not in APPEND_ONLY:
+        known = ", ".join(APPEND_ONLY)
+        problems.append(f"'observatory.append_only': '{observatory.append_only}' is none of {known}")
+    elif observatory.append_only != OFF and not observatory.enabled:
+        problems.append("'observatory.append_only': needs 'observatory.enabled', by which history is known")
+    if observatory.step_header and not _HEADER.fullmatch(observatory.step_header):
+        problems.append(f"'observatory.step_header': '{observatory.step_header}' is not the name of a header")
+    return problems
+
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 section 5.6.2
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,7 +1,9 @@
 """Everything that is counted, once per request and at its end.
 
-That is on the path of every request, so these are plain numbers in dicts by label values; prometheus_client's own
-counters take a lock, a search and a call or two an update. Families are made of them (metrics) when a scrape asks.
+That is on the path of every request, so these are plain numbers in lists, found by label values; prometheus_client's
+own counters take a lock, a search and a call or two an update. What requests of one kind add to is found once, and kept
+(`OfModel`, `Kind`, `Place`). Families are made of series (metrics) when a scrape asks. What the observatory counts
+(core/observatory/ledger.py) is taken over then.
 Labels are bounded: routes and reasons are fixed sets, models are those that replicas serve (the first MODELS_MAX of
 them, anything else is `other`), replicas are those discovered.
 """
@@ -9,16 +11,19 @@ them, anything else is `other`), replicas are those discovered.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from math import exp
-from typing import TypeAlias
+from collections.abc import Callable, Collection
 
+from msgspec import Struct
+
+from router.core.dialects.repairs import REPAIRS
 from router.core.facts import Ending, Grade, Priority, Reason, Receipt, Usage
+from router.core.miss import Breakdown, Change, Miss, Sighting
+from router.core.observatory.ledger import Ledger
+from router.core.observatory.sums import AT, HIT, REPLAY, REPLAYS, FadingRatio
 from router.core.prefill import PrefillModel
 from router.core.spill import Cause
 from router.keys import NONE, OTHER
+from router.series import Counter, Histogram, Kind, OfModel, Place
 
 HIT_RATE_WINDOW_S = 300.0
 MODELS_MAX = 1_000  # label values; adapters may come and go for ever
@@ -34,12 +39,12 @@ KINDS = (  # of failures, see failures.py
 )  # fmt: skip
 SHED_CODES = ("overloaded", "rate_limited")
 RESULTS = ("equal", "over", "under")
+PREWARM_RESULTS = ("ok", "failed", "skipped")
+HITS = _GENUINE, _REPLAY = ("genuine",), ("replay",)
+_OK = Ending.OK
 
-Labels: TypeAlias = tuple[object, ...]  # values, in the order of the names; str() is what is shown
 
-
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct):  # see core/facts.py
     """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
 
     id: str
@@ -62,58 +67,10 @@ class RequestRecord:
     tenant: str = ""
     queued_s: float = 0.0  # waited in the router for a place
     trace_id: str = ""  # of one that is traced
-
-
-class Counter:
-    """A counter by label values. `values` is added to as it is: a call would cost more than the addition."""
-
-    def __init__(self, name: str, text: str, *labels: str) -> None:
-        self.name, self.text, self.labels = f"warmroute_{name}", text, labels
-        self.values: defaultdict[Labels, float] = defaultdict(float)
-
-    def begin(self, series: Iterable[Labels]) -> None:
-        """Have these at nought."""
-        self.values.update(dict.fromkeys(series, 0.0))
-
-
-class Histogram:
-    """A histogram by label values. A series is one list: its buckets, the one without bound last, then the sum."""
-
-    def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
-        self.name, self.text, self.labels, self.bounds = f"warmroute_{name}", text, labels, bounds
-        self.series: dict[Labels, list[float]] = {}
-        if not labels:
-            self._begin(())
-
-    def _begin(self, labels: Labels) -> list[float]:
-        series = self.series[labels] = [0.0] * (len(self.bounds) + 2)
-        return series
-
-    def add(self, labels: Labels, value: float) -> None:
-        """Count one observation, in the first bucket whose bound is not below it."""
-        series = self.series.get(labels) or self._begin(labels)
-        series[bisect_left(self.bounds, value)] += 1
-        series[-1] += value
-
-
-class Ratio:
-    """A ratio over an exponentially fading window."""
-
-    def __init__(self) -> None:
-        self._part = self._whole = self._at_s = 0.0
-
-    def add(self, part: float, whole: float, now_s: float) -> None:
-        """Add to both; what is older than now counts less."""
-        if now_s > self._at_s:  # records of several workers need not come in order
-            fade = exp((self._at_s - now_s) / HIT_RATE_WINDOW_S)
-            self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s
-        self._part += part
-        self._whole += whole
-
-    @property
-    def value(self) -> float | None:
-        """None until something was added."""
-        return self._part / self._whole if self._whole > 1e-9 else None
+    sighting: Sighting | None = None
+    miss: Breakdown | None = None  # by the engine's own count where it told, else as predicted; None if not computed
+    repairs: tuple[str, ...] = ()  # that its body needed
+    warning: str = ""  # that its client was given
 
 
 class Tallies:
@@ -122,8 +79,10 @@ class Tallies:
     def __init__(self, prefill: Callable[[str], PrefillModel] = lambda _: PrefillModel(), policy: str = "") -> None:
         """`prefill(replica)` is what is learned of its speed. The decisions of `policy` are there from the start."""
         self._prefill = prefill
-        self.hit_rate_predicted, self.hit_rate_actual = Ratio(), Ratio()
-        self._models: dict[str, tuple[str]] = {"": ("none",)}
+        self.hit_rate_predicted, self.hit_rate_actual = FadingRatio(HIT_RATE_WINDOW_S), FadingRatio(HIT_RATE_WINDOW_S)
+        self._models: dict[str, OfModel] = {"": OfModel("none")}
+        self._others = OfModel(OTHER)
+        self._places: dict[tuple[str, str, Reason, Grade], Place] = {}
         self._requests = Counter("requests", "Requests answered.", "route", "model", "status")
         self._ttft = Histogram("ttft_seconds", "Time to the first event of a stream.", _LATENCY_S, "model")
         text = "Request read to answer ended."
@@ -132,6 +91,7 @@ class Tallies:
         self._inter_token = Histogram("inter_token_seconds", text, _INTER_TOKEN_S, "model")
         text = "Request read to request sent on: parse, hash, match, place."
         self._overhead = Histogram("overhead_seconds", text, _OVERHEAD_S)
+        self._overhead_of_all = self._overhead.of()
         self._queue = Histogram("queue_seconds", "Waited for a place, of requests that had to.", _LATENCY_S)
         text = "Requests turned away though replicas are there, by reason."
         self._shed = Counter("shed_requests", text, "code", "priority")
@@ -173,6 +133,19 @@ class Tallies:
         text = "Prompt tokens placed on a replica, estimated."
         self._placed = Counter("replica_placed_tokens", text, "replica")
         self._computed = Counter("replica_computed_tokens", "Those of them predicted to be computed.", "replica")
+        text = "Prompts sent to fill replicas' caches, by what became of them."
+        self._prewarm = Counter("prewarm_requests", text, "result")
+        self._prewarm_tokens = Counter("prewarm_tokens", "Prompt tokens of those that were answered.")
+        text = "Prompt tokens that were computed, by why: by the engine's count where it told, else as predicted."
+        self._misses = Counter("miss_tokens", text, "reason")
+        text = "Prompt tokens that were cached, likewise: in prompts asked for before (replay), or not (genuine)."
+        self._hits = Counter("hit_tokens", text, "kind")
+        text = "Requests whose very prompt was asked for before, within the observatory's window."
+        self._replays = Counter("replays", text)
+        text = "Prompts that differ from an earlier one before tokens that both have, by what differs."
+        self._differences = Counter("differences", text, "change")
+        text = "Requests whose tools were put in order before they were sent, by what they needed."
+        self._repairs = Counter("repairs", text, "repair")
         self._begin(policy)
         self._tenants: Collection[str] = ()
         self._tenants_max = 0
@@ -189,16 +162,34 @@ class Tallies:
         self._retries.begin((kind,) for kind in KINDS)
         self._spills.begin((cause.value,) for cause in Cause)
         self._spilled.begin((cause.value,) for cause in Cause)
+        self._prewarm.begin((result,) for result in PREWARM_RESULTS)
+        self._prewarm_tokens.begin([()])
+        self._misses.begin((miss.value,) for miss in Miss)
+        self._hits.begin(HITS)
+        self._replays.begin([()])
+        self._differences.begin((change.value,) for change in Change)
+        self._repairs.begin((repair,) for repair in REPAIRS)
 
     def all(self) -> list[Counter | Histogram]:
         """In the order of the page."""
         return [tally for tally in vars(self).values() if isinstance(tally, Counter | Histogram)]
 
+    def take_over(self, ledger: Ledger) -> None:
+        """What the observatory has counted, `settle`d: of these the ledger's word is all that there is."""
+        totals = ledger.totals
+        for miss, at in AT.items():
+            self._misses.of(miss.value)[0] = totals[at]
+        self._hits.series[_GENUINE][0], self._hits.series[_REPLAY][0] = totals[HIT] - totals[REPLAY], totals[REPLAY]
+        self._replays.of()[0] = totals[REPLAYS]
+        for change, requests in ledger.differences.items():
+            self._differences.of(change.value)[0] = requests
+
     def know(self, tenants: Collection[str], tenants_max: int) -> None:
         """Whom to count by name: of all that ever are, the first `tenants_max`; others are one more."""
         self._tenants, self._tenants_max = tenants, tenants_max
 
-    def _tenant(self, name: str) -> str:
+    def tenant(self, name: str) -> str:
+        """As a label."""
         if name not in self._tenants:
             return NONE
         if name in self._tenant_labels or len(self._tenant_labels) < self._tenants_max:
@@ -208,101 +199,154 @@ class Tallies:
 
     def observe(self, record: RequestRecord) -> None:
         """Count one request at its end."""
-        of_model = self._models.get(record.model) or self._model(record.model)
-        (model,) = of_model
-        self._requests.values[record.route, model, record.status] += 1
-        self._duration.add((record.route, model), record.duration_s)
+        model = self._models.get(record.model) or self._model(record.model)
+        what = (record.route, record.status, record.ending)
+        kind = model.kinds.get(what) or self._kind(model, what)
+        kind.requests[0] += 1
+        duration, duration_s = kind.duration, record.duration_s
+        duration[bisect_left(_LATENCY_S, duration_s)] += 1
+        duration[-1] += duration_s
         if self._tenants:
-            self._of_tenants.values[self._tenant(record.tenant), f"{record.status // 100}xx"] += 1
+            self._of_tenants.of(self.tenant(record.tenant), f"{record.status // 100}xx")[0] += 1
         if record.overhead_s is not None:
-            self._overhead.add((), record.overhead_s)
+            self._overhead.add(self._overhead_of_all, record.overhead_s)
         if record.queued_s > 0:
-            self._queue.add((), record.queued_s)
-        if record.ttft_s is not None:
-            self._ttft.add(of_model, record.ttft_s)
-        if record.inter_token_s is not None:
-            self._inter_token.add(of_model, record.inter_token_s)
-        if record.events:
-            self._events.values[of_model] += record.events
-        for kind, _ in record.retries:
-            self._retries.values[kind,] += 1
-        if record.receipt is not None:
+            self._queue.add(self._queue.of(), record.queued_s)
+        if record.events or record.ttft_s is not None or record.inter_token_s is not None:
+            self._observe_stream(model, record)
+        for failure, _ in record.retries:
+            self._retries.of(failure)[0] += 1
+        for repair in record.repairs:
+            self._repairs.of(repair)[0] += 1
+        receipt = record.receipt
+        if receipt is not None:
             if record.error is None:  # else the attempt was counted when it failed
-                self._attempts.values[record.ending,] += 1
-            self._observe_receipt(of_model, record.receipt, record.usage, record.at_s)
-            if record.ending == Ending.OK:
-                self._observe_saved(of_model, record.receipt, record.usage, record.tenant)
+                if kind.attempts is None:
+                    kind.attempts = self._attempts.of(record.ending)
+                kind.attempts[0] += 1
+            self._observe_receipt(model, receipt, record.usage, record.at_s)
+            if record.ending == _OK:
+                self._observe_saved(model, receipt, record.usage, record.tenant)
 
-    def _model(self, name: str) -> tuple[str]:
+    def _model(self, name: str) -> OfModel:
         if len(self._models) > MODELS_MAX:
-            return ("other",)
-        return self._models.setdefault(name, (name,))
+            return self._others
+        return self._models.setdefault(name, OfModel(name))
 
-    def _observe_receipt(self, of_model: tuple[str], receipt: Receipt, usage: Usage | None, now_s: float) -> None:
-        predicted, spill = receipt.predicted_cached_tokens, receipt.spill
-        self._decisions.values[receipt.policy, receipt.reason] += 1
-        if not receipt.prompt_tokens:
-            return
-        if spill:
-            self._spills.values[spill,] += 1
-            self._spilled.values[spill,] += receipt.spilled_tokens
+    def _kind(self, model: OfModel, what: tuple[str, int, str]) -> Kind:
+        route, status, _ = what
+        requests, duration = self._requests.of(route, model.label, status), self._duration.of(route, model.label)
+        kind = model.kinds[what] = Kind(requests, duration)
+        return kind
+
+    def _place(self, receipt: Receipt) -> Place:
+        decisions, graded = self._decisions.of(receipt.policy, receipt.reason), self._graded.of(receipt.grade)
         of_replica = (receipt.replica,)
-        if of_replica in self._placed.values:  # else it is gone
-            self._placed.values[of_replica] += receipt.prompt_tokens
-            self._computed.values[of_replica] += max(0, receipt.prompt_tokens - predicted)
-        self._graded.values[receipt.grade,] += 1
-        self._prompt.values[of_model] += receipt.prompt_tokens
-        self._predicted.values[of_model] += predicted
-        self.hit_rate_predicted.add(predicted, receipt.prompt_tokens, now_s)
-        if usage is not None and usage.cached_tokens is not None:
-            self._reported.values[of_model] += usage.prompt_tokens
-            self._cached.values[of_model] += usage.cached_tokens
-            self.hit_rate_actual.add(usage.cached_tokens, usage.prompt_tokens, now_s)
-            over = predicted - usage.cached_tokens
-            result = "equal" if not over else "over" if over > 0 else "under"
-            self._predictions.values[receipt.grade, result] += 1
-            self._over.values[receipt.grade,] += max(0, over)
+        placed, computed = self._placed.series.get(of_replica), self._computed.series.get(of_replica)
+        place = Place(decisions, graded, placed or [0.0], computed or [0.0])
+        self._places[receipt.replica, receipt.policy, receipt.reason, receipt.grade] = place
+        return place
 
-    def _observe_saved(self, of_model: tuple[str], receipt: Receipt, usage: Usage | None, tenant: str) -> None:
+    def _observe_stream(self, model: OfModel, record: RequestRecord) -> None:
+        label = model.label
+        if record.ttft_s is not None:
+            if model.ttft is None:
+                model.ttft = self._ttft.of(label)
+            self._ttft.add(model.ttft, record.ttft_s)
+        if record.inter_token_s is not None:
+            if model.inter_token is None:
+                model.inter_token = self._inter_token.of(label)
+            self._inter_token.add(model.inter_token, record.inter_token_s)
+        if record.events:
+            if model.events is None:
+                model.events = self._events.of(label)
+            model.events[0] += record.events
+
+    def _observe_receipt(self, model: OfModel, receipt: Receipt, usage: Usage | None, now_s: float) -> None:
+        prompt, predicted = receipt.prompt_tokens, receipt.predicted_cached_tokens
+        place = self._places.get((receipt.replica, receipt.policy, receipt.reason, receipt.grade))
+        if place is None:
+            place = self._place(receipt)
+        place.decisions[0] += 1
+        if not prompt:
+            return
+        if receipt.spill:
+            self._spills.of(receipt.spill)[0] += 1
+            self._spilled.of(receipt.spill)[0] += receipt.spilled_tokens
+        place.graded[0] += 1
+        place.placed[0] += prompt
+        if prompt > predicted:
+            place.computed[0] += prompt - predicted
+        if model.prompt is None:
+            model.prompt, model.predicted = self._prompt.of(model.label), self._predicted.of(model.label)
+        model.prompt[0] += prompt
+        model.predicted[0] += predicted
+        self.hit_rate_predicted.add(predicted, prompt, now_s)
+        if usage is not None and usage.cached_tokens is not None:
+            self._observe_reported(model, usage, predicted, receipt.grade, now_s)
+
+    def _observe_reported(self, model: OfModel, usage: Usage, predicted: int, grade: Grade, now_s: float) -> None:
+        prompt, cached = usage.prompt_tokens, usage.cached_tokens or 0
+        if model.reported is None:
+            model.reported, model.cached = self._reported.of(model.label), self._cached.of(model.label)
+        model.reported[0] += prompt
+        model.cached[0] += cached
+        self.hit_rate_actual.add(cached, prompt, now_s)
+        over = predicted - cached
+        self._predictions.of(grade, "equal" if not over else "over" if over > 0 else "under")[0] += 1
+        if over > 0:
+            self._over.of(grade)[0] += over
+
+    def _observe_saved(self, model: OfModel, receipt: Receipt, usage: Usage | None, tenant: str) -> None:
         prompt, cached = receipt.prompt_tokens, receipt.predicted_cached_tokens
         if usage is not None and usage.cached_tokens is not None:
             prompt, cached = usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens)
-        self._saved.values[of_model] += cached
-        model = self._prefill(receipt.replica)
-        self._saved_s.values[of_model] += max(0.0, model.ms(prompt, 0) - model.ms(prompt - cached, cached)) / 1e3
+        if model.saved is None:
+            model.saved, model.saved_s = self._saved.of(model.label), self._saved_s.of(model.label)
+        if cached:
+            model.saved[0] += cached
+            model.saved_s[0] += self._prefill(receipt.replica).saved_ms(cached) / 1e3
         if self._tenants:
-            of_tenant = (self._tenant(tenant),)
-            self._tenant_prompt.values[of_tenant] += prompt
-            self._tenant_cached.values[of_tenant] += cached
+            of_tenant = self.tenant(tenant)
+            self._tenant_prompt.of(of_tenant)[0] += prompt
+            self._tenant_cached.of(of_tenant)[0] += cached
 
     def failed(self, replica: str | None, kind: str) -> None:
         """Count one failed attempt; None: at a replica that is none any more, and has no series."""
         if replica is not None:
-            self._failures.values[replica, kind] += 1
-        self._attempts.values[kind,] += 1
+            self._failures.of(replica, kind)[0] += 1
+        self._attempts.of(kind)[0] += 1
 
     def shed(self, code: str, priority: Priority) -> None:
         """Count one request that was turned away."""
-        self._shed.values[code, priority.name.lower()] += 1
+        self._shed.of(code, priority.name.lower())[0] += 1
 
     def hub_lost(self, placements: int) -> None:
         """Count placements that workers made without the hub."""
-        self._hub_lost.values[()] += placements
+        self._hub_lost.of()[0] += placements
+
+    def prewarmed(self, result: str, prompt_tokens: int) -> None:
+        """Count one prompt that a replica was, or was not, warmed with."""
+        self._prewarm.of(result)[0] += 1
+        self._prewarm_tokens.of()[0] += prompt_tokens
 
     def reloaded(self, result: str, now_s: float) -> None:
         """The settings were read again: `ok` if they are in force now, `refused` if the old ones stay."""
-        self._reloads.values[result,] += 1
+        self._reloads.of(result)[0] += 1
         if result == "ok":
             self.reloaded_at_s = now_s
 
     def joined(self, replica: str) -> None:
         """Begin the series of a replica: one that is given nothing counts in a mean, too."""
-        self._placed.values[replica,] = self._computed.values[replica,] = 0.0
+        self._placed.begin([(replica,)])
+        self._computed.begin([(replica,)])
+        self._places.clear()
 
     def left(self, replica: str) -> None:
         """Drop the series of a replica that is gone."""
-        self._placed.values.pop((replica,), None)
-        self._computed.values.pop((replica,), None)
-        failures = self._failures.values
+        self._placed.series.pop((replica,), None)
+        self._computed.series.pop((replica,), None)
+        self._places.clear()
+        failures = self._failures.series
         for labels in [labels for labels in failures if labels[0] == replica]:
             del failures[labels]

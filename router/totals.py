@@ -11,18 +11,19 @@ from collections.abc import Callable, Mapping
 
 from router import logs
 from router.patience import REASONS
-from router.placing import CLOSED, CONNECTIONS, CPU_MS, LINES_DROPPED, PROMPTS, SPANS_DROPPED
+from router.placing import CLOSED, CONNECTIONS, CPU_MS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED
 from router.stalls import Stalls, with_figures
 
 
 class Totals:
-    """`connections_of_edge` and `spans_of_edge` are of an edge in this process, if there is one: see `Edge`."""
+    """`connections_of_edge` and what follows it are of an edge in this process, if there is one: see `Edge`."""
 
     def __init__(self) -> None:
         self._told: Counter[str] = Counter()
         self.own_stalls = Stalls()
         self.connections_of_edge: Callable[[], Mapping[str, int]] = dict
         self.spans_of_edge: Callable[[], int] = int
+        self.unexplained_of_edge: Callable[[], int] = int
 
     def add(self, counts: Mapping[str, int]) -> None:
         """What an edge of another process has counted since it last said so."""
@@ -49,6 +50,10 @@ class Totals:
     def spans_dropped(self) -> int:
         """Of traces, those that did not reach the collector."""
         return self.spans_of_edge() + self._told[SPANS_DROPPED]
+
+    def unexplained(self) -> int:
+        """Prompts that were not compared with an earlier one."""
+        return self.unexplained_of_edge() + self._told[UNEXPLAINED]
 
     def stalls(self) -> list[float]:
         """Of the event loops of all."""

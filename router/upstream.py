@@ -49,10 +49,11 @@ RANK_HEADER = "X-data-parallel-rank"
 class Server:
     """One engine's address and the free connections to it, those used last on top."""
 
-    __slots__ = ("_forgotten", "_free", "_host", "_outbox", "_port", "_tls", "host_line", "path")
+    __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path")
 
     def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox = outbox
+        self._loop = asyncio.get_running_loop()  # which is a system call each time that it is asked for
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = tls if parts.scheme == "https" else None
@@ -72,7 +73,7 @@ class Server:
 
     async def connect(self, timeout_s: float) -> Connection:
         """A new connection. Raises ConnectFailed, and ReplicaLeft if it is forgotten meanwhile."""
-        loop, connection = asyncio.get_running_loop(), Connection(self._give_back, self._outbox)
+        loop, connection = self._loop, Connection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(
@@ -106,7 +107,7 @@ class Server:
         if self._forgotten:
             connection.abort()
             return
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        connection.idle_since_s = self._loop.time()
         self._free.append(connection)
 
 

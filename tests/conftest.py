@@ -1,10 +1,22 @@
+import gc
 import os
 from collections.abc import AsyncIterator
 
 import aiohttp
+import hypothesis  # noqa: F401 - here, as below no later import may ask the collector who holds an object (it does)
 import pytest
 
 from tests.fakes import FakeEngine
+
+
+def pytest_collection_finish() -> None:
+    """What four thousand tests are made of stays until the end: the collector need not look through it again and
+    again, which took a fifth of the time.
+
+    What is frozen it no longer names as a holder either: hypothesis, first imported after this, took the generator
+    of trio, which selenium brings, for one that nobody holds, and warned; so it is imported above."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -343,4 +343,6 @@ async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator
 def idle(app: App) -> bool:
     """Nothing is left open, anywhere."""
     members = app.router.fleet.members.values()
-    return app.edge.proxy.in_flight == 0 and all(not m.leases and m.kv_tokens_in_use == 0 for m in members)
+    return app.edge.proxy.in_flight == 0 and all(
+        not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members
+    )

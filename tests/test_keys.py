@@ -21,12 +21,20 @@ DIGEST = hashlib.sha256(b"wr-key").hexdigest()
 GOOD = {"name": "a", "sha256": DIGEST, "tenant": "acme"}
 
 
-def load(path: Path, entries: Any, *, isolate: bool = False, receipts: bool = False) -> Keys:
+def load(
+    path: Path,
+    entries: Any,
+    *,
+    isolate: bool = False,
+    receipts: bool = False,
+    repairs: tuple[str, ...] = (),
+    append_only: str = "off",
+) -> Keys:
     """The table of a file with these entries, or with this text."""
     file = path / "keys.yaml"
     text = entries if isinstance(entries, bytes) else yaml.safe_dump(entries).encode()
     file.write_bytes(text)
-    return Keys.load(file, isolate=isolate, receipts=receipts)
+    return Keys.load(file, isolate=isolate, receipts=receipts, repairs=repairs, append_only=append_only)
 
 
 def problems(path: Path, entries: Any) -> list[str]:
@@ -53,6 +61,21 @@ def test_what_is_not_said_is_the_settings(tmp_path: Path) -> None:
     keys = load(tmp_path, entries, isolate=True, receipts=True)
     assert keys.tenants["acme"] == Tenant("acme", isolated=True, receipts=True)
     assert keys.tenants["b"] == Tenant("b")
+
+
+def test_repairs_and_history_are_the_settings_too(tmp_path: Path) -> None:
+    """Unless a key says otherwise, with an empty list or `off` as well, which YAML takes for false; two keys of a
+    tenant that name the same repairs in another order agree."""
+    text = f"""
+    - {{name: a, sha256: {DIGEST}, tenant: acme}}
+    - {{name: b, sha256: b{"0" * 63}, tenant: b, repairs: [], append_only: off}}
+    - {{name: c, sha256: c{"0" * 63}, tenant: c, repairs: [canonical_tools, sort_tools]}}
+    - {{name: d, sha256: d{"0" * 63}, tenant: c, repairs: [sort_tools, canonical_tools], append_only: "reject"}}
+    """.encode()
+    keys = load(tmp_path, text, repairs=("sort_tools",), append_only="warn")
+    said = {name: (tenant.repairs, tenant.append_only) for name, tenant in keys.tenants.items()}
+    both = ("sort_tools", "canonical_tools")
+    assert said == {"acme": (("sort_tools",), "warn"), "b": ((), "off"), "c": (both, "reject")}
 
 
 def test_several_keys_are_one_tenants(tmp_path: Path) -> None:
@@ -83,6 +106,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an odd priority": ([{**GOOD, "priority": "urgent"}], "one of high, normal, low"),
     "an odd name": ([{**GOOD, "tenant": "a\nb"}], "'tenant' must be"),
     "a reserved name": ([{**GOOD, "tenant": "other"}], "cannot be 'other'"),
+    "an odd repair": ([{**GOOD, "repairs": ["sorttools"]}], "no 'sorttools'; the nearest is 'sort_tools'"),
+    "a repair that is no list": ([{**GOOD, "repairs": "sort_tools"}], "Expected `array | null`"),
+    "an odd history": ([{**GOOD, "append_only": "refuse"}], "'append_only' must be one of off, warn, reject"),
+    "a history in truth": ([{**GOOD, "append_only": True}], "append_only"),
     "no models": ([{**GOOD, "models": []}], "names none"),
     "a name twice": ([GOOD, {**GOOD, "sha256": "0" * 64}], "key 'a': its name is another key's too"),
     "a digest twice": ([GOOD, {**GOOD, "name": "b"}], "key 'b': its sha256 is another key's too"),

@@ -19,6 +19,7 @@ import pytest
 import router
 from router import logs
 from router.core.facts import Ending, Grade, Reason, Receipt, Usage
+from router.core.miss import Breakdown, Miss
 from router.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, Writer, sink
 from router.metrics import RequestRecord
 from tests.fakes import running
@@ -41,6 +42,7 @@ FULL = record(
     retries=(("connect", "http://r:2"), ("lost", "http://r:3")),
     error="engine_failed",
     detail="It failed.",
+    miss=Breakdown(100, 64, {Miss.SPILLED: 30, Miss.TAIL: 6}),
 )
 
 
@@ -131,6 +133,7 @@ def test_a_request_as_json() -> None:
     start += '"request_id":"a\\"b","route":"/v1/completions","model":"naïve","status":200,"ending":"ok",'
     rest = '"ttft_ms":99.9,"replica":"http://r:1","reason":"spill","grade":"catching-up","prompt_tokens":100,'
     rest += '"predicted_cached_tokens":64,"cached_tokens":null,"completion_tokens":20,'
+    rest += '"hit_tokens":64,"miss":{"spilled":30,"tail":6},'
     rest += '"retries":["connect at http://r:2","lost at http://r:3"],"error":"engine_failed","detail":"It failed."}'
 
     style = logs._Json()
@@ -143,6 +146,7 @@ def test_a_request_as_text() -> None:
     start = '17:31:20.042 info    request request_id=a"b route=/v1/completions model=naïve status=200 ending=ok'
     rest = " ttft_ms=99.9 replica=http://r:1 reason=spill grade=catching-up prompt_tokens=100"
     rest += " predicted_cached_tokens=64 completion_tokens=20"
+    rest += " hit_tokens=64 miss=spilled=30, tail=6"
     rest += " retries=connect at http://r:2, lost at http://r:3 error=engine_failed detail=It failed."
 
     style = logs._Text()
@@ -194,7 +198,7 @@ def test_requests_and_ordinary_lines_keep_their_order(pipe: Pipe) -> None:
     """Lines stand in the order in which they were logged, whichever way they came."""
     pipe.setup()
     for n in range(10):
-        logs.log_request(record(id=str(2 * n)))
+        logs.log_requests([record(id=str(2 * n))])
         logging.getLogger("router.x").info("%d", 2 * n + 1)
     assert [line.get("request_id", line["message"]) for line in pipe.lines()] == [str(n) for n in range(20)]
 
@@ -202,20 +206,20 @@ def test_requests_and_ordinary_lines_keep_their_order(pipe: Pipe) -> None:
 def test_requests_may_leave_no_line(pipe: Pipe) -> None:
     """`log.requests` off silences requests alone; `log.level` silences the rest alone."""
     pipe.setup(requests=False)
-    logs.log_request(record(id="silent"))
+    logs.log_requests([record(id="silent")])
     logging.getLogger("router.x").info("said")
     pipe.setup("error")
     logging.getLogger("router.x").warning("silent")
-    logs.log_request(record(id="said too"))
+    logs.log_requests([record(id="said too")])
     assert [line.get("request_id", line["message"]) for line in pipe.lines()] == ["said", "said too"]
 
 
 def test_a_host_program_may_log_requests_itself(caplog: pytest.LogCaptureFixture) -> None:
     """Without `setup` a request is an ordinary record, for whoever configured logging."""
     logging.getLogger().addHandler(caplog.handler)
-    logs.log_request(record())
+    logs.log_requests([record()])
     with caplog.at_level(logging.INFO):
-        logs.log_request(record(id="heard"))
+        logs.log_requests([record(id="heard")])
     logging.getLogger().removeHandler(caplog.handler)
     assert [each.fields["request_id"] for each in caplog.records] == ["heard"]  # type: ignore[attr-defined]
 
@@ -232,7 +236,7 @@ def test_levels_change_while_it_runs(pipe: Pipe) -> None:
         logs.configure(name, requests=requests)
         log.debug("d %s", name)
         log.error("e %s", name)
-        logs.log_request(record(id=name))
+        logs.log_requests([record(id=name)])
     said = [line["message"] for line in pipe.lines()]
     assert said == ["e error", "d debug", "e debug", "request"]
 
@@ -240,7 +244,7 @@ def test_levels_change_while_it_runs(pipe: Pipe) -> None:
 def test_a_line_that_cannot_be_written_harms_no_request(pipe: Pipe) -> None:
     """A record that is no JSON is said to be a bug, and the caller goes on."""
     pipe.setup()
-    logs.log_request(record(model="\ud800"))
+    logs.log_requests([record(model="\ud800")])
     assert [line["level"] for line in pipe.lines()] == ["error"]
 
 
@@ -375,7 +379,7 @@ def test_a_stream_that_others_made_non_blocking(pipe: Pipe) -> None:
 def test_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """Where standard error is no file, lines are written to it as text."""
     logs.setup("info", "text", requests=True)
-    logs.log_request(record())
+    logs.log_requests([record()])
     close_logging()
     assert "model=naïve" in capsys.readouterr().err
 
@@ -388,7 +392,7 @@ from router import logs
 from router.metrics import RequestRecord
 logs.setup("info", "json", requests=True)
 for n in range(int(sys.argv[1])):
-    logs.log_request(RequestRecord(id=str(n), route="/v1/completions"))
+    logs.log_requests([RequestRecord(id=str(n), route="/v1/completions")])
 logging.getLogger("router.x").error("the end")
 print("ended", flush=True)
 """

@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from router import metrics as rendering
-from router import tallies
+from router import series, tallies
 from router.core.facts import Candidate, Ending, Grade, Reason, Receipt, Replica, Usage
+from router.core.miss import Breakdown, Change, Difference, Miss, Sighting
+from router.core.observatory.ledger import Ledger
+from router.core.observatory.sums import FadingRatio
 from router.core.policies import POLICIES
 from router.core.prefill import PrefillModel
 from router.core.routing import Router
 from router.core.spill import Cause
 from router.exchange import BrokeMidway, Failure
 from router.metrics import Figures, Metrics, RequestRecord
+from router.placing import UNEXPLAINED
+from router.totals import Totals
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
@@ -80,13 +85,13 @@ class Library:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        kinds = {tallies.Counter: Counter, tallies.Histogram: Histogram}
+        kinds = {series.Counter: Counter, series.Histogram: Histogram}
         self.of: dict[str, Any] = {}
         for tally in tallies.Tallies(policy="warm").all():
-            bounds = {"buckets": tally.bounds} if isinstance(tally, tallies.Histogram) else {}
+            bounds = {"buckets": tally.bounds} if isinstance(tally, series.Histogram) else {}
             made = kinds[type(tally)](tally.name, tally.text, tally.labels, registry=self.registry, **bounds)
             self.of[tally.name.removeprefix("warmroute_")] = made
-            for labels in tally.values if isinstance(tally, tallies.Counter) else ():
+            for labels in tally.series if isinstance(tally, series.Counter) else ():
                 if labels:
                     made.labels(*map(str, labels))
         for replica in REPLICAS:
@@ -137,12 +142,11 @@ class Library:
             of["overpredicted_tokens"].labels(grade).inc(max(0, over))
 
     def _saved(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
-        prompt, cached = receipt.prompt_tokens, receipt.predicted_cached_tokens
+        cached = receipt.predicted_cached_tokens
         if usage is not None and usage.cached_tokens is not None:
-            prompt, cached = usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens)
+            cached = min(usage.cached_tokens, usage.prompt_tokens)
         self.of["saved_prefill_tokens"].labels(model).inc(cached)
-        whole, rest = PrefillModel().ms(prompt, 0), PrefillModel().ms(prompt - cached, cached)
-        self.of["saved_prefill_seconds"].labels(model).inc(max(0.0, whole - rest) / 1e3)
+        self.of["saved_prefill_seconds"].labels(model).inc(PrefillModel().saved_ms(cached) / 1e3)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +251,7 @@ def test_failures_leave_with_their_replica() -> None:
 
 def test_hit_rate_of_records_out_of_order() -> None:
     """Records that come late count, and do not make what came before fade twice."""
-    turned, straight = tallies.Ratio(), tallies.Ratio()
+    turned, straight = FadingRatio(300.0), FadingRatio(300.0)
     for at_s in (1000.0, 900.0, 1000.0):
         turned.add(1, 2, at_s)
         straight.add(1, 2, 1000.0)
@@ -325,6 +329,47 @@ def test_dropped_spans_are_counted() -> None:
     it = Metrics(router(), lambda: 0.0, Figures(spans_dropped=lambda: 7))
     assert b"\nwarmroute_spans_dropped_total 7.0\n" in it.page()
     assert b"\nwarmroute_spans_dropped_total 0.0\n" in Metrics(router(), lambda: 0.0).page()
+
+
+def test_prompts_that_were_not_compared_are_counted() -> None:
+    """In this process and in others."""
+    totals = Totals()
+    totals.unexplained_of_edge = lambda: 3
+    totals.add({UNEXPLAINED: 4})
+    it = Metrics(router(), lambda: 0.0, Figures(unexplained=totals.unexplained))
+    assert b"\nwarmroute_differences_unexplained_total 7.0\n" in it.page()
+
+
+def test_tokens_by_reason() -> None:
+    """Every reason is there from the start; what was computed is counted by why, what was cached by whether the prompt
+    was asked for before, and the two add up to the prompts. What is not known to be a replay says nothing of
+    diversity."""
+    ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
+    it = Metrics(router(), lambda: 0.0, Figures(ledger=lambda: ledger))
+    page = it.page().decode()
+    assert all(f'warmroute_miss_tokens_total{{reason="{miss}"}} 0.0' in page for miss in Miss)
+    assert all(f'warmroute_hit_tokens_total{{kind="{kind}"}} 0.0' in page for kind in ("genuine", "replay"))
+    difference = Difference(Change.WHITESPACE, 0, "user", "messages[0].content", 1, 1, 200)
+    for replay, miss, seen in (
+        (False, Breakdown(100, 20, {Miss.DIVERGED: 70, Miss.TAIL: 10}), Sighting(difference=difference)),
+        (True, Breakdown(100, 90, {Miss.TAIL: 10}), Sighting()),
+        (False, Breakdown(50, 0, {Miss.UNSUPPORTED: 50}), None),
+    ):
+        receipt = Receipt(REPLICAS[0], "warm", Reason.WARM, Grade.EXACT, 100, 60, replay=replay)
+        ledger.observe(record(ending="ok", receipt=receipt, miss=miss, sighting=seen))
+    ledger.settle(1.0)
+    page = it.page().decode()
+    for name, value in (
+        ('miss_tokens_total{reason="diverged"}', 70),
+        ('miss_tokens_total{reason="tail"}', 20),
+        ('miss_tokens_total{reason="unsupported"}', 50),
+        ('hit_tokens_total{kind="genuine"}', 20),
+        ('hit_tokens_total{kind="replay"}', 90),
+        ("replays_total", 1),
+        ("prompt_diversity", 0.5),
+        ('differences_total{change="whitespace"}', 1),
+    ):
+        assert f"\nwarmroute_{name} {float(value)}\n" in page
 
 
 def test_a_record_crosses_a_process() -> None:

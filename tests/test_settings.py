@@ -13,6 +13,7 @@ import pytest
 from router import settings as module
 from router.settings import Settings, SettingsError, field_keys
 from router.settings_loading import ENV_PREFIX, load
+from tests.keyring import Keyring
 
 
 def problems(file: Path | None = None, env: dict[str, str] | None = None, **overrides: Any) -> list[str]:
@@ -271,3 +272,38 @@ def test_kubernetes_needs_its_extra(places: list[str] | None, monkeypatch: pytes
     (problem,) = problems(**PODS)
     assert "pip install '.[kubernetes]'" in problem
     load(overrides={key.replace("__", "."): value for key, value in DNS.items()})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"repairs": ["sort_tool"]}, "there is no 'sort_tool'; the nearest is 'sort_tools'"),
+        ({"repairs": "sort_tools,canonical"}, "there is no 'canonical'; the nearest is 'canonical_tools'"),
+        ({"append_only": "on"}, "'on' is none of off, warn, reject"),
+        ({"append_only": "warn", "enabled": False}, "needs 'observatory.enabled'"),
+        ({"step_header": "x step"}, "is not the name of a header"),
+    ],
+)
+def test_an_observatory_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
+    """Each mistake by its setting, with the nearest right name where it is one of a few."""
+    (problem,) = problems(**{f"observatory__{name}": value for name, value in given.items()})
+    assert problem.startswith("'observatory.")
+    assert said in problem
+
+
+@pytest.mark.parametrize("said", ["off", "'off'", "no", "warn", "reject"])
+def test_history_may_be_off_in_yaml(tmp_path: Path, said: str) -> None:
+    """YAML reads `off` as false; it is `off` all the same."""
+    found = load(yaml_file(tmp_path, f"observatory: {{append_only: {said}}}")).observatory.append_only
+    assert found == {"'off'": "off", "no": "off"}.get(said, said)
+
+
+def test_a_key_that_holds_to_history_needs_the_observatory(tmp_path: Path) -> None:
+    """History is known by it alone; repairs need nothing."""
+    held, mended = Keyring(tmp_path, a={"append_only": "warn"}), {"observatory__enabled": False}
+    (problem,) = problems(auth__keys_file=str(held.file), **mended)
+    assert "its append_only needs 'observatory.enabled'" in problem
+    (tmp_path / "b").mkdir()
+    ring = Keyring(tmp_path / "b", a={"repairs": ["sort_tools"]})
+    overrides = {"auth.keys_file": str(ring.file), "observatory.enabled": False}
+    assert load(overrides=overrides).auth.keys_file == str(ring.file)

@@ -20,6 +20,8 @@ from router.core.routing import Router
 from router.metrics.families import families
 from router.metrics.figures import Figures
 from router.metrics.gauges import Events, Gauges, Replicas, Sources
+from router.metrics.groups import of_groups
+from router.series import Counter, Histogram
 from router.tallies import RequestRecord, Tallies
 
 __all__ = ["CONTENT_TYPE", "Figures", "Metrics", "RequestRecord"]
@@ -45,7 +47,10 @@ class Metrics:
         self.shed = self._tallies.shed
         self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
+        self.prewarmed = self._tallies.prewarmed
         self.know_tenants = self._tallies.know
+        self.tenant = self._tallies.tenant
+        self._ledger = figures.ledger
         self._read = (
             Gauges(router, self._tallies, figures),
             Replicas(router, clock),
@@ -54,7 +59,7 @@ class Metrics:
         )
         self._process = ProcessCollector(registry=None) if process else None
         self.registry = CollectorRegistry()
-        for collector in (_Counted(self._tallies), *self._read):
+        for collector in (_Counted(self._of_tallies), *self._read, _Counted(self._of_groups)):
             self.registry.register(collector)
 
     def page(self) -> bytes:
@@ -74,16 +79,31 @@ class Metrics:
         await asyncio.sleep(0)
         return b"".join(slices)
 
+    def _of_tallies(self) -> list[Counter | Histogram]:
+        ledger = self._ledger()
+        if ledger is not None:
+            self._tallies.take_over(ledger)
+        return self._tallies.all()
+
+    def _of_groups(self) -> list[Counter | Histogram]:
+        ledger = self._ledger()
+        return of_groups(ledger.groups.all if ledger is not None else {})
+
     def _slices(self) -> Iterator[bytes]:
-        for tally in self._tallies.all():
-            for number, family in enumerate(families(tally, SLICE_SAMPLES)):
-                text = generate_latest(_Only(family))
-                yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE once a family
+        yield from _counted(self._of_tallies())
         for collector in self._read:
             for family in collector.collect():
                 yield generate_latest(_Only(family))
+        yield from _counted(self._of_groups())
         if self._process is not None:
             yield generate_latest(self._process)
+
+
+def _counted(tallies: Iterable[Counter | Histogram]) -> Iterator[bytes]:
+    for tally in tallies:
+        for number, family in enumerate(families(tally, SLICE_SAMPLES)):
+            text = generate_latest(_Only(family))
+            yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE once a family
 
 
 class _Only(Collector):
@@ -100,12 +120,12 @@ class _Only(Collector):
 class _Counted(Collector):
     """What was counted."""
 
-    def __init__(self, tallies: Tallies) -> None:
+    def __init__(self, tallies: Callable[[], Iterable[Counter | Histogram]]) -> None:
         self._tallies = tallies
 
     def collect(self) -> Iterable[Metric]:
         """One family after another, each whole."""
-        for tally in self._tallies.all():
+        for tally in self._tallies():
             yield from families(tally, 1 << 62)
 
 

@@ -8,18 +8,19 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from router.tallies import Counter, Histogram
+from router.series import Counter, Gauge, Histogram
 
 
 def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
     """Its series as they are, so many samples at once but never part of a series; an empty family if there is none."""
     if isinstance(tally, Counter):
-        values = list(tally.values.items())
+        values = list(tally.series.items())
+        family = GaugeMetricFamily if isinstance(tally, Gauge) else CounterMetricFamily
         for at in range(0, len(values) or 1, samples_max):
-            counter = CounterMetricFamily(tally.name, tally.text, labels=tally.labels)
-            for labels, value in values[at : at + samples_max]:
-                counter.add_metric([str(label) for label in labels], value)
-            yield counter
+            scalars = family(tally.name, tally.text, labels=tally.labels)
+            for labels, (value,) in values[at : at + samples_max]:
+                scalars.add_metric([str(label) for label in labels], value)
+            yield scalars
         return
     bounds = bounds_of(tally.bounds)
     series, step = list(tally.series.items()), max(1, samples_max // (len(bounds) + 2))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.core.facts import Priority
+from router.core.observatory.ledger import Ledger
 from router.stalls import BOUNDS_S
 
 
@@ -25,10 +26,14 @@ class Figures:
     """Of clients: those open, and those that we closed by reason."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict
     """How fresh the view of each source of replicas is."""
+    ledger: Callable[[], Ledger | None] = lambda: None
+    """What the observatory has counted; None where there is none."""
     lines_dropped: Callable[[], int] = int
     """Log lines that nobody took."""
     spans_dropped: Callable[[], int] = int
     """Of traces, those that did not reach the collector."""
+    unexplained: Callable[[], int] = int
+    """Prompts that were not compared with an earlier one, for want of time."""
     stalls: Callable[[], list[float]] = lambda: [0.0] * (len(BOUNDS_S) + 2)
     """Of the event loops: see stalls.py."""
     workers_cpu_s: Callable[[], float] = float

@@ -38,6 +38,11 @@ class Gauges(Collector):
         yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), size_bytes)])
         rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
         yield gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)
+        text = "Part of prompts that are no replays, last five minutes; near 0 where a load test repeats itself."
+        ledger = figures.ledger()
+        yield gauge("prompt_diversity", text, (), [((), ledger.diversity.value if ledger is not None else None)])
+        text = "Prompts that were not looked at, or not compared with an earlier one, as both have their limits."
+        yield counter("differences_unexplained", text, figures.unexplained())
         index = self._router.index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])

@@ -48,6 +48,7 @@ def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) ->
         wanted.tenant,
         wanted.priority,
         wanted.body_bytes,
+        wanted.sighting,
     )
 
 
@@ -80,6 +81,7 @@ def wanted_of(place: wire.Place) -> Wanted:
         tenant=place.tenant,
         priority=place.priority,
         body_bytes=place.body_bytes,
+        sighting=place.sighting,
     )
 
 
@@ -128,6 +130,8 @@ def placed_of(id_: int, receipt: Receipt) -> wire.Placed:
         receipt.grade,
         receipt.prompt_tokens,
         receipt.predicted_cached_tokens,
+        receipt.miss,
+        receipt.replay,
     )
 
 
@@ -159,6 +163,10 @@ def report_of(record: RequestRecord, lease: int | None) -> wire.Report:
         parts,
         record.tenant,
         record.queued_s,
+        record.sighting,
+        record.miss,
+        receipt is not None and receipt.replay,
+        record.repairs,
     )
 
 
@@ -166,6 +174,8 @@ def record_of(report: wire.Report, receipt: Receipt | None) -> RequestRecord:
     """The record again; `receipt` is the hub's own, if it made one."""
     if receipt is None and report.receipt is not None:
         receipt = Receipt(*report.receipt)
+    if receipt is not None:
+        receipt.replay = report.replay  # of a retry only the worker knows
     return RequestRecord(
         report.id,
         report.route,
@@ -186,6 +196,9 @@ def record_of(report: wire.Report, receipt: Receipt | None) -> RequestRecord:
         report.retries,
         report.tenant,
         report.queued_s,
+        sighting=report.sighting,
+        miss=report.miss,
+        repairs=report.repairs,
     )
 
 

@@ -13,23 +13,26 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from router.core.facts import Outcome, Receipt, Shed
+from router.core.miss import Template
 from router.core.models import NoReplica
 from router.placing import CONNECTIONS, HUB_LOST, LEFT, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
 from router.workers.known import Known
 from router.workers.line import Line
+from router.workers.telling import Telling
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 CHECK_S = 1.0  # between two questions whether a hub in whose queue requests wait is still there
 CHECK_PAGE = "/healthz"
+TEMPLATES_MAX = 256
 PAGE_S = 5.0  # a page may take: a scrape of a large fleet
 REPORTS_MAX = 65_536  # kept for the hub's return
 BROKEN = "connection broke"
@@ -86,6 +89,8 @@ class RemotePlacer:
         left: Callable[[str], None],
         stuck: Callable[[str], None] = lambda _: None,
         figures: Callable[[], Mapping[str, int]],
+        templates: Callable[[], Iterable[Template]] = tuple,
+        templates_max: int = TEMPLATES_MAX,
         clock: Callable[[], float],
         timeout_s: float,
         response_ids_max: int,
@@ -94,8 +99,9 @@ class RemotePlacer:
     ) -> None:
         """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
         `left(replica)` that it is no longer one, `stuck(replica)` that it accepts and does not answer; `figures` are
-        further totals of this process for the hub's metrics; `timeout_s` bounds a placement by the hub, before it is
-        made by the ring."""
+        further totals of this process for the hub's metrics, `templates` those that changed since it was last asked, of
+        which `templates_max` are kept for a hub that comes anew; `timeout_s` bounds a placement by the hub, before it
+        is made by the ring."""
         self._line = Line(
             path,
             opened=self._opened,
@@ -110,6 +116,7 @@ class RemotePlacer:
         self._stuck = stuck
         self._figures = figures
         self._told: Mapping[str, int] = {}
+        self._telling = Telling(templates, templates_max)
         self._clock = clock
         self._timeout_s = timeout_s
         self._known = Known()
@@ -252,6 +259,7 @@ class RemotePlacer:
         """The replica made a stored response: known to all through the hub, and here when there is none."""
         self._owners.learn(response_id, replica, tenant)
         self._line.say(wire.Made(response_id, replica, tenant))
+        self._line.flush()  # before the client hears of it, and asks another worker
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
@@ -321,7 +329,9 @@ class RemotePlacer:
     def _receipt(self, placed: wire.Placed) -> HubReceipt:
         tokens = (placed.prompt_tokens, placed.predicted_cached_tokens)
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
-        return HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
+        receipt = HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
+        receipt.miss, receipt.replay = placed.miss, placed.replay
+        return receipt
 
     def _wait(self, id_: int) -> None:
         """The hub has it in its queue."""
@@ -367,6 +377,7 @@ class RemotePlacer:
     def _opened(self) -> list[wire.FromWorker]:
         """What the hub must hear first: what is open, and what happened without it."""
         self._viewed = False
+        self._telling.again()
         self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}  # no total, but a level
         told: list[wire.FromWorker] = [
             wire.Hello(self._worker, os.getpid()),
@@ -398,6 +409,8 @@ class RemotePlacer:
             self._line.say(wire.PageWanted(self._check[0], CHECK_PAGE))
         if self._viewed and self._line.up:
             self._count()
+            if templates := self._telling.due(now_s):
+                self._line.say(wire.Templates(templates))
         self._line.flush()
 
     def _count(self) -> None:

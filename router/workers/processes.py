@@ -193,6 +193,8 @@ async def _worker(spec: Spec, number: int) -> None:
         left=lambda replica: edge.left(replica) if edge else None,
         stuck=lambda replica: edge.stuck(replica) if edge else None,
         figures=lambda: (edge.figures() if edge else {}) | stalls.figures() | {CPU_MS: _cpu_ms()},
+        templates=lambda: edge.templates() if edge else (),
+        templates_max=settings.observatory.templates_max,
         clock=time.monotonic,
         timeout_s=settings.listen.hub_timeout_s,
         response_ids_max=settings.limits.response_ids_max,

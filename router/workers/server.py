@@ -12,12 +12,13 @@ import logging
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
 from router.core.facts import Ask, Receipt, Shed
 from router.core.fair_queue import Ticket
 from router.core.member import Lease
+from router.core.miss import Template
 from router.core.models import NoReplica, UnknownModel
 from router.core.routing import Router
 from router.placing import CONNECTIONS, LEFT, LocalPlacer, UnknownResponse, Wanted
@@ -44,6 +45,9 @@ class Hub(Protocol):
 
     def count(self, counts: Mapping[str, int]) -> None:
         """What else a worker has counted since it last said so."""
+
+    def know(self, templates: Iterable[Template], source: str) -> None:
+        """What templates are, as a worker has seen."""
 
 
 class HubServer:
@@ -177,6 +181,7 @@ class Link(asyncio.Protocol):
             wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
             wire.Counts: self._counts,
             wire.PageWanted: self._page,
+            wire.Templates: lambda said: self._hub.know(said.templates, f"worker {self.worker}"),
         }
 
     # -- connection ----------------------------------------------------------------------------------------------
@@ -248,16 +253,19 @@ class Link(asyncio.Protocol):
         if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
             raise wire.WireError(f"placement {place.id}: too many leases, or one of that name")
         wanted, exclude = carrying.wanted_of(place), frozenset(place.exclude)
-        if self._placer.behind(wanted) and not exclude:
-            task = asyncio.create_task(self._place_later(place.id, wanted))
+        if wanted.response_id or (self._placer.behind(wanted) and not exclude):
+            task = asyncio.create_task(self._place_later(place.id, wanted, exclude))
             self._waiting[place.id] = task
             task.add_done_callback(lambda task: self._waited(place.id, task))
             return
         self._ask(place.id, wanted, exclude)
 
-    async def _place_later(self, id_: int, wanted: Wanted) -> None:
-        await self._placer.listen(wanted)
-        self._ask(id_, wanted, frozenset())
+    async def _place_later(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
+        if wanted.response_id:  # another worker may just have told of it: what it sent before this is read first
+            await asyncio.sleep(0)
+        if not exclude:
+            await self._placer.listen(wanted)
+        self._ask(id_, wanted, exclude)
 
     def _ask(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
         """Answer it, or say that it waits."""

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.core.facts import Ending, Grade, Priority, Reason
+from router.core.miss import Breakdown, Sighting, Template
 from router.placing import TokenView
 
 FRAME_BYTES_MAX = 64 << 20  # a prompt of a million tokens takes some 2 MB
@@ -60,6 +61,7 @@ class Place(Struct, tag=1, array_like=True, gc=False):
     tenant: str = ""
     priority: Priority = Priority.NORMAL
     body_bytes: Count = 0
+    sighting: Sighting | None = None
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -113,6 +115,10 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     receipt: tuple[str, str, Reason, Grade, int, int] | None  # as Receipt, without candidates
     tenant: str = ""
     queued_s: float = 0.0
+    sighting: Sighting | None = None
+    miss: Breakdown | None = None
+    replay: bool = False
+    repairs: tuple[str, ...] = ()
 
 
 class Refused(Struct, tag=6, array_like=True, gc=False):
@@ -162,8 +168,27 @@ class Rest(Struct, tag=12, array_like=True, gc=False):
     for_s: float
 
 
+class Templates(Struct, tag=13, array_like=True):
+    """Templates that its clients' prompts begin with, new or changed; a body that was told is not told again."""
+
+    templates: list[Template]
+
+
 FromWorker = (
-    Hello | Place | Adopt | FirstToken | Finish | Report | Refused | Made | Failed | Counts | PageWanted | Alive | Rest
+    Hello
+    | Place
+    | Adopt
+    | FirstToken
+    | Finish
+    | Report
+    | Refused
+    | Made
+    | Failed
+    | Counts
+    | PageWanted
+    | Alive
+    | Rest
+    | Templates
 )
 
 
@@ -187,6 +212,8 @@ class Placed(Struct, tag=0, array_like=True, gc=False):
     grade: Grade
     prompt_tokens: int
     predicted_cached_tokens: int
+    miss: Breakdown | None = None
+    replay: bool = False
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):

@@ -15,6 +15,7 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router import dashboard
 from router.additions import Additions
 from router.app import App
 from router.callers import METRICS, OPEN
@@ -31,7 +32,9 @@ REPLICAS = "/admin/replicas"
 
 def admin_routes(app: App) -> list[tuple[str, str]]:
     """Every route of the admin listener, from the code."""
-    routes = [*app.hub.pages.routes(), *Additions(StaticDiscovery(()), ()).routes()]
+    assert app.hub.observatory is not None
+    own = [*app.hub.pages.routes(), *app.hub.observatory.routes(), *app.hub.prewarm_page.routes()]
+    routes = [*own, *Additions(StaticDiscovery(()), ()).routes()]
     found = [(route.method, route.path) for route in routes]
     served = {
         (route.method, route.resource.canonical)
@@ -39,8 +42,9 @@ def admin_routes(app: App) -> list[tuple[str, str]]:
         for route in runner.app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    assert served == set(found), "a route that this test does not know of"
-    return found
+    static = [(route.method, route.path) for route in dashboard.routes()]
+    assert served == {*found, *static}, "a route that this test does not know of"
+    return [*found, *static]
 
 
 def _runners(app: App) -> list[web.AppRunner]:
@@ -61,7 +65,8 @@ def main_routes(app: App) -> list[tuple[str, str]]:
 
 async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Every route of both listeners with no key, a wrong one, a tenant's and the admin's: each opens what it is for
-    and nothing else. Only `/healthz` and `/readyz` are anybody's. What is turned away reaches no engine."""
+    and nothing else. Only `/healthz`, `/readyz` and the files of the dashboard are anybody's. What is turned away
+    reaches no engine."""
     ring = Keyring(tmp_path, acme={})
     kinds = {"none": {}, "bad": bearer("wr-bad-bad-bad-bad-bad"), "tenant": ring.of("acme"), "admin": bearer(ADMIN)}
     options = {"admin__token": ADMIN, "admin__replicas_allowed": "http://127.0.0.0/8:1", **ring.settings}
@@ -69,7 +74,7 @@ async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: 
         listeners = [(app.url, main_routes(app), "tenant"), (app.admin_url, admin_routes(app), "admin")]
         for (url, routes, right), (kind, headers) in product(listeners, kinds.items()):
             for method, path in routes:
-                opens = path in OPEN or kind == ("admin" if path == METRICS else right)
+                opens = path in (*OPEN, *dashboard.PATHS) or kind == ("admin" if path == METRICS else right)
                 reached = len(engine.seen)
                 body = {"json": {"model": "m"}} if method == "POST" else {}
                 async with client.request(method, url + path, headers=headers, **body) as response:

@@ -193,6 +193,64 @@ async def test_nothing_is_told_of_what_was_said(
             assert at < 0, told[max(0, at - 300) : at + 100]
 
 
+def differing(path: str, at: int) -> list[bytes]:
+    """Prompts of one conversation, of which each differs from the one before it; canaries are wherever words may be."""
+    rest = f"{PROMPT} is what it is about, and so it goes on. " * 30
+    what = f"at 10:0{at} {PROMPT} \x1e{PROMPT}\x1f{at} \x1d{PROMPT}\x1f{at}\r\n{PROMPT} "
+    call = {"id": PROMPT, "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": what})}}
+    function = {"name": "f", "description": what, "parameters": {"type": "object", "description": rest}}
+    tool = {"type": "function", "function": function}
+    if path != CHAT:
+        tool = {"name": "f", "description": what, "input_schema": {"type": "object", "description": rest}}
+    made = []
+    for system, role, content, tools in (
+        (what, "user", rest, []), (SYSTEM, "user", what, []), (SYSTEM, PROMPT, what, []), (SYSTEM, "user", rest, [tool])
+    ):  # fmt: skip
+        first = [{"role": "system", "content": system + rest}] if path == CHAT else []
+        messages = [*first, {"role": role, "content": content + rest}, {"role": "assistant", "content": rest}]
+        if path == CHAT:
+            messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": rest}]
+        messages.append({"role": "user", "content": rest})
+        body = {"model": "m", "max_tokens": 3, "messages": messages, "prompt": what + rest, "system": system + rest}
+        made.append(json.dumps(body | ({"tools": tools} if tools else {})).encode())
+    return made
+
+
+async def test_nothing_is_told_of_what_differed(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
+    """Where prompts differ is told with excerpts off, on every page, in logs, warnings and refusals; what they said is
+    not, whatever separators their words hold."""
+    ring = Keyring(tmp_path, acme={}, strict={"append_only": "reject"})
+    told: list[str] = []
+    warned = {"observatory.append_only": "warn", "prewarm.templates": "4"}
+    async with command(engine, ring, **warned) as app:
+        async with asyncio.timeout(20):
+            while (await client.get(f"{app.url}/readyz")).status != 200:
+                await asyncio.sleep(0.02)
+        for path in (CHAT, "/v1/messages", "/v1/completions"):
+            for tenant in ring.keys:
+                for kind, _ in enumerate(differing(path, 0)):
+                    for at in range(4):
+                        headers = ring.of(tenant) | {"x-session-id": f"{PROMPT}{kind}{tenant}"}
+                        async with client.post(app.url + path, data=differing(path, at)[kind], headers=headers) as got:
+                            told.append(str(got.headers) + (await got.text() if got.status != 200 else ""))
+        await asyncio.sleep(2.2)  # templates are asked for now and then
+        async with client.post(app.admin_url + "/admin/prewarm", headers=bearer(ADMIN), json={"wait": True}) as got:
+            told.append(await got.text())
+        pages = {}
+        for page in ("observatory", "templates", "advice", "decisions", "prewarm", "replicas", "index"):
+            async with client.get(f"{app.admin_url}/admin/{page}", headers=bearer(ADMIN)) as got:
+                pages[page] = await got.text()
+        async with client.get(app.admin_url + "/metrics", headers=bearer(ADMIN)) as got:
+            pages["metrics"] = await got.text()
+    told.append(b"".join(app.wrote).decode())
+    assert sum("history_changed" in each for each in told) > 5
+    assert pages["decisions"].count('"change"') > 5
+    assert '"text"' in pages["advice"]
+    for each in (*told, *pages.values()):
+        at = each.find("CANARY")
+        assert at < 0, each[max(0, at - 300) : at + 100]
+
+
 async def _slow(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)

@@ -22,7 +22,7 @@ from router.failures import ReplicaLeft
 from router.settings import SettingsError
 from router.upstream import Upstream
 from tests.discovered import Told, told
-from tests.fakes import FakeEngine, half_then_waits, idle, settings
+from tests.fakes import FakeEngine, events, half_then_waits, idle, settings
 from tests.io.wire import CHAT
 
 __all__ = ["told"]
@@ -220,6 +220,35 @@ async def test_a_request_whose_replica_left_before_it_was_sent(
             assert len(taken) == 1
             assert (len(stays.seen), len(leaves.seen)) == (2, 0)
             assert not any(record.retries for record in app.hub.pages.decisions)
+            await until(lambda: idle(app))
+
+
+async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: ClientSession, told: Told) -> None:
+    """Nothing was sent to it, which is no attempt: its request is placed elsewhere, though no retry is allowed, nor any
+    left in the budget."""
+    async with FakeEngine() as stays, FakeEngine() as leaves:
+        both = Replica(stays.url, "1"), Replica(leaves.url, "2")
+        none = {"upstream__retries_max": 0, "upstream__retry_ratio": 0.0, "upstream__retry_floor_per_s": 0.0}
+        async with routing(told, *both, routing__policy="round_robin", **none) as app:
+            app.edge._budget.tokens = 0.0
+            place, taken = app.hub.placer.place, []
+
+            async def then_leave(*asked: Any) -> Any:
+                lease = await place(*asked)
+                if lease.replica == leaves.url:
+                    taken.append(lease)
+                    # A connection takes a turn of the loop at least, and this comes first in the next.
+                    asyncio.get_running_loop().call_soon(app.hub._replace, frozenset(both[:1]))
+                return lease
+
+            app.hub.placer.place = then_leave  # type: ignore[method-assign]
+            for _ in range(2):
+                async with client.post(app.url + CHAT, json=body()) as response:
+                    assert (response.status, await response.read()) == (200, b"".join(events()))
+            assert len(taken) == 1
+            assert (len(stays.seen), len(leaves.seen)) == (2, 0)
+            assert [kind for record in app.hub.pages.decisions for kind, _ in record.retries] == ["left"]
+            assert app.edge._budget.tokens == 0.0
             await until(lambda: idle(app))
 
 

@@ -404,7 +404,7 @@ async def test_logs_and_traces_meet(
 ) -> None:
     """The line of a sampled request has its trace's id; others have none."""
     told: list[Any] = []
-    monkeypatch.setattr(logs, "log_request", told.append)
+    monkeypatch.setattr(logs, "log_requests", told.extend)
     async with running(engine, **traced(collector, 0.0)) as app:
         await ask(client, app.url, {"traceparent": SAMPLED})
         await ask(client, app.url)

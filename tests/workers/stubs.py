@@ -6,13 +6,14 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from router.core.admission import Limits
 from router.core.facts import Replica, ServedModel
+from router.core.miss import Template
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.placing import LocalPlacer, Page, Wanted
@@ -46,6 +47,7 @@ class StubHub:
         self.records: list[RequestRecord] = []
         self.failures: list[tuple[str, str]] = []
         self.counts: Counter[str] = Counter()
+        self.told: list[tuple[str, Template]] = []
         self.placer = self.stub = StubPlacer(
             self.router,
             clock=time.monotonic,
@@ -80,6 +82,10 @@ class StubHub:
     def count(self, counts: Mapping[str, int]) -> None:
         """Add them up."""
         self.counts.update(counts)
+
+    def know(self, templates: Iterable[Template], source: str) -> None:
+        """Remember them, by who said so."""
+        self.told.extend((source, template) for template in templates)
 
     async def page(self, path: str) -> Page | None:
         """One page, which says its own path."""

@@ -75,6 +75,25 @@ async def test_a_lease_lives_from_placement_to_finish(path: Path) -> None:
         assert server.in_flight == 0
 
 
+async def test_a_stored_response_is_known_to_whoever_is_asked_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker tells of it before its client can ask another worker; the hub may hear of both at once, in any order."""
+    hub, heard = StubHub("http://a", "http://b", private=True), list[wire.FromHub]()
+    async with serving(hub, path) as server, worker(path) as one, worker(path, 1) as two:
+        await until(lambda: one.placing and two.placing)
+        first, second = sorted(server.links, key=lambda link: link.worker)
+        monkeypatch.setattr(second, "say", heard.append)
+        asks = wire.Place(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
+        second.data_received(wire.frame(wire.Batch(0, [asks])))
+        first.data_received(wire.frame(wire.Batch(0, [wire.Made("resp_1", "http://b", "t")])))
+        await until(lambda: heard)
+        assert isinstance(heard[0], wire.Placed), heard
+        monkeypatch.undo()
+        one.made_response("resp_2", "http://a", "t")
+        wanted = want(response_id="resp_2")
+        wanted.tenant = "t"
+        assert (await two.place(wanted, NOBODY)).replica == "http://a"
+
+
 async def test_a_dead_workers_leases_come_back(path: Path) -> None:
     """A worker that is gone holds nothing: its leases end as if its clients had left. The other's stay."""
     hub = StubHub("http://a", "http://b")

@@ -241,10 +241,10 @@ class Balancer:
                 pipe.cancel()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in self._ports:
-            self._turn = (self._turn + 1) % len(self._ports)
+        self._turn = turn = (self._turn + 1) % len(self._ports)  # others come while this one connects
+        for port in self._ports[turn:] + self._ports[:turn]:
             try:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._ports[self._turn])
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
                 continue
             for pair in ((reader, far_writer), (far_reader, writer)):

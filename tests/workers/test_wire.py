@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.core.blocks import Chain
 from router.core.facts import Ask, Ending, Grade, Outcome, Prompt, Reason, Receipt, Usage
 from router.core.keys import TokenPrompt
+from router.core.miss import Breakdown, Change, Difference, Miss, Sighting
 from router.placing import Wanted
 from router.tallies import RequestRecord
 from router.workers import carrying, wire
@@ -34,6 +35,27 @@ token_prompts = st.none() | st.builds(
     st.binary(max_size=8),
     st.dictionaries(st.integers(1, 64), st.lists(key, max_size=9), max_size=3),
 )
+tokens = st.integers(0, 1 << 30)
+differences = st.builds(
+    Difference, st.sampled_from(Change), st.integers(-1, 99), name, name, tokens, tokens, tokens, name, key, name, name
+)
+sightings = st.none() | st.builds(
+    Sighting,
+    tokens,
+    tokens,
+    tokens,
+    key,
+    key,
+    tokens,
+    st.booleans(),
+    st.booleans(),
+    tokens,
+    name,
+    st.none() | differences,
+)
+misses = st.none() | st.builds(
+    Breakdown, tokens, tokens, st.dictionaries(st.sampled_from(Miss), tokens), st.floats(0, 1e6)
+)
 wanted = st.builds(
     Wanted,
     ask=st.builds(Ask, st.none(), prompts, st.booleans(), output_tokens_max=st.none() | st.integers(0, 1 << 20)),
@@ -43,6 +65,7 @@ wanted = st.builds(
     tokens=token_prompts,
     body_tokens=st.integers(0, 1 << 20),
     response_id=st.none() | name,
+    sighting=sightings,
 )
 
 
@@ -96,6 +119,7 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
     got = carrying.wanted_of(place)
     assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
     assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
+    assert got.sighting == want.sighting
     assert (got.ask.stream, got.ask.output_tokens_max) == (want.ask.stream, want.ask.output_tokens_max)
     assert frozenset(place.exclude) == exclude
     here, there = want.ask.prompt, got.ask.prompt
@@ -125,8 +149,17 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
         retries=st.lists(st.tuples(name, name), max_size=2).map(tuple),
         receipt=st.none()
         | st.builds(
-            Receipt, name, name, st.sampled_from(Reason), st.sampled_from(Grade), st.integers(0, 9), st.integers(0, 9)
+            Receipt,
+            name,
+            name,
+            st.sampled_from(Reason),
+            st.sampled_from(Grade),
+            st.integers(0, 9),
+            st.integers(0, 9),
+            replay=st.booleans(),
         ),
+        sighting=sightings,
+        miss=misses,
     )
 )
 def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:
@@ -142,3 +175,14 @@ def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
     (finish,) = wire.batch_of(wire.frame(wire.Batch(0, [carrying.finish_of(1, outcome, 2.5)]))[4:]).messages
     assert isinstance(finish, wire.Finish)
     assert carrying.outcome_of(finish) == outcome
+
+
+@given(misses, st.booleans())
+def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> None:
+    """The breakdown of a placement is the same on the other side, reasons in the same order."""
+    receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
+    (placed,) = wire.answers_of(wire.frame([carrying.placed_of(1, receipt)])[4:])
+    assert isinstance(placed, wire.Placed)
+    assert (placed.miss, placed.replay) == (miss, replay)
+    if miss is not None and placed.miss is not None:
+        assert list(placed.miss.misses) == list(miss.misses)
