@@ -6,12 +6,15 @@ import importlib
 import sys
 
 INSTRUMENTS = {
+    "agree": "the same slice over HTTP and in the simulation; real routers raced",
     "cost": "CPU of an exact decision, and of following KV events",
     "engine": "simulated replicas with vLLM's HTTP surface and KV events",
     "faults": "what becomes of requests when things go wrong: faults, overload, abuse",
     "overhead": "what routers cost, side by side: CPU, added TTFT, memory",
     "replay": "drive any OpenAI-compatible URL with a trace",
+    "simulate": "placement policies raced in virtual time",
     "sizing": "CPU and memory of warmroute for so many replicas and streams",
+    "story": "agents whose release puts the time into their prompt, and what the observatory says",
     "sidechannel": "whether one tenant finds out by time what another has asked",
 }
 

@@ -149,9 +149,16 @@ async def engines(
 
 @asynccontextmanager
 async def router(
-    replicas: Sequence[str], *, policy: str, host: str, port: int = 0, admin_port: int = 0
+    replicas: Sequence[str],
+    *,
+    policy: str,
+    host: str,
+    port: int = 0,
+    admin_port: int = 0,
+    settings: Sequence[str] = (),
 ) -> AsyncIterator[tuple[str, str]]:
-    """A router in front of the replicas; yields its URL and its admin URL once ready. Port 0: a free one."""
+    """A router in front of the replicas; yields its URL and its admin URL once ready. Port 0: a free one. `settings`
+    are further ones, as `--set` takes them."""
     arguments = [
         "-m",
         "router",
@@ -168,6 +175,8 @@ async def router(
     arguments += ["--policy", policy]
     for url in replicas:
         arguments += ["--replica", url]
+    for setting in settings:
+        arguments += ["--set", setting]
     async with child("the router", arguments) as process:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

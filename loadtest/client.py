@@ -115,6 +115,22 @@ class StreamScan:
         return Usage()
 
 
+def body_of(
+    request: Request, model: str, endpoint: Endpoint, output_tokens_max: int, *, ignore_eos: bool = False
+) -> bytes:
+    """The request's JSON. It asks for as many tokens as were answered when it was recorded."""
+    body: dict[str, Any] = {"model": model}
+    if endpoint == "chat":
+        body["messages"] = [{"role": "user", "content": text} for text in request.messages()]
+    else:
+        body["prompt"] = request.text()
+    body["max_tokens"] = max(1, min(request.output_tokens, output_tokens_max))
+    if ignore_eos:
+        body["ignore_eos"] = True
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return msgspec.json.encode(body)
+
+
 class Client:
     """Sends requests to one OpenAI-compatible URL over a session it does not own."""
 
@@ -134,20 +150,10 @@ class Client:
         self._endpoint = endpoint
         self._timeout_wall_s = timeout_wall_s
         self._ignore_eos = ignore_eos
-        self._encoder = msgspec.json.Encoder()
 
     def body(self, request: Request, output_tokens_max: int) -> bytes:
-        """The request's JSON. It asks for as many tokens as were answered when it was recorded."""
-        body: dict[str, Any] = {"model": self._model}
-        if self._endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": text} for text in request.messages()]
-        else:
-            body["prompt"] = request.text()
-        body["max_tokens"] = max(1, min(request.output_tokens, output_tokens_max))
-        if self._ignore_eos:
-            body["ignore_eos"] = True
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return self._encoder.encode(body)
+        """See `body_of`."""
+        return body_of(request, self._model, self._endpoint, output_tokens_max, ignore_eos=self._ignore_eos)
 
     async def send(self, body: bytes, due: float, headers: dict[str, str]) -> Answer:
         """Send, read to the end, never raise but for cancellation. `due` is a time of `time.perf_counter`."""

@@ -2,7 +2,9 @@
 
 Routers run one at a time in front of the same cheap upstream, and take turns: every round starts each of them afresh,
 in another order, so that whatever else the machine does hits all alike. Figures are medians of the rounds. CPU is
-user + system of a router's whole process tree within a window in which the load is steady.
+user + system of a router's whole process tree within a window in which the load is steady. With --check a case whose
+goal is missed is measured in as many rounds again before that counts, with those that come before it: what a router
+has seen, it has to search.
 
 All run with their cache-aware policy (nginx has none). warmroute runs with its defaults: warm policy, metrics, and the
 log line of each request, which goes to a file as all that routers print. Added TTFT is the percentile through the
@@ -33,6 +35,7 @@ from rich.console import Console
 from loadtest import overhead_answers as answers
 from loadtest import overhead_bodies as bodies
 from loadtest import overhead_extra as extra
+from loadtest import overhead_observatory as observatory
 from loadtest import overhead_workers as workers
 from loadtest import rivals
 from loadtest.overhead_load import (
@@ -73,6 +76,8 @@ class Plan:
     flags: tuple[str, ...] = ()
     """Of `warmroute serve`, where it is started apart from `routers`."""
     slack: float = 0.0
+    again: bool = False
+    """Whether what misses its goal is measured in as many rounds again."""
 
 
 class Bench:
@@ -96,7 +101,8 @@ class Bench:
         """How many cases are measured in all."""
         plan, extras = self._plan, self._extras
         of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
-        return plan.rounds * len(plan.routers) * len(self._cases) + len(extras) + of_workers
+        of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
+        return plan.rounds * len(plan.routers) * len(self._cases) + len(extras) + of_workers + of_observatory
 
     @property
     def _cases(self) -> list[Case]:
@@ -109,25 +115,34 @@ class Bench:
 
     async def run(self, told: Callable[[int], None]) -> None:
         """All rounds, then what is measured of warmroute alone. `told` hears how many cases are done."""
-        done, routers = 0, self._plan.routers
-        for turn in range(self._plan.rounds if self._cases else 0):
-            for case in self._cases:
-                if case.streams:
-                    self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
-            at = turn % len(routers)
-            for router in (*routers[at:], *routers[:at]):
-                await self._turn(router, turn)
-                done += len(self._cases)
-                told(done)
-        also = count(done + 1)
+        rounds, also = self._plan.rounds, count(1)
+        for turn in range(rounds if self._cases else 0):
+            await self._round(turn, self._cases, lambda: told(next(also)))
+        missed = {row.case for row in self.rows() if row.ok is False} if self._plan.again else set()
+        last = max((at + 1 for at, case in enumerate(self._cases) if case.name in missed), default=0)
+        for turn in range(rounds, 2 * rounds if last else rounds):
+            await self._round(turn, self._cases[:last], lambda: None)  # behind the same cases as before
         for name in self._extras:
             self.extras += await self._extra(name, lambda: told(next(also)))
+
+    async def _round(self, turn: int, cases: Sequence[Case], told: Callable[[], None]) -> None:
+        """These cases at all routers, which take turns to be first. `told` after each."""
+        for case in cases:
+            if case.streams:
+                self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
+        at, routers = turn % len(self._plan.routers), self._plan.routers
+        for router in (*routers[at:], *routers[:at]):
+            await self._turn(router, turn, cases)
+            for _ in cases:
+                told()
 
     async def _extra(self, name: str, told: Callable[[], None]) -> list[Row]:
         """What is measured of warmroute alone."""
         plan = self._plan
         if name == "workers":
-            return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told)
+            return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told, again=plan.again)
+        if name == "observatory":
+            return await observatory.rows(self._observed, plan.rounds, plan.slack, told, again=plan.again)
         router = next(r for r in plan.routers if r.name == rivals.OURS)
         async with self.running(router) as (address, process):
             if name == "slow_reader":
@@ -142,16 +157,22 @@ class Bench:
         async with self.running(rivals.ours(number, self._plan.flags)) as (address, process):
             return await self.measure(CASES[workers.CASE], [address], process)
 
+    @asynccontextmanager
+    async def _observed(self, flags: Sequence[str]) -> AsyncIterator[observatory.Measure]:
+        """Measures cases at a warmroute with these flags."""
+        async with self.running(rivals.ours(None, (*self._plan.flags, *flags))) as (address, process):
+            yield lambda case: self.measure(CASES[case], [address], process)
+
     async def _replayed(self, number: int) -> Row:
         return await workers.replayed(number, self._plan.flags)
 
-    async def _turn(self, router: rivals.Rival, turn: int) -> None:
-        """All cases of one router in one round; a rival that does not come up is left out from then on."""
+    async def _turn(self, router: rivals.Rival, turn: int, cases: Sequence[Case]) -> None:
+        """These cases of one router in one round; a rival that does not come up is left out from then on."""
         if router.name in self.absent:
             return
         try:
             async with self.running(router) as (address, process):
-                for case in self._cases:
+                for case in cases:
                     measured = await self.measure(case, [address], process)
                     found = Turn(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
                     self.turns.setdefault((router.name, case.name), []).append(found)
@@ -310,4 +331,5 @@ def _plan(options: argparse.Namespace) -> Plan:
         options.rate,
         tuple(options.flag),
         options.slack,
+        again=options.check,
     )

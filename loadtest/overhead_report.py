@@ -46,6 +46,7 @@ EXTRAS = {
     "slow_reader": ("slow_reader",),
     "long_prompts": ("long_prompts",),
     "workers": ("workers_chunk", "workers_hits"),
+    "observatory": ("observatory_short", "observatory_mid", "observatory_long"),
 }
 """What is measured at warmroute alone, and the workloads of its rows."""
 

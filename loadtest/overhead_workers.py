@@ -65,19 +65,25 @@ async def rows(
     rounds: int,
     slack: float,
     told: Callable[[], None],
+    *,
+    again: bool = False,
 ) -> list[Row]:
-    """Both rows; the functions measure streams and replay the trace with so many workers. `told` after each."""
+    """Both rows; the functions measure streams and replay the trace with so many workers. `told` after each. `again`:
+    streams in as many rounds again, if their goal is missed."""
     measured: dict[int, list[Measured]] = {number: [] for number in NUMBERS}
     found: dict[int, list[Row]] = {number: [] for number in NUMBERS}
-    for turn in range(rounds):
+    one, two = NUMBERS
+    for turn in range(2 * rounds if again else rounds):
+        if turn == rounds and chunk_row(measured[one], measured[two], slack).ok:
+            break
         for number in _order(turn):
             measured[number].append(await streamed(number))
-            told()
+            if turn < rounds:
+                told()
     for turn in range(RUNS):
         for number in _order(turn):
             found[number].append(await replayed(number))
             told()
-    one, two = NUMBERS
     return [chunk_row(measured[one], measured[two], slack), hits_row(found[one], found[two])]
 
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest.readme`: the parts of README.md that are rendered and never typed.
+"""`python -m loadtest.readme`: the parts of README.md and loadtest/README.md that are rendered and never typed.
 
 A figure that was typed by hand is wrong one release later. So the demo's table comes from the JSON that the demo
 wrote, and the tables of settings, metrics and policies come from the code itself; the test suite fails while README
@@ -8,7 +8,13 @@ differs from what this renders. Each part stands between `<!-- NAME:begin -->` a
     python -m loadtest.readme --overhead FILE      put the figures of `loadtest overhead` there, from its JSON
     python -m loadtest.readme --faults FILE        put the figures of `loadtest faults` there, from its JSON
     python -m loadtest.readme --sizing FILE        put the figures of `loadtest sizing` there, from its JSON
-    python -m loadtest.readme --tables             put the tables of settings, metrics and policies there
+    python -m loadtest.readme --race FILE          put the figures of `loadtest simulate --race` on both pages, from its
+                                                   JSON, and its pictures beside the second
+    python -m loadtest.readme --peers FILE         put the figures of `loadtest agree --peers` there, from its JSON
+    python -m loadtest.readme --agree FILE         put the figures of `loadtest agree` into loadtest/README.md
+    python -m loadtest.readme --ladder FILE        put the figures of `loadtest simulate --ladder` there
+    python -m loadtest.readme --tables             put the tables of settings, metrics and policies there, and those of
+                                                   the race's scenarios and rows into loadtest/README.md
     python -m loadtest.readme --check demo.json    exit 1 unless the demo kept what README promises
 """
 
@@ -19,7 +25,7 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import chain, pairwise, takewhile
@@ -27,14 +33,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
-
 from loadtest.demo import FIXED, WORKLOADS, Workload, verdicts
 from loadtest.demo import POLICIES as COMPARED
 from loadtest.faults_matrix import GOALS
 from loadtest.faults_report import beside, by_case, kept
+from loadtest.overhead_observatory import TEXT as OF_OBSERVATORY
 from loadtest.overhead_report import CASES, EXTRAS, HEADS, cells, measured
 from loadtest.overhead_workers import TEXT as OF_WORKERS
+from loadtest.readme_race import (
+    agree_block,
+    cells_block,
+    ladder_block,
+    peers_block,
+    race_block,
+    rows_table,
+    scenarios_table,
+    write_pictures,
+)
+from loadtest.readme_text import ReadmeError, rows_of, table, where, with_block
 from loadtest.report import COLUMNS, Row, shown
 from loadtest.rivals import OURS
 from loadtest.sizing_report import HEADERS as SIZING_HEADS
@@ -44,11 +60,15 @@ from loadtest.traces import TraceError, read_trace
 from router import settings
 from router.core.facts import Grade, Load, Priority, Reason, Receipt, Replica, Usage
 from router.core.knowledge import Held
+from router.core.miss import Breakdown, Miss
+from router.core.observatory.ledger import Ledger
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.metrics import Figures, Metrics, RequestRecord
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path("loadtest/README.md")
+"""Beside README.md."""
 COMMAND = 'make run ARGS="--exit --json demo.json"'
 OVERHEAD_COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
 FAULTS_COMMAND = "python -m loadtest faults --json faults.json"
@@ -57,10 +77,6 @@ SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50
 
 AGENT_HIT_RATIO_MIN = 3.0  # warm over round robin, token hit rate
 AGENT_TTFT_RATIO_MAX = 0.5  # warm over round robin, p90 time to first token
-
-
-class ReadmeError(ValueError):
-    """A part cannot be rendered or has no place; the message says why."""
 
 
 # What the code says of itself
@@ -74,7 +90,7 @@ def settings_table() -> str:
         section, _, name = key.rpartition(".")
         value = getattr(getattr(defaults, section) if section else defaults, name)
         rows.append((f"`{key}`", _default(key, value), texts[key]))
-    return _table(("key", "default", "what it is, and why that default"), rows)
+    return table(("key", "default", "what it is, and why that default"), rows)
 
 
 def _setting_texts() -> dict[str, str]:
@@ -119,7 +135,7 @@ def metrics_table() -> str:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = dict.fromkeys(label for s in family.samples for label in s.labels if label != "le")
         rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation))
-    return _table(("name", "type", "labels", "meaning"), rows)
+    return table(("name", "type", "labels", "meaning"), rows)
 
 
 def _exercised_metrics() -> Metrics:
@@ -131,6 +147,7 @@ def _exercised_metrics() -> Metrics:
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
     held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
+    ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
     streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
     fresh = {"fresh": 1.0, "stale_s": 0.0, "errors": 0.0, "replicas": 1.0}
     figures = Figures(
@@ -139,6 +156,7 @@ def _exercised_metrics() -> Metrics:
         prompts=lambda: {"encoded": 1},
         connections=lambda: connections,
         discoveries=lambda: {"static": fresh},
+        ledger=lambda: ledger,
     )
     metrics = Metrics(router, lambda: 0.0, figures)
     metrics.know_tenants(["acme"], 1)
@@ -149,7 +167,10 @@ def _exercised_metrics() -> Metrics:
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
     record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
     record.tenant, record.queued_s = "acme", 0.1
+    record.miss = Breakdown(100, 50, {Miss.NEW: 50})
     metrics.observe(record)
+    ledger.observe(record)
+    ledger.settle(1.0)
     metrics.failed(id_, "connect")
     metrics.shed("overloaded", Priority.NORMAL)
     return metrics
@@ -162,7 +183,7 @@ def policies_table() -> str:
         text = inspect.getdoc(inspect.getmodule(policy)) or ""
         first = " ".join(text.split("\n\n", maxsplit=1)[0].split()).removeprefix(f"{name}: ")
         rows.append((f"`{name}`", "yes" if policy().cache_aware else "no", first))
-    return _table(("name", "looks at caches", "where a request goes"), rows)
+    return table(("name", "looks at caches", "where a request goes"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -172,9 +193,13 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def with_tables(text: str) -> str:
-    """README's text with every table as the code has it. Raises ReadmeError."""
-    for name, render in TABLES.items():
+PAGE_TABLES: dict[str, Callable[[], str]] = {"scenarios": scenarios_table, "rows": rows_table}
+"""Of loadtest/README.md."""
+
+
+def with_tables(text: str, rendered: Mapping[str, Callable[[], str]] = TABLES) -> str:
+    """A page's text with every table as the code has it. Raises ReadmeError."""
+    for name, render in rendered.items():
         text = with_block(text, name, render())
     return text
 
@@ -184,7 +209,7 @@ def with_tables(text: str) -> str:
 
 def median_rows(documents: Sequence[dict[str, Any]]) -> list[Row]:
     """One row a workload and policy, each figure the median of the runs. Raises ReadmeError where rows differ."""
-    runs = [_rows(document) for document in documents]
+    runs = [rows_of(document) for document in documents]
     if len({tuple((row.workload, row.policy, row.requests) for row in run) for run in runs}) != 1:
         raise ReadmeError("these are not runs of the same demo")
     merged = []
@@ -206,9 +231,9 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
     columns = [next(column for column in COLUMNS if column.name == name) for name in SHOWN]
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{COMMAND}` on {_where(document)}; {_runs(len(documents))}.",
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where(document)}; {_runs(len(documents))}.",
             "",
-            _table([c.title for c in columns], [[shown(row, c) for c in columns] for row in rows]),
+            table([c.title for c in columns], [[shown(row, c) for c in columns] for row in rows]),
             "",
             *(f"- {line}." for line in verdicts(rows)),
             *(
@@ -226,11 +251,6 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _where(document: dict[str, Any]) -> str:
-    machine = document["machine"]
-    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB, Python {machine['python']}"
-
-
 def _runs(count: int) -> str:
     return "one run" if count == 1 else f"{count} runs, each figure the median of its own, errors added up"
 
@@ -240,7 +260,7 @@ def _runs(count: int) -> str:
 
 def overhead_block(document: dict[str, Any]) -> str:
     """The table of `loadtest overhead`, with date, machine, versions, command and goals. Raises ReadmeError."""
-    rows = _rows(document)
+    rows = rows_of(document)
     figures = measured(rows)
     expected = {*CASES, *chain.from_iterable(EXTRAS.values())}
     if expected - {row.case for row in figures} - {row.workload for row in rows}:
@@ -250,14 +270,14 @@ def overhead_block(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{OVERHEAD_COMMAND}` on {_where(document)}; {versions}.",
+            f"Measured on {document['date'][:10]} with `{OVERHEAD_COMMAND}` on {where(document)}; {versions}.",
             "",
-            _table(HEADS, [cells(figures, row) for row in figures]),
+            table(HEADS, [cells(figures, row) for row in figures]),
             "",
             *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
-            *(f"- {name}: {text}." for name, text in OF_WORKERS.items()),
+            *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_OBSERVATORY).items()),
             "",
-            _table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
+            table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
         ]
     )
 
@@ -273,7 +293,7 @@ def _goal(row: Row) -> tuple[str, ...]:
 
 def faults_block(document: dict[str, Any]) -> str:
     """The table of `loadtest faults`: what was promised, and what each router did. Raises ReadmeError."""
-    by_router = by_case(_rows(document))
+    by_router = by_case(rows_of(document))
     if set(map(str, GOALS)) - {goal for goal, _ in by_router.get(OURS, {})}:
         raise ReadmeError("not the JSON of a whole run of faults: some of its goals are missing")
     if "--slack" in document.get("command", ""):
@@ -281,12 +301,12 @@ def faults_block(document: dict[str, Any]) -> str:
     routers = [OURS, *(name for name in by_router if name != OURS)]
     known = document["machine"].get("routers", {})
     versions = [f"{name} {known[name]}" for name in routers if name in known]
-    about = [f"Measured on {document['date'][:10]} with `{FAULTS_COMMAND}` on {_where(document)}", *versions]
+    about = [f"Measured on {document['date'][:10]} with `{FAULTS_COMMAND}` on {where(document)}", *versions]
     return "\n".join(
         [
             f"{', '.join(about)}.",
             "",
-            _table(("goal", "case", "promised", *routers), beside(by_router, routers)),
+            table(("goal", "case", "promised", *routers), beside(by_router, routers)),
             "",
             *(f"- {name}: {kept(by_router[name].values())} as promised." for name in routers),
         ]
@@ -298,7 +318,7 @@ def faults_block(document: dict[str, Any]) -> str:
 
 def sizing_block(document: dict[str, Any]) -> str:
     """The table of `loadtest sizing`, and the rule that follows from it. Raises ReadmeError."""
-    rows = _rows(document)
+    rows = rows_of(document)
     try:
         rules = rule_lines(rows)
     except SizingError as error:
@@ -307,11 +327,40 @@ def sizing_block(document: dict[str, Any]) -> str:
         raise ReadmeError(f"this run had errors: {failed[0].case}, {failed[0].errors_by_kind}")
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{SIZING_COMMAND}` on {_where(document)}.",
+            f"Measured on {document['date'][:10]} with `{SIZING_COMMAND}` on {where(document)}.",
             "",
-            _table(SIZING_HEADS, map(sizing_cells, rows)),
+            table(SIZING_HEADS, map(sizing_cells, rows)),
             "",
             *(f"- {line}." for line in rules),
+        ]
+    )
+
+
+STORY_TEXTS = {
+    "before": "as it was",
+    "broken": "a release of one agent begins its system prompt with the time of day",
+    "mended": "the next one says the time at the end of the newest message",
+}
+
+
+def story_block(document: dict[str, Any]) -> str:
+    """What `loadtest story --mend` measured, phase by phase. Raises ReadmeError."""
+    rows = {row.workload: row for row in rows_of(document)}
+    if rows.keys() != STORY_TEXTS.keys():
+        raise ReadmeError("not the JSON of a whole story: run it with --mend")
+    if any(row.errors for row in rows.values()):
+        raise ReadmeError("this run had errors")
+    cells = [
+        (phase, text, f"{100 * (row.token_hit_rate or 0):.1f} %", f"{row.ttft_p50_s:.2f} s", f"{row.ttft_p90_s:.2f} s")
+        for phase, text in STORY_TEXTS.items()
+        if (row := rows[phase])
+    ]
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `python -m loadtest story --mend` on {where(document)}:",
+            f"{rows['before'].replicas} simulated replicas, agents in {rows['before'].load:g} conversations at a time.",
+            "",
+            table(("phase", "what the agents do", "token hits", "TTFT p50", "TTFT p90"), cells),
         ]
     )
 
@@ -335,7 +384,7 @@ def ceiling(workload: Workload) -> float:
 
 def broken_promises(document: dict[str, Any]) -> list[str]:
     """What README promises of the demo and this run did not show, a line each."""
-    rows = {(row.workload, row.policy): row for row in _rows(document)}
+    rows = {(row.workload, row.policy): row for row in rows_of(document)}
     unwell = [row for row in rows.values() if row.errors or row.rejected]
     failed = [f"{row.workload}, {row.policy}: {row.errors} errors, {row.rejected} rejected" for row in unwell]
     for workload, hits_min, ttft_max in (
@@ -361,43 +410,41 @@ def _ratio(after: float, before: float | None) -> float:
     return round(after / max(before or 0.0, 1e-9), 6)
 
 
-def _rows(document: dict[str, Any]) -> list[Row]:
-    try:
-        return [msgspec.convert(row, Row) for row in document["rows"]]
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise ReadmeError(f"not the JSON of a demo: {error}") from error
-
-
-# README as text
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def with_block(text: str, name: str, body: str) -> str:
-    """The text with what stands between the markers of `name` replaced. Raises ReadmeError."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ReadmeError(f"README has no one place {begin} ... {end}")
-    return f"{text[: text.index(begin)]}{begin}\n{body}\n{text[text.index(end) :]}"
+FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "overhead": ("overhead", overhead_block),
+    "faults": ("faults", faults_block),
+    "sizing": ("sizing", sizing_block),
+    "race": ("simulate --race", race_block),
+    "peers": ("agree --peers", peers_block),
+    "story": ("story --mend", story_block),
+}
+"""Block of README.md, and flag -> the instrument whose JSON it is made of, and how."""
+PAGE_FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "race": ("cells", cells_block),
+    "agree": ("agree", agree_block),
+    "ladder": ("ladder", ladder_block),
+}
+"""Flag -> block of loadtest/README.md, and how it is made."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.readme", description="Render README.md's own parts.")
     parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
-    parser.add_argument("--tables", action="store_true", help="render the tables of settings, metrics and policies")
-    parser.add_argument("--overhead", type=Path, metavar="FILE", help="render the figures of `loadtest overhead`")
-    parser.add_argument("--faults", type=Path, metavar="FILE", help="render the figures of `loadtest faults`")
-    parser.add_argument("--sizing", type=Path, metavar="FILE", help="render the figures of `loadtest sizing`")
+    parser.add_argument("--tables", action="store_true", help="render the tables that the code has")
+    of_readme = {name: instrument for name, (instrument, _) in FIGURES.items()}
+    instruments = {**of_readme, "agree": "agree", "ladder": "simulate --ladder"}
+    for name, instrument in instruments.items():
+        parser.add_argument(
+            f"--{name}", type=Path, metavar="FILE", help=f"render the figures of `loadtest {instrument}`"
+        )
     parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
-    parser.add_argument("--readme", type=Path, default=README, help="the file to change")
+    parser.add_argument(
+        "--readme", type=Path, default=README, help="the page to change; loadtest/README.md is beside it"
+    )
     options = parser.parse_args(argv)
-    if not options.demo and (
-        options.check or not (options.tables or options.overhead or options.faults or options.sizing)
-    ):
+    others = [options.tables, *(getattr(options, name) for name in {**FIGURES, **PAGE_FIGURES})]
+    if not options.demo and (options.check or not any(others)):
         parser.error("the demo's JSON is missing")
     try:
         return _check(options.demo) if options.check else _render(options)
@@ -410,7 +457,7 @@ def _check(files: Sequence[Path]) -> int:
     broken = False
     for document in _read(files):
         failed = broken_promises(document)
-        print("\n".join(failed or ["the demo kept its promise", *verdicts(_rows(document))]))
+        print("\n".join(failed or ["the demo kept its promise", *verdicts(rows_of(document))]))
         broken = broken or bool(failed)
     return 1 if broken else 0
 
@@ -425,14 +472,26 @@ def _render(options: argparse.Namespace) -> int:
         text = with_tables(text)
     if options.demo:
         text = with_block(text, "demo", demo_block(_read(options.demo)))
-    if options.overhead:
-        text = with_block(text, "overhead", overhead_block(_read([options.overhead])[0]))
-    if options.faults:
-        text = with_block(text, "faults", faults_block(_read([options.faults])[0]))
-    if options.sizing:
-        text = with_block(text, "sizing", sizing_block(_read([options.sizing])[0]))
+    for name, (_, render) in FIGURES.items():
+        if file := getattr(options, name):
+            text = with_block(text, name, render(*_read([file])))
     options.readme.write_text(text, encoding="utf-8")
+    if options.tables or any(getattr(options, name) for name in PAGE_FIGURES):
+        _render_page(options.readme.parent / PAGE, options)
     return 0
+
+
+def _render_page(page: Path, options: argparse.Namespace) -> None:
+    """That of the instruments, and what is pictured beside it."""
+    text = page.read_text(encoding="utf-8")
+    if options.tables:
+        text = with_tables(text, PAGE_TABLES)
+    for name, (block, render) in PAGE_FIGURES.items():
+        if file := getattr(options, name):
+            text = with_block(text, block, render(*_read([file])))
+    page.write_text(text, encoding="utf-8")
+    if options.race:
+        write_pictures(_read([options.race])[0], page.parent)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,12 @@ Progress = Callable[[int], None]
 
 async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> Row:
     """Replay the trace and return its row. Raises ReplayError when it cannot start or read the counters."""
+    row, _ = await replayed(trace, settings, progress)
+    return row
+
+
+async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> tuple[Row, list[Sent]]:
+    """As `run_replay`, and every request with its answer, in the order of the answers' ends."""
     mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
     if mode == "open" and trace.kind != "open":
         raise ReplayError("sessions have no common clock: replay them in closed loop")
@@ -101,9 +107,9 @@ async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress 
         await (run.open_loop(trace) if mode == "open" else run.closed_loop(trace))
         after = await read_counters(session, settings.replicas)
     counted = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before, strict=True)]
-    row = _row(trace, settings, run, counted)
+    row = row_of(trace.name, settings, run.sent, run.duration_wall_s, counted)
     row.load, row.load_unit = _load(trace, settings, mode, run)
-    return row
+    return row, run.sent
 
 
 # The run
@@ -113,6 +119,8 @@ async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress 
 class Sent:
     """One request and its answer."""
 
+    session: str
+    request: Request
     answer: Answer
     replay: bool
     """The same prompt, byte for byte, was sent earlier in the run."""
@@ -177,7 +185,7 @@ class _Run:
         headers = {"Content-Type": "application/json", **self._settings.headers}
         if self._settings.session_header:
             headers[self._settings.session_header] = session.name
-        self.sent.append(Sent(await self._client.send(body, due, headers), replay))
+        self.sent.append(Sent(session.name, request, await self._client.send(body, due, headers), replay))
         if self._progress:
             self._progress(len(self.sent))
 
@@ -185,10 +193,17 @@ class _Run:
 # The row
 
 
-def _row(trace: Trace, settings: ReplaySettings, run: _Run, counted: list[tuple[float, float]]) -> Row:
-    """Percentiles are over all requests: one that failed counts as having taken the whole timeout."""
-    answers = [sent.answer for sent in run.sent]
-    scale, duration_s = settings.time_scale, run.duration_wall_s * settings.time_scale
+def row_of(
+    trace: str,
+    settings: ReplaySettings,
+    requests: Sequence[Sent],
+    duration_wall_s: float,
+    counted: Sequence[tuple[float, float]],
+) -> Row:
+    """The row of a run; `counted` are each engine's tokens looked up and found. Percentiles are over all requests: one
+    that failed counts as having taken the whole timeout."""
+    answers = [sent.answer for sent in requests]
+    scale, duration_s = settings.time_scale, duration_wall_s * settings.time_scale
     good = [a for a in answers if not a.failure]
     ttfts = [a.ttft_s * scale if a.ttft_s is not None else settings.timeout_s for a in answers]
     e2es = [settings.timeout_s if a.failure else a.e2e_s * scale for a in answers]
@@ -197,7 +212,7 @@ def _row(trace: Trace, settings: ReplaySettings, run: _Run, counted: list[tuple[
     by_replica = Counter(a.replica for a in good if a.replica)
     within = [t for t in ttfts if settings.ttft_limit_s is not None and t <= settings.ttft_limit_s]
     row = Row(
-        workload=settings.workload or trace.name,
+        workload=settings.workload or trace,
         policy=settings.policy,
         router=settings.router or ("warmroute" if by_replica else None),
         replicas=len(settings.replicas) or None,
@@ -216,7 +231,7 @@ def _row(trace: Trace, settings: ReplaySettings, run: _Run, counted: list[tuple[
         errors_by_kind=dict(failures),
         requests_by_replica=dict(by_replica),
     )
-    _hit_rates(row, run.sent, counted)
+    _hit_rates(row, requests, counted)
     return row
 
 

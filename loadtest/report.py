@@ -8,13 +8,9 @@ and as a plain SVG file, from the same rows; nothing is fetched to show either.
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -23,6 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from router import envelope as common
 
 
 @dataclass(slots=True)
@@ -37,7 +35,13 @@ class Row:
     load: float | None = None
     load_unit: str | None = None
     """`sessions` active at a time, `requests/s` offered, `chunks/s` that were relayed, or `streams` open."""
+    load_name: str | None = None
+    """`below`, `at` or `above` what the replicas can sustain, or a part of it as a number."""
     seed: int | None = None
+    seeds: int | None = None
+    """In place of `seed`: each figure is the median of the runs of so many."""
+    bound: bool | None = None
+    """Whether the policy is an upper bound that no router can reach."""
     requests: int | None = None
     errors: int | None = None
     """Requests that failed in any way but a rejection, timeouts included."""
@@ -46,22 +50,32 @@ class Row:
     ttft_p50_s: float | None = None
     ttft_p90_s: float | None = None
     ttft_p99_s: float | None = None
+    ttft_p90_least_s: float | None = None
+    """Of several seeds' p90, the least; likewise the most."""
+    ttft_p90_most_s: float | None = None
+    ttft_limit_s: float | None = None
     e2e_p50_s: float | None = None
     e2e_p99_s: float | None = None
     output_tokens_per_s: float | None = None
     goodput: float | None = None
     """Requests a second whose first token came within the run's limit."""
+    goodput_share: float | None = None
+    """The part of all requests that did so, and whose answer came to its end: 0 to 1."""
     token_hit_rate: float | None = None
     genuine_hit_rate: float | None = None
     replay_hit_rate: float | None = None
     """The part of token_hit_rate earned by prompts already sent, byte for byte, in the same run."""
     imbalance: float | None = None
     """Computed prompt tokens, the busiest replica's over the mean."""
+    preemptions: int | None = None
+    """Requests that lost their KV blocks to others while they ran, and computed them again."""
     cpu_us_per_request: float | None = None
     """User and system time of the router's whole process tree."""
     cpu_us_per_chunk: float | None = None
     """Likewise, per event of a stream, while so many streams run."""
     requests_per_s: float | None = None
+    requests_per_wall_minute: float | None = None
+    """How fast a simulation is."""
     added_ttft_p50_ms: float | None = None
     """Time to the first event through the router, less that of the same load without one."""
     added_ttft_p99_ms: float | None = None
@@ -107,13 +121,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def envelope(command: str, rows: Sequence[Row]) -> dict[str, Any]:
     """The JSON document of an instrument's run."""
-    return {
-        "command": command,
-        "commit": commit(Path(__file__).resolve().parent),
-        "machine": machine(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": [row.as_dict() for row in rows],
-    }
+    return common.document(command, [row.as_dict() for row in rows], Path(__file__).resolve().parent)
 
 
 def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[str, str] | None = None) -> None:
@@ -122,44 +130,6 @@ def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[s
     if routers:
         document["machine"]["routers"] = dict(routers)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def commit(folder: Path) -> str | None:
-    """The commit this code was checked out at, with `+` if files differ from it; None if it was not."""
-    try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
-        head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
-    return done.stdout.strip()
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "memory_gb": round(memory_bytes / 1e9, 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 # Table and chart in the terminal
@@ -179,6 +149,7 @@ class Column:
 
 COLUMNS = (
     Column("workload", "workload"),
+    Column("load_name", "load"),
     Column("policy", "policy"),
     Column("requests", "requests", "{:,}", rank=1),
     Column("errors", "errors", rank=1),
@@ -191,6 +162,7 @@ COLUMNS = (
     Column("e2e_p99_s", "e2e p99", "{:.1f} s", rank=4),
     Column("output_tokens_per_s", "output tok/s", "{:,.0f}", rank=3),
     Column("goodput", "goodput/s", "{:.2f}", rank=3),
+    Column("goodput_share", "in time", "{:.1f} %", 100, rank=1),
     Column("imbalance", "imbalance", "{:.2f}", rank=2),
 )
 
@@ -210,7 +182,7 @@ def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Ta
         columns.remove(worst)
     drawn = Table(title=title, title_justify="left")
     for column in columns:
-        label = column.name in {"workload", "policy"}
+        label = column.name in {"workload", "load_name", "policy"}
         drawn.add_column(column.title, justify="left" if label else "right", no_wrap=True)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or following.workload != row.workload

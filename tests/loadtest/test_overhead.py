@@ -10,9 +10,12 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from loadtest import (
     overhead_bodies,
     overhead_extra,
     overhead_load,
+    overhead_observatory,
     overhead_report,
     overhead_workers,
     readme,
@@ -478,6 +482,103 @@ def test_hit_rates_with_errors_or_without_counters_are_a_miss() -> None:
     assert overhead_workers.hits_row(found(0.9), [Row(errors=1, errors_by_kind={"no engine": 1})]).ok is False
 
 
+def asked(off_us: float, on_us: float, errors: int = 0) -> tuple[Measured, Measured]:
+    """Windows of 100 requests, without the observatory and with it, these µs each."""
+    failed = Counter({"closed": errors} if errors else {})
+    return Measured(100, Counter(), 1.0, off_us * 100 / 1e6), Measured(100, failed, 1.0, on_us * 100 / 1e6)
+
+
+@pytest.mark.parametrize(("on_us", "slack", "got", "ok"), [(105.0, 0.0, 1.05, True), (107.0, 0.0, 1.07, False)])
+def test_the_observatory_is_judged_by_the_median_of_the_ratios(
+    on_us: float, slack: float, got: float, ok: bool
+) -> None:
+    """A round in which the machine was busy with something else decides nothing, and an error is a miss."""
+    rounds = [asked(100.0, on_us), asked(100.0, 190.0), asked(200.0, 2 * on_us)]
+    row = overhead_observatory.row_of("mid", rounds, slack)
+    assert (row.got, row.ok) == (got, ok)
+    assert overhead_observatory.row_of("mid", [asked(100.0, 100.0, errors=1)], slack).ok is False
+
+
+@asynccontextmanager
+async def warmroute(flags: Sequence[str], asked_: list[str], on_us: Iterator[float]) -> AsyncIterator[Any]:
+    """One that takes 100 µs without the observatory, and these with it; who is asked is written down."""
+    on = flags == overhead_observatory.ON
+
+    async def measure(case: str) -> Measured:
+        asked_.append(f"{case} {'on' if on else 'off'}")
+        return asked(100.0, next(on_us) if on and case == "mid" else 100.0)[on]
+
+    yield measure
+
+
+async def test_with_and_without_the_observatory_take_turns() -> None:
+    """Both run all the while, who goes first changes from pair to pair, and as many are told as were announced."""
+    told, asked_ = list[int](), list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=repeat(100.0))
+
+    rows = await overhead_observatory.rows(running, 2, 0.0, lambda: told.append(1))
+
+    mids = [each.removeprefix("mid ") for each in asked_ if each.startswith("mid ")]
+    assert mids == ["off", "on", "on", "off"] * 2
+    assert len(told) == overhead_observatory.steps(2)
+    assert [row.workload for row in rows] == list(overhead_observatory.TEXT)
+
+
+@pytest.mark.parametrize(("on_us", "mids", "ok"), [(106.0, 16, False), (100.0, 8, True)])
+async def test_what_misses_its_goal_is_measured_again(on_us: float, mids: int, ok: bool) -> None:
+    """In as many rounds again, and all of them count; what keeps its goal is not, and nothing is told of it."""
+    told, asked_ = list[int](), list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=repeat(on_us))
+
+    rows = await overhead_observatory.rows(running, 2, 0.0, lambda: told.append(1), again=True)
+
+    assert sum(each.startswith("mid ") for each in asked_) == mids
+    assert sum(each.startswith("short ") for each in asked_) == 8
+    assert len(told) == overhead_observatory.steps(2)
+    assert [row.ok for row in rows] == [True, ok, True]
+
+
+async def test_what_is_measured_again_may_keep_its_goal() -> None:
+    """Once the median of all rounds keeps it, no more are run."""
+    asked_ = list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=chain([120.0], repeat(100.0)))
+
+    rows = await overhead_observatory.rows(running, 1, 0.0, lambda: None, again=True)
+
+    assert sum(each.startswith("mid ") for each in asked_) == 6
+    assert [row.got for row in rows] == [1.0, 1.0, 1.0]
+
+
+async def test_a_case_that_misses_its_goal_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With --check, at all routers, in as many rounds again; the others are left alone, and medians are of all."""
+    routers = tuple(rivals.Rival(name, ()) for name in ("warmroute", "smg"))
+    costs_us = {"warmroute": iter([95.0, 95.0, 60.0, 60.0]), "smg": iter([100.0] * 4)}
+    measured = list[tuple[str, int, str]]()
+
+    async def turn_of(
+        bench: overhead.Bench, router: rivals.Rival, turn: int, cases: Sequence[overhead_report.Case]
+    ) -> None:
+        for case in cases:
+            us = next(costs_us[router.name]) if case.name == "short" else {"warmroute": 10.0, "smg": 100.0}[router.name]
+            measured.append((router.name, turn, case.name))
+            made = Measured(100, Counter(), 1.0, us * 100 / 1e6)
+            bench.turns.setdefault((router.name, case.name), []).append(Turn(made))
+
+    monkeypatch.setattr(overhead.Bench, "_turn", turn_of)
+    for again, runs, got in ((False, 8, 0.95), (True, 12, 0.775)):
+        measured.clear()
+        costs_us = {"warmroute": iter([95.0, 95.0, 60.0, 60.0]), "smg": iter([100.0] * 4)}
+        plan = overhead.Plan(("short", "mid"), routers, 2, 1, 1.0, 30.0, again=again)
+        bench = overhead.Bench(plan, tmp_path, ["http://127.0.0.1:1"])
+        told = list[int]()
+        await bench.run(told.append)
+        assert len(measured) == runs
+        assert [case for _, turn, case in measured if turn >= 2] == ["short"] * (runs - 8)
+        assert told == list(range(1, bench.steps + 1))
+        judged = {row.case: row.got for row in bench.rows() if row.goal is not None}
+        assert judged == {"short": got, "mid": 0.1}
+
+
 async def test_one_and_two_workers_take_turns() -> None:
     """Who goes first changes with every round, and as many runs are told as were announced."""
     streams_, replays, told = list[int](), list[int](), list[int]()
@@ -605,6 +706,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     alone = [Row(workload="slow_reader", goal="g"), Row(workload="long_prompts", goal="g")]
     alone += [overhead_workers.chunk_row([streamed(16.0)], [streamed(16.8)], 0.0)]
     alone += [overhead_workers.hits_row(found(0.94), found(0.943))]
+    alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
     write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
     for _ in range(2):
         assert readme.main(["--overhead", str(file), "--readme", str(target)]) == 0

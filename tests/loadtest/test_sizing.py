@@ -97,9 +97,11 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     assert "old" not in text
 
 
-async def test_a_small_run() -> None:
+async def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cases of a real router: no error, events of all streams, an index that is full, and rows for a rule."""
     limit = 1 << 20
+    for name in ("SHORT_WARM_S", "FILL_ROUND_S", "STARTING_S"):
+        monkeypatch.setattr(sizing, name, 0.1)
     sizes = sizing.Sizes((1, 2), (2, 4), window_s=0.2, rate_per_s=50.0, index_bytes_max=limit)
     rows = await sizing.measure(sizes, Console(file=io.StringIO()))
     assert [(row.case, row.replicas, row.load) for row in rows] == [
