@@ -4,10 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test coverage check format setup test-events test-discovery test-engines test-node test-k8s test-supply manifests lock sbom dist clean
+.PHONY: run race test coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
+
+# Where nothing is shared, where three times too much is, and where all depends on it; ours and three others.
+RACE := --scenario ladder_honest working_set_3x all_unique --load at --seeds 6-7 --policy warm lpwl round_robin least_loaded --check
+
+race: $(VENV)/.demo  ## a small part of the placement race, judged; ARGS="--race --seeds claim --check" is all of it
+	$(BIN)/python -m loadtest simulate $(or $(ARGS),$(RACE))
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
@@ -43,6 +49,11 @@ test-node: $(VENV)/.dev  ## the official clients for Node.js against streams tha
 	cd tests/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error
 	$(BIN)/python -m pytest tests/node $(ARGS)
 
+test-browser: $(VENV)/.dev  ## the dashboard in Debian's chromium; needs chromium, chromium-driver, node and npm
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	cd tests/browser && npm install --no-audit --no-fund --no-package-lock --loglevel=error
+	$(BIN)/python -m pytest tests/browser --timeout=180 $(ARGS)
+
 test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Prometheus and schemas, no cluster
 	$(BIN)/python -m tests.k8s.install
 	$(BIN)/python -m pytest tests/k8s --timeout=600 $(ARGS)
@@ -75,7 +86,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:
-	rm -rf .venv-k8s .venv-supply tests/node/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'

@@ -16,8 +16,10 @@ import yaml
 from aiohttp import web
 
 from loadtest import __main__ as instruments
-from loadtest import demo, faults, readme, replay
+from loadtest import agree, demo, faults, readme, replay, simulate_options
 from loadtest.report import Row, envelope
+from loadtest.simulation.rules import ROWS
+from loadtest.simulation.scenarios import LADDERS
 from router import __main__ as command
 from router.admin import Pages
 from router.app import App
@@ -40,6 +42,7 @@ DOCUMENTS = [
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         "SECURITY.md",
+        "loadtest/README.md",
         "deploy/README.md",
         "deploy/RUNBOOK.md",
         "helm/README.md",
@@ -133,6 +136,23 @@ def _choices(node: ast.expr, constants: dict[str, Any]) -> list[Any]:
 def test_rendered_tables_are_up_to_date() -> None:
     """README's tables of settings, metrics and policies are those that `python -m loadtest.readme --tables` makes."""
     assert readme.with_tables(README) == README, "run: python -m loadtest.readme --tables"
+
+
+def test_rendered_tables_of_the_race_are_up_to_date() -> None:
+    """So are the tables of scenarios and rows in loadtest/README.md, with figures of workloads as they are made now."""
+    page = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+    assert readme.with_tables(page, readme.PAGE_TABLES) == page, "run: python -m loadtest.readme --tables"
+    for name in LADDERS:
+        assert f"`{name}`" in page, name
+
+
+def test_left_out_of_rules_names_rows() -> None:
+    """Every row of which loadtest/README.md says what is left out is one that there is."""
+    page = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+    (told,) = re.findall(r"\| row \| what is left out \|\n((?:\|.*\n)+)", page)
+    names = {name for row in table(told) for name in re.findall(r"`(\w+)`", row[0])}
+    assert names <= ROWS.keys()
+    assert len(names) >= 10
 
 
 def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
@@ -298,6 +318,10 @@ def test_commands_parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
             assert words[3] in instruments.INSTRUMENTS
             if words[3] == "replay":
                 replay._parser().parse_args(words[4:])
+            elif words[3] == "simulate":
+                simulate_options.parser().parse_args(words[4:])
+            elif words[3] == "agree":
+                agree._parser().parse_args(words[4:])
             elif words[3] == "faults":
                 faults.parser().parse_args(words[4:])
         elif words[:1] == ["make"]:
