@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run race test coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: run race test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -17,6 +17,16 @@ race: $(VENV)/.demo  ## a small part of the placement race, judged; ARGS="--race
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with the native code that the image has
+	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal tests/compiled tests/core tests/contract tests/observatory tests/io tests/workers $(ARGS)
+
+compiled: .compiled/.made  ## .compiled: the router with native code, as it is in the image; needs a C compiler
+
+.compiled/.made: $(VENV)/.dev deploy/compiled.py $(shell find router -name '*.py')
+	rm -rf .compiled
+	$(BIN)/python -m deploy.compiled .compiled --sources
+	touch $@
 
 coverage: $(VENV)/.dev  ## the core's own tests reach 95 % of its lines
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov=router.core --cov-report=term --cov-fail-under=95 tests/core tests/contract $(ARGS)
@@ -73,6 +83,7 @@ LOCK := .venv-supply/bin/uv pip compile --quiet --python-platform x86_64-manylin
 lock: $(VENV)/.dev  ## requirements/*.lock from pyproject.toml; ARGS=--upgrade takes the newest
 	$(BIN)/python -m tests.supply.install
 	$(LOCK) requirements/build.in -o requirements/build.lock
+	$(LOCK) requirements/native.in -c requirements/build.lock -o requirements/native.lock
 	$(LOCK) pyproject.toml --extra kubernetes --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
 	$(LOCK) pyproject.toml --extra kubernetes --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
 	$(LOCK) pyproject.toml -c requirements/demo.lock -o requirements/runtime.lock
@@ -86,7 +97,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:
-	rm -rf .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .compiled .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'

@@ -155,5 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = Console()
     print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
     if options.json:
-        write_json(options.json, shlex.join(["faults", *arguments]), rows, rivals.versions(options.rivals))
+        write_json(
+            options.json,
+            shlex.join(["faults", *arguments]),
+            rows,
+            rivals.versions(options.rivals) | rivals.ours_version(),
+        )
     return 1 if any(row.ok is False and row.router == rivals.OURS for row in rows) else 0

@@ -264,8 +264,8 @@ async def profile(plan: Plan, case: Case, flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="warmroute-profile-") as temporary:
         file = Path(temporary) / "profile"
         ours = rivals.ours(flags=flags)
-        words = ("-m", "loadtest.overhead_profile", str(file), *ours.command[3:])
-        ours = replace(ours, command=(ours.command[0], *words))
+        words = ("-m", "loadtest.overhead_profile", str(file), *ours.command[ours.command.index("router") + 1 :])
+        ours = replace(ours, command=(sys.executable, *words))  # Python, whatever is compiled: nobody sees into that
         async with bench(plan) as running, running.running(ours) as (address, process):
             measured = await running.measure(case, [address], process)
         units = measured.events or measured.requests
@@ -305,8 +305,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join(["overhead", *arguments])
     shown = Console()
     print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
+    native = (
+        "with native code, as in the image" if rivals.compiled() else "pure Python: `make compiled` has not been run"
+    )
+    print(f"warmroute is measured {native}")
     if options.json:
-        write_json(options.json, command, rows, rivals.versions(options.rivals))
+        write_json(options.json, command, rows, rivals.versions(options.rivals) | rivals.ours_version())
     if options.chart:
         write_chart(
             options.chart,

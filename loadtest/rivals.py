@@ -19,12 +19,14 @@ import sys
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 
 from router import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv-rivals"
+COMPILED = ROOT / ".compiled"
 INSTALL_TIMEOUT_S = 900
 NGINX_PLACES = ("/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/bin/nginx")
 OURS, YARDSTICK = "warmroute", "nginx"
@@ -140,7 +142,28 @@ def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
         "{metrics_port}",
         "{replicas}",
     )
-    return Rival(OURS, (sys.executable, "-m", "router", *serve, *extra))
+    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *extra))
+
+
+def ours_version() -> dict[str, str]:
+    """What `ours` starts."""
+    return {OURS: f"{__version__} (native code)" if compiled() else f"{__version__} (pure Python)"}
+
+
+def compiled() -> bool:
+    """Whether `make compiled` has made native code of these sources, which is what the image has."""
+    ours, theirs = ROOT / "router", COMPILED / "router"
+    if not any(theirs.rglob("*.so")):
+        return False
+    paths = [path.relative_to(ours) for path in ours.rglob("*.py")]
+    return all((theirs / path).is_file() and cmp(ours / path, theirs / path, shallow=False) for path in paths)
+
+
+def interpreter() -> tuple[str, ...]:
+    """What runs warmroute: with native code, where there is some."""
+    if not compiled():
+        return (sys.executable,)
+    return ("env", "PYTHONSAFEPATH=1", f"PYTHONPATH={COMPILED}", sys.executable)
 
 
 def custom(assignment: str) -> Rival:

@@ -37,6 +37,7 @@ A map, top floor first (imports go down only, see ARCHITECTURE.md):
     placing     the seam between edge and hub
     admission   who is placed now, who waits, who is turned away
     exchange    one request and its answer on a connection to an engine
+    breaks      how such an exchange may end badly
     serving     HTTP/1.1 from clients; client_connection is one of theirs
     accepting   who may connect; connections that are to speak TLS
     patience    how long a client may take

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.breaks import Failure
 from router.core import sse
 from router.core.dialects import PATHS, Dialect
 from router.core.facts import Ending, Outcome, Shed
 from router.core.health import RetryBudget
 from router.core.models import NoReplica
-from router.exchange import Answer, Failure
+from router.exchange import Answer
 from router.failures import ConnectFailed, EngineFailed, EngineShed, NotStream, ReplicaLeft, Stale, TimedOut
 from router.placing import LEFT, Placed, Placer, UnknownResponse
 from router.reading import RESPONSES, Question, Refusal, made_response, none_ready
@@ -164,9 +165,9 @@ class Attempts:
             raise none_ready()
         except NoReplica as error:
             raise none_ready() from error
-        except UnknownResponse as error:  # in the engines' words, whoever else knows it
-            unknown = f"Response with id '{str(error)[:RESPONSE_ID_CHARS_MAX]}' not found."
-            raise Refusal(404, "response_not_found", unknown, "response_id") from error
+        except UnknownResponse as unknown:  # in the engines' words, whoever else knows it
+            said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."
+            raise Refusal(404, "response_not_found", said, "response_id") from unknown
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 

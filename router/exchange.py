@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from router.core.facts import Ending
+from router.breaks import BrokeEarly, BrokeMidway
 from router.outbox import Outbox
 
 SIZE_LINE_BYTES_MAX = 10
@@ -37,26 +37,6 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
 _sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events have come again and again
 _NO_PARSER = httptools.HttpResponseParser(object())
-
-
-class Failure(Exception):
-    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another may try."""
-
-    kind = "failed"
-    retry = True
-    ending = Ending.FAILED  # whose fault it is
-
-
-class BrokeEarly(Failure):
-    """The connection broke, or the body ended, before it had begun (or was whole, for held answers)."""
-
-    kind = "broke_early"
-
-
-class BrokeMidway(Exception):
-    """The answer broke off after its beginning; nothing can be retried. `kind` is a metric label."""
-
-    kind = "broke_midway"
 
 
 class Sink(Protocol):

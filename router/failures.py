@@ -27,8 +27,9 @@ has no side effects; what a retry costs is GPU time, which is why timeouts are n
 
 from __future__ import annotations
 
+from router.breaks import BrokeMidway, Failure
 from router.core.facts import Ending
-from router.exchange import Answer, BrokeMidway, Failure
+from router.exchange import Answer
 
 
 class ConnectFailed(Failure):

@@ -18,12 +18,13 @@ from contextlib import suppress
 from math import ceil
 
 from router.attempts import Attempts, judge_of
+from router.breaks import BrokeMidway
 from router.client_connection import ClientLeft
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts import Ending, Outcome
 from router.core.health import RetryBudget
 from router.core.observatory.explain import settled
-from router.exchange import Answer, BrokeMidway
+from router.exchange import Answer
 from router.failures import Stalled
 from router.keys import ANYBODY, Caller
 from router.moments import Moments

@@ -117,7 +117,7 @@ class Reader:
         self._offload_bytes_min = offload_bytes_min
         self.ask_usage = ask_usage
         self._depth_max = json_depth_max
-        self._thread = ThreadPoolExecutor(1, "parse")
+        self._aside = ThreadPoolExecutor(1, "parse")
         self._seen, self._seen_long = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
         self._secret = secret.encode()
         self.credentials(passed_on=True, api_key="")
@@ -135,7 +135,7 @@ class Reader:
 
     def close(self) -> None:
         """Stop the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._aside.shutdown(wait=False, cancel_futures=True)
 
     async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
         """Parse the body and hash the prompt. Raises Refusal."""
@@ -217,7 +217,7 @@ class Reader:
             return None
         aside, sure = request.body_bytes >= self._offload_bytes_min, append_only != OFF
         return await self._observer.settle(
-            look, ask, chain, request, self._thread, aside=aside, sure=sure, rejects=append_only == REJECT
+            look, ask, chain, request, self._aside, aside=aside, sure=sure, rejects=append_only == REJECT
         )
 
     async def _repair(self, request: Request, wanted: tuple[str, ...], tenant: Tenant | None) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class Reader:
             body, needed = self._repairs.repaired(request.body, wanted, whose)
         else:
             run = asyncio.get_running_loop().run_in_executor
-            body, needed = await run(self._thread, _repair_long, self._repairs_long, request, wanted, whose)
+            body, needed = await run(self._aside, _repair_long, self._repairs_long, request, wanted, whose)
         if needed:
             request.bring([body], len(body))
         return needed
@@ -243,7 +243,7 @@ class Reader:
                 ask = _parse_other(request, self._depth_max, limited)
             else:
                 run = asyncio.get_running_loop().run_in_executor
-                ask = await run(self._thread, _parse_other, request, self._depth_max, limited)
+                ask = await run(self._aside, _parse_other, request, self._depth_max, limited)
             return ask, self._model(ask, caller, required=limited), None
         keep = self._tokens is not None and self._placer.follows()
         salt = self._salting(caller)
@@ -257,10 +257,10 @@ class Reader:
             model = self._model(ask, caller, required=True)
             return ask, model, _hashed(ask, model)
         run = asyncio.get_running_loop().run_in_executor
-        ask, chain = await run(self._thread, _read_long, dialect, request, keep, self._seen_long, self._depth_max, salt)
+        ask, chain = await run(self._aside, _read_long, dialect, request, keep, self._seen_long, self._depth_max, salt)
         model = self._model(ask, caller, required=True)
         if chain is None and ask.model is None:
-            chain = await run(self._thread, _hashed, ask, model)
+            chain = await run(self._aside, _hashed, ask, model)
         return ask, model, chain
 
     def _salting(self, caller: Caller) -> Callable[[bytes], bytes] | None:
@@ -280,7 +280,7 @@ class Reader:
             adapters, body = _owned(request, ask, tenant)
         else:
             run = asyncio.get_running_loop().run_in_executor
-            adapters, body = await run(self._thread, _owned, request, ask, tenant)
+            adapters, body = await run(self._aside, _owned, request, ask, tenant)
         if not all(map(tenant.allows, adapters)):
             raise _not_allowed()
         return body
@@ -305,13 +305,13 @@ class Reader:
             model = self._placer.resolve(ask.model)
         except NoReplica as error:
             raise none_ready() from error
-        except UnknownModel as error:
-            shown = error.known if tenant is None else [each for each in error.known if tenant.allows(each)]
+        except UnknownModel as unknown:
+            shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
             known = ", ".join(shown[:20]) or "none"
             what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"
             raise Refusal(
                 404 if ask.model else 400, "model_not_found", f"{what}; served are: {known}.", "model"
-            ) from error
+            ) from unknown
         if tenant is not None and not tenant.allows(model):
             raise _not_allowed()
         return model

@@ -193,9 +193,9 @@ class Receiver:
             self._after_feed(before_bytes)
         except httptools.HttpParserUpgrade as upgrade:
             self._no_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserCallbackError as error:
-            reason = error.__context__
-            raise (reason if isinstance(reason, BadRequest) else BadRequest(400, "bad_http", str(error))) from error
+        except httptools.HttpParserCallbackError as raised:
+            reason = raised.__context__
+            raise (reason if isinstance(reason, BadRequest) else BadRequest(400, "bad_http", str(raised))) from raised
         except httptools.HttpParserError as error:
             raise BadRequest(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
 

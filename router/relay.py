@@ -19,11 +19,12 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from router.breaks import Unfinished
 from router.core import sse
 from router.core.dialects import Dialect
 from router.core.facts import Ending
 from router.core.sse import EventSplitter
-from router.exchange import Answer, BrokeMidway
+from router.exchange import Answer
 from router.receiving import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
@@ -35,12 +36,6 @@ _END_BYTES = 2  # of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
 _COMMENTS = re.compile(rb"(?::[^\n]*\n\r?\n)+")
 _CUT = b"0\r\n"  # stands for the size line of a piece whose beginning is not kept
-
-
-class Unfinished(BrokeMidway):
-    """The stream ended well as HTTP goes, and did not say that it was whole."""
-
-    kind = "unfinished"
 
 
 class Relay:

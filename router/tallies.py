@@ -78,74 +78,76 @@ class Tallies:
 
     def __init__(self, prefill: Callable[[str], PrefillModel] = lambda _: PrefillModel(), policy: str = "") -> None:
         """`prefill(replica)` is what is learned of its speed. The decisions of `policy` are there from the start."""
+        self._all: list[Counter | Histogram] = []  # in the order of the page
+        counter, histogram = self._counter, self._histogram
         self._prefill = prefill
         self.hit_rate_predicted, self.hit_rate_actual = FadingRatio(HIT_RATE_WINDOW_S), FadingRatio(HIT_RATE_WINDOW_S)
         self._models: dict[str, OfModel] = {"": OfModel("none")}
         self._others = OfModel(OTHER)
         self._places: dict[tuple[str, str, Reason, Grade], Place] = {}
-        self._requests = Counter("requests", "Requests answered.", "route", "model", "status")
-        self._ttft = Histogram("ttft_seconds", "Time to the first event of a stream.", _LATENCY_S, "model")
+        self._requests = counter("requests", "Requests answered.", "route", "model", "status")
+        self._ttft = histogram("ttft_seconds", "Time to the first event of a stream.", _LATENCY_S, "model")
         text = "Request read to answer ended."
-        self._duration = Histogram("duration_seconds", text, _LATENCY_S, "route", "model")
+        self._duration = histogram("duration_seconds", text, _LATENCY_S, "route", "model")
         text = "Mean time between the events of a stream."
-        self._inter_token = Histogram("inter_token_seconds", text, _INTER_TOKEN_S, "model")
+        self._inter_token = histogram("inter_token_seconds", text, _INTER_TOKEN_S, "model")
         text = "Request read to request sent on: parse, hash, match, place."
-        self._overhead = Histogram("overhead_seconds", text, _OVERHEAD_S)
+        self._overhead = histogram("overhead_seconds", text, _OVERHEAD_S)
         self._overhead_of_all = self._overhead.of()
-        self._queue = Histogram("queue_seconds", "Waited for a place, of requests that had to.", _LATENCY_S)
+        self._queue = histogram("queue_seconds", "Waited for a place, of requests that had to.", _LATENCY_S)
         text = "Requests turned away though replicas are there, by reason."
-        self._shed = Counter("shed_requests", text, "code", "priority")
-        self._events = Counter("stream_events", "Streamed events passed on.", "model")
-        self._prompt = Counter("prompt_tokens", "Prompt tokens placed, estimated.", "model")
-        self._predicted = Counter("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model")
+        self._shed = counter("shed_requests", text, "code", "priority")
+        self._events = counter("stream_events", "Streamed events passed on.", "model")
+        self._prompt = counter("prompt_tokens", "Prompt tokens placed, estimated.", "model")
+        self._predicted = counter("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model")
         text = "Prompt tokens of answers that say how many were cached."
-        self._reported = Counter("reported_prompt_tokens", text, "model")
-        self._cached = Counter("cached_tokens", "Prompt tokens that engines reported as cached.", "model")
-        self._decisions = Counter("decisions", "Placements.", "policy", "reason")
-        self._graded = Counter("graded_requests", "Placements by grade of the prediction.", "grade")
+        self._reported = counter("reported_prompt_tokens", text, "model")
+        self._cached = counter("cached_tokens", "Prompt tokens that engines reported as cached.", "model")
+        self._decisions = counter("decisions", "Placements.", "policy", "reason")
+        self._graded = counter("graded_requests", "Placements by grade of the prediction.", "grade")
         text = "Predictions against the engine's own count of cached tokens."
-        self._predictions = Counter("predictions", text, "grade", "result")
-        self._over = Counter("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade")
+        self._predictions = counter("predictions", text, "grade", "result")
+        self._over = counter("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade")
         text = "Requests sent to replicas, further attempts included, by what became of them."
-        self._attempts = Counter("attempts", text, "outcome")
-        self._retries = Counter("retries", "Attempts that failed and were retried elsewhere.", "kind")
-        self._failures = Counter("replica_failures", "Attempts that failed.", "replica", "kind")
+        self._attempts = counter("attempts", text, "outcome")
+        self._retries = counter("retries", "Attempts that failed and were retried elsewhere.", "kind")
+        self._failures = counter("replica_failures", "Attempts that failed.", "replica", "kind")
         text = "Placements that workers made by the ring, as the hub was lost to them."
-        self._hub_lost = Counter("worker_hub_lost_placements", text)
+        self._hub_lost = counter("worker_hub_lost_placements", text)
         self._hub_lost.begin([()])
-        self._reloads = Counter("reloads", "Times that the settings were read again.", "result")
+        self._reloads = counter("reloads", "Times that the settings were read again.", "result")
         self._reloads.begin([("ok",), ("refused",)])
         self.reloaded_at_s: float | None = None  # Unix time of the last that is in force
         text = "Requests answered, by tenant of the keys file and class of status."
-        self._of_tenants = Counter("tenant_requests", text, "tenant", "status")
+        self._of_tenants = counter("tenant_requests", text, "tenant", "status")
         text = "Prompt tokens of whole answers, by tenant of the keys file."
-        self._tenant_prompt = Counter("tenant_prompt_tokens", text, "tenant")
+        self._tenant_prompt = counter("tenant_prompt_tokens", text, "tenant")
         text = "Those of them that were cached: by the engine's count, else as predicted."
-        self._tenant_cached = Counter("tenant_cached_tokens", text, "tenant")
+        self._tenant_cached = counter("tenant_cached_tokens", text, "tenant")
         text = "Prompt tokens of whole answers that were not computed: by the engine's count, else as predicted."
-        self._saved = Counter("saved_prefill_tokens", text, "model")
+        self._saved = counter("saved_prefill_tokens", text, "model")
         text = "Prefill that was not done for that, estimated in a replica's seconds by its learned speed."
-        self._saved_s = Counter("saved_prefill_seconds", text, "model")
+        self._saved_s = counter("saved_prefill_seconds", text, "model")
         text = "Placements off the replica that holds most of the prompt, by what spoke against it."
-        self._spills = Counter("spills", text, "cause")
+        self._spills = counter("spills", text, "cause")
         text = "Tokens that it holds, and that were predicted to be computed again."
-        self._spilled = Counter("spilled_tokens", text, "cause")
+        self._spilled = counter("spilled_tokens", text, "cause")
         text = "Prompt tokens placed on a replica, estimated."
-        self._placed = Counter("replica_placed_tokens", text, "replica")
-        self._computed = Counter("replica_computed_tokens", "Those of them predicted to be computed.", "replica")
+        self._placed = counter("replica_placed_tokens", text, "replica")
+        self._computed = counter("replica_computed_tokens", "Those of them predicted to be computed.", "replica")
         text = "Prompts sent to fill replicas' caches, by what became of them."
-        self._prewarm = Counter("prewarm_requests", text, "result")
-        self._prewarm_tokens = Counter("prewarm_tokens", "Prompt tokens of those that were answered.")
+        self._prewarm = counter("prewarm_requests", text, "result")
+        self._prewarm_tokens = counter("prewarm_tokens", "Prompt tokens of those that were answered.")
         text = "Prompt tokens that were computed, by why: by the engine's count where it told, else as predicted."
-        self._misses = Counter("miss_tokens", text, "reason")
+        self._misses = counter("miss_tokens", text, "reason")
         text = "Prompt tokens that were cached, likewise: in prompts asked for before (replay), or not (genuine)."
-        self._hits = Counter("hit_tokens", text, "kind")
+        self._hits = counter("hit_tokens", text, "kind")
         text = "Requests whose very prompt was asked for before, within the observatory's window."
-        self._replays = Counter("replays", text)
+        self._replays = counter("replays", text)
         text = "Prompts that differ from an earlier one before tokens that both have, by what differs."
-        self._differences = Counter("differences", text, "change")
+        self._differences = counter("differences", text, "change")
         text = "Requests whose tools were put in order before they were sent, by what they needed."
-        self._repairs = Counter("repairs", text, "repair")
+        self._repairs = counter("repairs", text, "repair")
         self._begin(policy)
         self._tenants: Collection[str] = ()
         self._tenants_max = 0
@@ -172,7 +174,17 @@ class Tallies:
 
     def all(self) -> list[Counter | Histogram]:
         """In the order of the page."""
-        return [tally for tally in vars(self).values() if isinstance(tally, Counter | Histogram)]
+        return self._all
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        made = Counter(name, text, *labels)
+        self._all.append(made)
+        return made
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+        made = Histogram(name, text, bounds, *labels)
+        self._all.append(made)
+        return made
 
     def take_over(self, ledger: Ledger) -> None:
         """What the observatory has counted, `settle`d: of these the ledger's word is all that there is."""

@@ -17,9 +17,10 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from urllib.parse import urlsplit
 
+from router.breaks import BrokeEarly, BrokeMidway
 from router.core.dialects.sglang import with_rank
 from router.core.facts import Replica
-from router.exchange import Answer, BrokeEarly, BrokeMidway, Connection, say
+from router.exchange import Answer, Connection, say
 from router.failures import (
     ConnectFailed,
     EngineFailed,
@@ -82,8 +83,8 @@ class Server:
         except asyncio.CancelledError:
             connection.connection_lost(None)  # uvloop closes it, and does not always say so
             raise
-        except TimeoutError as error:
-            raise ConnectFailed("timed out", timed_out=True) from error
+        except TimeoutError as late:
+            raise ConnectFailed("timed out", timed_out=True) from late
         except OSError as error:
             raise ConnectFailed(say(error), refused=_refused(error)) from error
         if self._forgotten:
@@ -272,7 +273,7 @@ def _retry_after_s(answer: Answer) -> float | None:
     """What a refusal for load asks for: seconds or a date (RFC 9110 section 10.2.3). A 503 that asks for nothing that
     can be understood is an engine that fails: None."""
     said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
-    after_s = RETRY_AFTER_S if answer.status == 429 else None
+    after_s: float | None = RETRY_AFTER_S if answer.status == 429 else None
     if said.isdigit():
         after_s = float(said[:9])
     elif said:

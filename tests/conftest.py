@@ -6,7 +6,15 @@ import aiohttp
 import hypothesis  # noqa: F401 - here, as below no later import may ask the collector who holds an object (it does)
 import pytest
 
+from tests.compiled import COMPILED
 from tests.fakes import FakeEngine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of compiled code only the outside can be tested."""
+    for item in items:
+        if COMPILED and item.get_closest_marker("inside"):
+            item.add_marker(pytest.mark.skip(reason="compiled code calls what it was compiled with"))
 
 
 def pytest_collection_finish() -> None:

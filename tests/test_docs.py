@@ -23,10 +23,10 @@ from loadtest.simulation.scenarios import LADDERS
 from router import __main__ as command
 from router.admin import Pages
 from router.app import App
+from router.breaks import BrokeMidway, Failure
 from router.core.dialects import PATHS
 from router.core.facts import Grade, Reason
 from router.core.policies import POLICIES
-from router.exchange import BrokeMidway, Failure
 from router.keys import Keys
 from router.patience import REASONS
 from router.settings import Settings, field_keys

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from router import metrics as rendering
 from router import series, tallies
+from router.breaks import BrokeMidway, Failure
 from router.core.facts import Candidate, Ending, Grade, Reason, Receipt, Replica, Usage
 from router.core.miss import Breakdown, Change, Difference, Miss, Sighting
 from router.core.observatory.ledger import Ledger
@@ -22,7 +23,6 @@ from router.core.policies import POLICIES
 from router.core.prefill import PrefillModel
 from router.core.routing import Router
 from router.core.spill import Cause
-from router.exchange import BrokeMidway, Failure
 from router.metrics import Figures, Metrics, RequestRecord
 from router.placing import UNEXPLAINED
 from router.totals import Totals

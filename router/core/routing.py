@@ -359,8 +359,9 @@ class Router:
     ) -> list[Member]:
         """Who may take the request. Raises NoReplica and Shed."""
         members = ready if model is None else self.fleet.serving(model)
-        if only is not None and only in self.fleet.held and model in (None, *self.fleet.held[only].models):
-            members = [self.fleet.held[only]]
+        held = None if only is None else self.fleet.held.get(only)
+        if held is not None and (model is None or model in held.models):
+            members = [held]
         if exclude or only is not None:
             members = [m for m in members if m.id not in exclude and only in (None, m.id)]
         if self.fleet.guarded:

@@ -296,6 +296,7 @@ def test_tools_of_a_template_are_counted(many: int) -> None:
     assert template.label == ("look_up_order, refund, ask_a_human, write_mail" if many == 1 else "")
 
 
+@pytest.mark.inside
 def test_what_a_glance_tells_a_longer_look_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """New conversations on a template, and other last messages behind the same history, with tools or without, are
     seen alike either way."""

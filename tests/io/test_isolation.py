@@ -37,6 +37,7 @@ def ring(tmp_path: Path) -> Keyring:
     return Keyring(tmp_path, acme={"receipts": True}, evil={"receipts": True}, open={"receipts": True})
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("events", [False, True])
 @pytest.mark.parametrize("path", ASKS)
 async def test_nobody_hits_what_another_has_asked(

@@ -161,6 +161,7 @@ async def test_a_default_model_must_be_allowed(client: ClientSession, tmp_path: 
                     assert response.status == code
 
 
+@pytest.mark.inside
 async def test_whose_turn_it_is(
     client: ClientSession, engine: FakeEngine, ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ POINTS: list[Callable[[Point], None]] = [
 ]
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("at", POINTS)
 async def test_a_client_leaves(

@@ -193,6 +193,7 @@ async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: 
             await until(lambda: idle(app))
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("stays_known", [False, True])
 async def test_a_request_whose_replica_left_before_it_was_sent(
     client: ClientSession, told: Told, stays_known: bool
@@ -223,6 +224,7 @@ async def test_a_request_whose_replica_left_before_it_was_sent(
             await until(lambda: idle(app))
 
 
+@pytest.mark.inside
 async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: ClientSession, told: Told) -> None:
     """Nothing was sent to it, which is no attempt: its request is placed elsewhere, though no retry is allowed, nor any
     left in the budget."""

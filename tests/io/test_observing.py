@@ -180,6 +180,7 @@ async def test_nothing_is_assumed_of_those_who_may_only_append() -> None:
     assert seeing.unexplained == 1
 
 
+@pytest.mark.inside
 async def test_what_goes_wrong_is_not_the_requests_concern(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,6 +136,7 @@ async def test_clients_that_give_up_show_it(engine: FakeEngine, other: FakeEngin
             await until(lambda: idle(app))
 
 
+@pytest.mark.inside
 async def test_rests_reach_the_hub(tmp_path: Path) -> None:
     """What a worker hears of Retry-After counts for all; with every replica at rest the hub's word reaches the client
     of any worker. Signs of life and stuck replicas are told too."""

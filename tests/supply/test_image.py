@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.compiled import MODULES
 from router import __version__
 from tests.supply.install import REPO, VENV
 
@@ -186,6 +187,17 @@ def test_image_installs_the_same_wheel(image: Built, tmp_path: Path) -> None:
     assert len(files) > 100
     for path in files:
         assert (site / path.relative_to(tmp_path / "wheel")).read_bytes() == path.read_bytes()
+
+
+def test_image_has_native_code(image: Built) -> None:
+    """Beside every module that deploy/compiled.py names, and it is what runs; no compiler came with it."""
+    site = next(image.root.glob("opt/warmroute/lib/python3*/site-packages"))
+    for module in MODULES:
+        assert list((site / module).parent.glob(f"{Path(module).stem}.*.so")), module
+    said = image.say("python", "-c", "import router.core.routing as routing; print(routing.__file__)").stdout
+    assert said.strip().endswith(".so")
+    assert not list(image.root.glob("usr/bin/gcc*"))
+    assert not list(site.glob("mypy*"))
 
 
 def test_image_runs_as_nobody_on_a_root_that_cannot_be_written(image: Built) -> None:

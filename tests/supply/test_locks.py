@@ -32,6 +32,7 @@ WANTED = {
         *(each for extra in ("kubernetes", "tokenizers", "tracing", "demo") for each in EXTRAS[extra]),
     ],
     "build": PYPROJECT["build-system"]["requires"],
+    "native": re.findall(r"^\w[^\s#]*", (REQUIREMENTS / "native.in").read_text("utf-8"), re.MULTILINE),
 }
 RUNTIME_DEPENDENCIES_MAX = 10
 INSTALL_TIMEOUT_S = 300.0

@@ -169,6 +169,7 @@ async def test_a_lost_hub_does_not_keep_them_waiting(path: Path) -> None:
         assert {lease.receipt.policy for lease in leases} == {"ring"}
 
 
+@pytest.mark.inside
 async def test_a_request_that_waited_for_an_event_may_wait_for_a_place(path: Path) -> None:
     """One after the other, and it can still be taken back."""
     hub = hub_of_one()

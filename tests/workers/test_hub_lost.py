@@ -166,6 +166,7 @@ async def test_the_ring_keeps_a_conversation_together_and_skips_who_refused(path
             await placer.place(want(), frozenset([retried.replica]))
 
 
+@pytest.mark.inside
 async def test_a_hub_that_is_silent_is_not_waited_for(path: Path) -> None:
     """A placement that the hub owes for too long is made by the ring, and its late lease given back; what the hub
     says next makes it the hub again."""
@@ -182,6 +183,7 @@ async def test_a_hub_that_is_silent_is_not_waited_for(path: Path) -> None:
         await until(lambda: hub.open == 0 and hub.counts[HUB_LOST] == 1)
 
 
+@pytest.mark.inside
 async def test_a_client_that_leaves_while_placing_leaves_no_lease(path: Path) -> None:
     """Cancelled before, while or after the hub answers: nothing stays open."""
     hub = StubHub("http://a", "http://b")
@@ -207,6 +209,7 @@ async def test_a_client_that_leaves_while_placing_leaves_no_lease(path: Path) ->
         await until(lambda: hub.open == 0)
 
 
+@pytest.mark.inside
 async def test_workers_answer_for_models_as_the_hub_does(path: Path) -> None:
     """Unknown, unready and unnamed models are told apart from the last view, which follows the hub's."""
     hub = StubHub("http://a", "http://b", models=("m",))

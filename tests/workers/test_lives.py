@@ -26,6 +26,7 @@ __all__ = ["told"]
 OK = Outcome(Ending.OK)
 
 
+@pytest.mark.inside
 async def test_a_placement_does_not_stand_when_its_replica_left(tmp_path: Path) -> None:
     """Whether the worker hears of that after the placement, or in the same breath, before anybody has looked at it;
     leases of others stand. The hub's books end empty."""
@@ -52,6 +53,7 @@ async def test_a_placement_does_not_stand_when_its_replica_left(tmp_path: Path) 
         assert not placer._known.loads
 
 
+@pytest.mark.inside
 async def test_a_placement_that_came_too_late_is_given_back(tmp_path: Path) -> None:
     """Its client left between the hub's answer and the turn of whoever asked: it is taken back, once."""
     hub = StubHub("http://a")

@@ -179,7 +179,8 @@ class Ledger:
         weight = self._weight
         groups = [group.settle(weight) for group in self.groups.all.values() if group.now[REQUESTS]]
         if groups:
-            now, step = list(map(sum, zip(*groups, strict=True))), self.timeline.now
+            now: list[float] = list(map(sum, zip(*groups, strict=True)))
+            step = self.timeline.now
             step.sums = list(map(add, step.sums, now))
             self.totals = list(map(add, self.totals, now))
             self._hour = [hour + value * weight for hour, value in zip(self._hour, now, strict=True)]

@@ -1,0 +1,93 @@
+"""Native code for what every request passes through: `python -m deploy.compiled OUT [--sources]`.
+
+Theory: mypyc makes C of typed Python, of the same sources that run without it (https://mypyc.readthedocs.io).
+Attributes become fields of a struct and calls between compiled modules calls of C, so what is left of the interpreter
+is what they ask of libraries. A library beside a module is imported instead of it; without one the module runs as it
+is. So the wheel stays the same everywhere, the image has libraries beside it, and whoever has none misses only speed.
+
+What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
+that is not compiled can inherit from one that is, exceptions lose the attributes of their class, and a variable has one
+type in a function: of two `except` clauses with the same `as error` the second is a TypeError when it comes true. `make
+test-compiled` runs the tests on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+CORE = (
+    *("routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member", "prefill"),
+    *("learning", "spill", "knowledge", "tokens", "breaker", "answers", "admission", "models"),
+    *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen"),
+    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks")),
+)
+EDGE = (
+    *("outbox", "receiving", "exchange", "upstream", "attempts", "proxy", "relay", "reading", "client_connection"),
+    *("tallies", "series", "placing", "logs"),
+)
+MODULES = (*(f"router/core/{name}.py" for name in CORE), *(f"router/{name}.py" for name in EDGE))
+OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental")
+
+
+def build(sources: Path, python: str) -> list[Path]:
+    """Compile MODULES in this folder, which has a `router`. `python` knows the types of its dependencies. Returns the
+    libraries, each beside its module."""
+    from mypyc.build import mypycify  # only where it is compiled, as is setuptools
+    from setuptools import Distribution  # type: ignore[import-untyped]  # ships no types
+
+    os.chdir(sources)
+    extensions = mypycify(
+        [*OPTIONS, f"--python-executable={python}", *MODULES],
+        opt_level="2",
+        debug_level="0",
+        group_name="warmroute",
+        target_dir=str(sources / "c"),
+    )
+    distribution = Distribution({"name": "warmroute", "ext_modules": extensions})
+    command = distribution.get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(sources), str(sources / "o")
+    command.ensure_finalized()
+    command.run()
+    return sorted(sources.glob("router/**/*.so")) + sorted(sources.glob("*.so"))
+
+
+def compile_into(out: Path, python: str, *, sources_too: bool) -> int:
+    """Put the libraries where their modules are under `out`, with `sources_too` beside sources. Returns how many."""
+    out.mkdir(parents=True, exist_ok=True)
+    out = out.resolve()
+    with tempfile.TemporaryDirectory(prefix="warmroute-compiled-") as folder:
+        copy, before = Path(folder), Path.cwd()
+        shutil.copytree(REPO / "router", copy / "router", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        if sources_too:
+            shutil.copytree(copy / "router", out / "router", dirs_exist_ok=True)
+        try:
+            libraries = build(copy, python)
+        finally:
+            os.chdir(before)
+        for library in libraries:
+            place = out / library.relative_to(copy)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(library, place)
+    return len(libraries)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.compiled", description="native code beside the modules")
+    parser.add_argument("out", type=Path, help="folder that has `router`, such as site-packages")
+    parser.add_argument("--sources", action="store_true", help="put the sources there, too")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the router's dependencies")
+    options = parser.parse_args()
+    made = compile_into(options.out, options.python, sources_too=options.sources)
+    print(f"{made} libraries in {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""deploy/compiled.py: every module that it names is there, and `make test-compiled` tests what it made."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.compiled import MODULES, REPO
+from tests.compiled import COMPILED
+
+HARMLESS = {"eq", "gc"}  # none is compared or hashed, and the collector finds nothing more
+
+
+def test_what_is_compiled_is_there() -> None:
+    """A module that was renamed is not left out in silence."""
+    assert [module for module in MODULES if not (REPO / module).is_file()] == []
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef, dict[str, str]]]:
+    """Each class of the router, with its module's file and what the names there are imported from."""
+    for path in sorted((REPO / "router").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {
+            alias.asname or alias.name: f"{node.module.replace('.', '/')}.py"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield str(path.relative_to(REPO)), node, imported
+
+
+def names(nodes: list[ast.expr]) -> list[str]:
+    """What stands there by name, without what is in brackets behind it."""
+    return [node.id for part in nodes for node in [getattr(part, "value", part)] if isinstance(node, ast.Name)]
+
+
+def test_what_is_not_compiled_inherits_from_nothing_that_is() -> None:
+    """It would be a TypeError as soon as one is made. Protocols are only named."""
+    protocols = {(file, node.name) for file, node, _ in classes() if "Protocol" in names(node.bases)}
+    wrong = [
+        (file, node.name, base)
+        for file, node, imported in classes()
+        for base in names(node.bases)
+        if file not in MODULES and imported.get(base) in MODULES and (imported[base], base) not in protocols
+    ]
+    assert wrong == []
+
+
+def test_compiled_classes_keep_what_they_are_told() -> None:
+    """mypyc drops keywords (`frozen=True`), and loses the attributes of an exception's class."""
+    for file, node, _ in classes():
+        if file not in MODULES:
+            continue
+        assert {word.arg for word in node.keywords} <= HARMLESS, (file, node.name)
+        if any(base.endswith("Exception") for base in names(node.bases)):
+            assert not any(isinstance(each, ast.Assign | ast.AnnAssign) for each in node.body), (file, node.name)
+
+
+def test_a_variable_has_one_type() -> None:
+    """In a function, of two `except` clauses with the same `as error` the second would be a TypeError when it comes
+    true, where the one is no base of the other's."""
+    for module in MODULES:
+        for function in ast.walk(ast.parse((REPO / module).read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                caught = [node.name for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name]
+                assert len(caught) == len(set(caught)), (module, function.name)
+
+
+@pytest.mark.skipif("PYTHONSAFEPATH" not in os.environ, reason="no native code is asked for: see `make test-compiled`")
+def test_native_code_is_what_is_tested() -> None:
+    """All of it, and of the sources that are here now."""
+    assert COMPILED
+    for module in MODULES:
+        file = Path(importlib.import_module(module.removesuffix(".py").replace("/", ".")).__file__ or "")
+        assert file.suffix == ".so", file
+        source = file.with_name(Path(module).name)
+        assert source.read_bytes() == (REPO / module).read_bytes()
