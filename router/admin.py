@@ -212,7 +212,7 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
         "queued_s": round(record.queued_s, 3),
         "ttft_s": record.ttft_s,
         "duration_s": record.duration_s,
-        "usage": record.usage,
+        "usage": _fields(record.usage) if record.usage is not None else None,
         "replica": receipt and receipt.replica,
         "reason": receipt and receipt.reason,
         "grade": receipt and receipt.grade,
@@ -240,7 +240,7 @@ def _explained(record: RequestRecord) -> dict[str, Any]:
 
 
 def _difference(difference: Difference) -> dict[str, Any]:
-    row = {name: getattr(difference, name) for name in difference.__struct_fields__}
+    row = _fields(difference)
     # Keyed anew: of what has few digits, as its shape may tell, a plain hash would be as good as its text.
     named = blake2b(difference.piece_hash.to_bytes(8), digest_size=8, key=_HASH_KEY).hexdigest()
     return {**row, "piece_hash": named}
@@ -250,8 +250,13 @@ _HASH_KEY = secrets.token_bytes(16)
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
-    row: dict[str, Any] = msgspec.to_builtins(candidate)
-    return {key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}
+    row = _fields(candidate)
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _fields(record: msgspec.Struct) -> dict[str, Any]:
+    """Of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON

@@ -8,7 +8,6 @@ nor counts: its request had its turn, and was taken in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
 from router.core.admission import Admission, Limits
@@ -52,11 +51,11 @@ class Places(Protocol[_W_contra]):
         """It will not be placed."""
 
 
-@dataclass(slots=True)
 class _Waiting(Generic[_W]):
-    wanted: _W
-    answered: Answered
-    charged_tokens: int
+    __slots__ = ("answered", "charged_tokens", "wanted")
+
+    def __init__(self, wanted: _W, answered: Answered, charged_tokens: int) -> None:
+        self.wanted, self.answered, self.charged_tokens = wanted, answered, charged_tokens
 
 
 class Admitter(Generic[_W]):

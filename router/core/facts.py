@@ -13,7 +13,6 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from router.core.miss import Breakdown
 
@@ -175,7 +174,7 @@ class Prompt(Struct, eq=False):
 
     def __eq__(self, other: object) -> bool:
         """Whether they are the same, however they hang together with others, and whatever is marked in them."""
-        return isinstance(other, Prompt) and astuple(self)[:-2] == astuple(other)[:-2]
+        return isinstance(other, Prompt) and _same(self, other, self.__struct_fields__[:-2])
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -207,7 +206,7 @@ class Ask(Struct, eq=False):
 
     def __eq__(self, other: object) -> bool:
         """Whether they ask for the same, whatever they were decoded to."""
-        return isinstance(other, Ask) and astuple(self)[:-1] == astuple(other)[:-1]
+        return isinstance(other, Ask) and _same(self, other, self.__struct_fields__[:-1])
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -215,6 +214,10 @@ class Ask(Struct, eq=False):
     def hint_bytes(self) -> int:
         """Where the client says that its template ends (`Prompt`); 0: nowhere."""
         return self.prompt.hint_bytes if self.prompt is not None else 0
+
+
+def _same(one: object, other: object, fields: tuple[str, ...]) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
 class Candidate(Struct, gc=False):
@@ -280,8 +283,7 @@ class Outcome(Struct, gc=False):
     events: int = 0  # streamed events: tokens, where usage is not reported
 
 
-@dataclass(slots=True)
-class Receipt:
+class Receipt(Struct):
     """What the client, the log and `/admin/decisions` are told of a placement."""
 
     replica: str
@@ -290,12 +292,13 @@ class Receipt:
     grade: Grade
     prompt_tokens: int
     predicted_cached_tokens: int
-    candidates: tuple[Candidate, ...] = field(default=(), repr=False)
+    candidates: tuple[Candidate, ...] = ()
     spill: str = ""  # why the longest holder was passed over: see spill.py
     spilled_tokens: int = 0  # that it holds and `replica` does not
     miss: Breakdown | None = None  # as predicted; None without an observatory
     replay: bool = False  # the very same prompt was asked for before, within the observatory's window
     seen_blocks: int = 0  # that its prompt begins with and that were computed before, on whatever replica
+    at_hub: tuple[int, int] | None = None  # who has the whole, candidates too: under this lease, of this connection
 
 
 @dataclass(frozen=True, slots=True)

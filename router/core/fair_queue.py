@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
 
 from router.core.facts import Priority
 
@@ -33,7 +34,7 @@ class Ticket:
     cost_tokens: int
     size_bytes: int
     at_s: float
-    request: object = None
+    request: Any = None
     number: int = -1  # in order of arrival; -1: does not wait
 
 

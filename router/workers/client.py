@@ -40,14 +40,6 @@ SILENT = "no answer in time"
 LEAVING = "we leave"
 
 
-@dataclass(slots=True)
-class HubReceipt(Receipt):
-    """A receipt of which the hub has the whole: the candidates too."""
-
-    lease: int = 0
-    connection: int = 0  # on which it was given
-
-
 class RemoteLease:
     """A lease of the hub's, or one that this worker gave itself."""
 
@@ -268,8 +260,9 @@ class RemotePlacer:
     def report(self, record: RequestRecord) -> None:
         """A request ended: metrics are the hub's, now or when it is back."""
         receipt, lease = record.receipt, None
-        if isinstance(receipt, HubReceipt) and receipt.connection == self._line.number and self._line.up:
-            lease = receipt.lease
+        if receipt is not None and receipt.at_hub is not None and self._line.up:
+            given, connection = receipt.at_hub
+            lease = given if connection == self._line.number else None
         report = carrying.report_of(record, lease)
         if not self._line.up:
             self._kept.append(report)
@@ -326,12 +319,11 @@ class RemotePlacer:
         if self._viewed and self._why_lost:
             self._back()
 
-    def _receipt(self, placed: wire.Placed) -> HubReceipt:
+    def _receipt(self, placed: wire.Placed) -> Receipt:
         tokens = (placed.prompt_tokens, placed.predicted_cached_tokens)
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
-        receipt = HubReceipt(*head, *tokens, lease=placed.id, connection=self._line.number)
-        receipt.miss, receipt.replay = placed.miss, placed.replay
-        return receipt
+        at_hub = (placed.id, self._line.number)
+        return Receipt(*head, *tokens, miss=placed.miss, replay=placed.replay, at_hub=at_hub)
 
     def _wait(self, id_: int) -> None:
         """The hub has it in its queue."""

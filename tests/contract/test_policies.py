@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.policies import POLICIES
 from router.core.policies.warm import EVICTED_WEIGHT, Warm, price
 from router.core.ring import Ring
+from tests.records import replace
 
 IDS = [f"http://10.0.0.{n}:8000" for n in range(6)]
 TIMES = st.floats(0, 10_000)

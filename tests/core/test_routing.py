@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from msgspec.structs import replace
 
 from router.core import blocks
 from router.core.dialects import OPENAI
@@ -11,6 +10,7 @@ from router.core.facts import Ask, Candidate, Choice, Ending, Grade, Load, Quest
 from router.core.models import NoReplica, UnknownModel
 from router.core.policies.warm import Warm
 from tests.core.placing import MODEL, World, chat, words
+from tests.records import replace
 
 LONG = words(1, 8_000)
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from router.core import blocks
 from router.core.blocks import chain_of, ring_key
@@ -15,6 +14,7 @@ from router.core.facts import Ask, Ending, Load, Outcome, Replica, ServedModel, 
 from router.core.member import Lease
 from router.core.models import MODELS_MAX, NoReplica
 from tests.core.placing import CHAT, MODEL, World, chat, words
+from tests.records import replace
 
 LONG = words(1, 8_000)
 BLOCK_TOKENS = blocks.BLOCK_BYTES // 4

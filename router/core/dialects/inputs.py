@@ -77,7 +77,7 @@ class Body(msgspec.Struct):
     thinking: Raw = ABSENT
 
 
-class _Odd(Body, kw_only=True):
+class Odd(Body, kw_only=True):
     """A body whose messages no engine would take; all else is read."""
 
     messages: Raw = ABSENT  # type: ignore[assignment]  # what they are does not matter
@@ -85,7 +85,7 @@ class _Odd(Body, kw_only=True):
 
 _ELSEWHERE = tuple(Body.__struct_fields__[Body.__struct_fields__.index("chat_template") :])
 _BODY = msgspec.json.Decoder(Body)
-_ODD = msgspec.json.Decoder(_Odd)
+_ODD = msgspec.json.Decoder(Odd)
 _decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
@@ -105,7 +105,7 @@ def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput |
         return None
     try:
         fields = fields or _BODY.decode(body)
-        if isinstance(fields, _Odd):
+        if isinstance(fields, Odd):
             return None
         if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None

@@ -16,7 +16,18 @@ from msgspec import Raw
 
 from router.core.dialects import wire
 from router.core.dialects.chat import RS, Chat, Part, calls, canonical
-from router.core.dialects.inputs import Body, decode_openai
+from router.core.dialects.inputs import Body, Odd, decode_openai
+from router.core.dialects.openai_fields import (
+    PartFields,
+    QuickFields,
+    RestFields,
+    UrlFields,
+    decode_message,
+    decode_part,
+    decode_prompt,
+    decode_quick,
+    decode_rest,
+)
 from router.core.dialects.seen import Seen, ends_of
 from router.core.dialects.wire import ABSENT, UNREADABLE, given
 from router.core.facts import Ask, Beginning, Prompt
@@ -24,55 +35,10 @@ from router.core.facts import Ask, Beginning, Prompt
 TOKEN_ID_BYTES = 4
 
 
-class _Part(msgspec.Struct):
-    type: str = ""
-    text: str | None = None
-    image_url: Raw = ABSENT
-
-
-class _Url(msgspec.Struct):
-    url: str = ""
-
-
-class _Rest(msgspec.Struct):
-    """A body of which every field is of the type that it should be; its messages are still JSON."""
-
-    messages: list[Raw] = []
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    tools: Raw = ABSENT
-    functions: Raw = ABSENT
-    documents: Raw = ABSENT
-    chat_template: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    reasoning_effort: Raw = ABSENT
-    cache_salt: str | None = None
-    extra_key: Raw = ABSENT
-    prompt_cache_key: str | None = None
-    metadata: Raw = ABSENT
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-
-
-class _Quick(_Rest, kw_only=True):
-    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]  # nothing is asked of the base
-    prompt: Raw = ABSENT
-    input: Raw = ABSENT
-
-
 HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
 _head_fields = attrgetter(*HEAD)
 _NO_HEAD = (ABSENT,) * len(HEAD)
 FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
-
-_decode_quick = msgspec.json.Decoder(_Quick).decode
-_decode_rest = msgspec.json.Decoder(_Rest).decode
-_decode_message = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_part = msgspec.json.Decoder(_Part | str).decode
-_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
 
 
 def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
@@ -82,7 +48,7 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
             ask = _seen(path, body, seen)
             if ask is not None:
                 return ask
-        fields = _decode_quick(body)
+        fields = decode_quick(body)
         if fields.messages is None:
             return _ask(fields, _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt))
     except UNREADABLE:
@@ -96,7 +62,7 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
         return _ask(fields, None)
 
 
-def _ask(fields: _Quick | _Rest, prompt: Prompt | None) -> Ask:
+def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
     salt, options, stored = fields.cache_salt, fields.stream_options, fields.store
     most = fields.max_completion_tokens
     if most is None or most <= 0:
@@ -121,7 +87,7 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
     place = seen.find(body, b"openai")
     if place is None:
         return None
-    fields = _decode_rest(place.rest)
+    fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
     if messages is None:
         return None
@@ -129,7 +95,7 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
     chat.rendered(*seen.rendered(_head_parts(fields), lambda: _heading(fields)))
     ends: list[tuple[int, Beginning]] = []
     for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
-        _message(chat, _decode_message(message))
+        _message(chat, decode_message(message))
         ends.append((end, chat.beginning()))
 
     def whole() -> Prompt | None:
@@ -139,11 +105,11 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
     return _ask(fields, chat.joined(seen.learn(place, body, ends), whole))
 
 
-def _head_parts(fields: _Quick | _Rest) -> list[Raw]:
+def _head_parts(fields: QuickFields | RestFields) -> list[Raw]:
     return [fields.tools, *_head_fields(fields)]
 
 
-def _heading(fields: _Quick | _Rest) -> tuple[bytes, int]:
+def _heading(fields: QuickFields | RestFields) -> tuple[bytes, int]:
     chat = Chat()
     _head(chat, fields)
     return chat.heading()
@@ -151,19 +117,19 @@ def _heading(fields: _Quick | _Rest) -> tuple[bytes, int]:
 
 def prompt_of(path: str, fields: Body) -> Prompt | None:
     """The prompt of a chat, a completion or an embedding; None where it is not understood."""
+    if isinstance(fields, Odd):
+        return None
     try:
-        if isinstance(fields.messages, list):
+        if fields.messages is not None:
             return _chat_prompt(fields, fields.messages)
-        return (
-            None if fields.messages else _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt)
-        )
+        return _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt)
     except UNREADABLE:
         return None
 
 
 def _given_prompt(raw: Raw) -> Prompt | None:
     try:
-        return _text_prompt(_decode_prompt(raw)) if raw else None
+        return _text_prompt(decode_prompt(raw)) if raw else None
     except UNREADABLE:
         return None
 
@@ -175,7 +141,7 @@ def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
     return chat.prompt()
 
 
-def _head(chat: Chat, fields: Body | _Quick | _Rest) -> None:
+def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
     if fields.tools is not ABSENT and given(fields.tools):
         tools = msgspec.json.decode(fields.tools)
         chat.tools(tools)
@@ -252,12 +218,12 @@ def content_parts(content: str | list[Raw] | None) -> list[Part]:
 
 
 def _part(raw: Raw) -> Part:
-    part: _Part | str = _decode_part(raw)
+    part: PartFields | str = decode_part(raw)
     if isinstance(part, str):
         return part
     if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
         return part.text
-    url = wire.as_type(str, part.image_url) or (wire.as_type(_Url, part.image_url) or _Url()).url
+    url = wire.as_type(str, part.image_url) or (wire.as_type(UrlFields, part.image_url) or UrlFields()).url
     return url.encode() if url else bytes(raw)
 
 
