@@ -23,7 +23,7 @@ test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with th
 
 compiled: .compiled/.made  ## .compiled: the router with native code, as it is in the image; needs a C compiler
 
-.compiled/.made: $(VENV)/.dev deploy/compiled.py $(shell find router -name '*.py')
+.compiled/.made: $(VENV)/.dev deploy/compiled.py deploy/compiled_sources.py $(shell find router -name '*.py')
 	rm -rf .compiled
 	$(BIN)/python -m deploy.compiled .compiled --sources
 	touch $@

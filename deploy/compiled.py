@@ -1,9 +1,10 @@
 """Native code for what every request passes through: `python -m deploy.compiled OUT [--sources]`.
 
-Theory: mypyc makes C of typed Python, of the same sources that run without it (https://mypyc.readthedocs.io).
-Attributes become fields of a struct and calls between compiled modules calls of C, so what is left of the interpreter
-is what they ask of libraries. A library beside a module is imported instead of it; without one the module runs as it
-is. So the wheel stays the same everywhere, the image has libraries beside it, and whoever has none misses only speed.
+Theory: mypyc makes C of typed Python, of the same sources that run without it (https://mypyc.readthedocs.io), with
+records and constants put as suits it (compiled_sources.py). Attributes become fields of a struct and calls between
+compiled modules calls of C, so what is left of the interpreter is what they ask of libraries. A library beside a module
+is imported instead of it; without one the module runs as it is. So the wheel stays the same everywhere, the image has
+libraries beside it, and whoever has none misses only speed.
 
 What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
 that is not compiled can inherit from one that is, exceptions lose the attributes of their class, and a variable has one
@@ -20,16 +21,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from deploy.compiled_sources import for_mypyc
+
 REPO = Path(__file__).resolve().parents[1]
 CORE = (
-    *("routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member", "prefill"),
-    *("learning", "spill", "knowledge", "tokens", "breaker", "answers", "admission", "models"),
-    *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen"),
-    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks")),
+    *("facts", "routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member"),
+    *("prefill", "learning", "spill", "knowledge", "tokens", "breaker", "health", "answers", "models", "selfcheck"),
+    *("admission", "fair_queue", "quotas"),
+    *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen", "dialects/openai_prompt"),
+    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks", "sums")),
 )
 EDGE = (
     *("outbox", "receiving", "exchange", "upstream", "attempts", "proxy", "relay", "reading", "client_connection"),
-    *("tallies", "series", "placing", "logs"),
+    *("callers", "admission", "tallies", "series", "placing", "logs"),
 )
 MODULES = (*(f"router/core/{name}.py" for name in CORE), *(f"router/{name}.py" for name in EDGE))
 OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental")
@@ -66,6 +70,9 @@ def compile_into(out: Path, python: str, *, sources_too: bool) -> int:
         shutil.copytree(REPO / "router", copy / "router", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         if sources_too:
             shutil.copytree(copy / "router", out / "router", dirs_exist_ok=True)
+        for module in MODULES:
+            source = (copy / module).read_text(encoding="utf-8")
+            (copy / module).write_text(for_mypyc(source), encoding="utf-8")
         try:
             libraries = build(copy, python)
         finally:

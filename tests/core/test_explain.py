@@ -209,6 +209,7 @@ def test_what_is_gone_with_its_holder(how: str) -> None:
     assert not {Miss.EVICTED, Miss.COLD, Miss.NEW} & set(again)
 
 
+@pytest.mark.inside
 def test_a_prompt_of_many_blocks_is_not_looked_up_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its blocks every so many-th says what part of the evicted tokens went with their cache: about a half, where
     that had computed the second half of them."""

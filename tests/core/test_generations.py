@@ -88,6 +88,7 @@ def test_what_is_dropped(puts: list[tuple[int, int]], key: int, value: int) -> N
     assert all(it.get(n) == before[n] for n in range(10) if n != key)
 
 
+@pytest.mark.inside
 def test_of_a_long_chain_the_beginning_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many of its keys, however much room there is, and as often as it comes."""
     monkeypatch.setattr(generations, "CHAIN_MAX", 100)

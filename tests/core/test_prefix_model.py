@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.core import prefix
 from router.core.prefix import HELD_BYTES, KEY_BYTES, RENEWS_MAX, PrefixIndex
 from router.core.recency import Recency, Touch
+from tests.compiled import COMPILED
 
-SWEEP_KEYS = 16  # small, so that departed holders are purged in several goes
+SWEEP_KEYS = prefix.SWEEP_KEYS if COMPILED else 16  # small, so that departed holders are purged in several goes
 EVICT_KEYS = 64  # evicted at a time where the byte budget is exceeded
 NAMES = st.sampled_from("abcd")
 SEGMENTS = (4, 30, 2, 45)  # blocks of a tree's levels; two children a node
@@ -138,7 +139,7 @@ class _PrefixMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(prefix, "SWEEP_KEYS", SWEEP_KEYS)
+        self.patch.setattr(prefix, "SWEEP_KEYS", SWEEP_KEYS)  # of compiled code this would change nothing
         self.leases: list[tuple[str, int]] = []  # open, whether their holders still know of them or not
 
     @initialize(pairs_max=st.sampled_from([70, 150, 400, 10_000]), drops=st.booleans())
