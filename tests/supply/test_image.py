@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sysconfig
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -224,18 +224,14 @@ def test_image_serves_and_is_healthy(image: Built, workers: int) -> None:
     ports = [free_port(), free_port()]
     listen = [f"--port={ports[0]}", f"--admin-port={ports[1]}", f"--workers={workers}"]
     serve = image.command("warmroute", "serve", "--replica", "http://127.0.0.1:9", *listen)
-    process = subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/healthz", timeout=2) as answer:
-                    assert answer.status == 200
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        said, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        assert said
+        assert process.stdout.readline().startswith(b"listening ")  # all of its processes: one alone may be healthy
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/healthz", timeout=2) as answer:
+            assert answer.status == 200
         check = [word.replace(":8001", f":{ports[1]}") for word in image.config["Healthcheck"]["Test"][1:]]  # type: ignore[index]
         assert image.say(*check).returncode == 0
         process.send_signal(signal.SIGINT)
@@ -243,6 +239,7 @@ def test_image_serves_and_is_healthy(image: Built, workers: int) -> None:
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
     assert image.say(*check).returncode != 0
 
 
