@@ -36,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
     add, everything = made.add_argument, ",".join([*CASES, *EXTRAS])
     add("--cases", type=_cases, default=everything, metavar="NAMES", help=f"of {everything} (all)")
     add("--routers", metavar="NAMES", help="only these, of warmroute, nginx and the rivals installed (all)")
-    add("--router", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
+    takes = "one more; CMD takes {port}, and {urls} or {replicas}"
+    add("--router", action="append", default=[], metavar="NAME=CMD", help=takes)
     add("--rounds", type=_count, default=3, metavar="N", help="medians are of so many (3)")
     add("--replicas", type=_count, default=4, metavar="N", help="behind each router (4)")
     add("--seconds", type=_positive, default=2.0, metavar="S", help="length of a window (2)")

@@ -169,8 +169,10 @@ def interpreter() -> tuple[str, ...]:
 def custom(assignment: str) -> Rival:
     """`NAME=CMD`. Raises RivalError."""
     name, equals, command = assignment.partition("=")
-    if not equals or not name or not command or "{port}" not in command or "{urls}" not in command:
-        raise RivalError(f"{assignment!r}: NAME=COMMAND is expected, with {{port}} and {{urls}} in the command")
+    replicas = "{urls}" in command or "{replicas}" in command
+    if not equals or not name or "{port}" not in command or not replicas:
+        expected = "NAME=COMMAND is expected, with {port}, and {urls} or {replicas}, in the command"
+        raise RivalError(f"{assignment!r}: {expected}")
     return Rival(name, tuple(shlex.split(command)))
 
 
