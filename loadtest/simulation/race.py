@@ -116,7 +116,7 @@ def _run(job: Job, scenario: Scenario, entrant: Entrant) -> Row:
     source = ROWS[entrant.policy]
     began = time.perf_counter()
     try:
-        with _changed(entrant.constants):
+        with changed(entrant.constants):
             result = World(scenario.workload, scenario.setting, source.make).run()
     except Exception as error:
         error.add_note(f"{entrant.policy} on {job.scenario}, {job.load}, seed {job.seed}")
@@ -131,9 +131,14 @@ def _run(job: Job, scenario: Scenario, entrant: Entrant) -> Row:
 
 
 @contextmanager
-def _changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
-    """With those values in place of the modules' own. Nothing else runs in this process meanwhile."""
+def changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
+    """With those values in place of the modules' own. Nothing else runs in this process meanwhile. Raises ValueError
+    for a module that is native code (deploy/compiled.py), which keeps its own whatever stands there."""
     before = [(import_module(module), name) for module, name, _ in constants]
+    if compiled := {module.__name__ for module, _ in before if not (module.__file__ or "").endswith(".py")}:
+        raise ValueError(
+            f"constants of {', '.join(sorted(compiled))} are compiled: run this in a clone, in pure Python"
+        )
     own = [getattr(module, name) for module, name in before]
     try:
         for (module, name), (_, _, value) in zip(before, constants, strict=True):
