@@ -64,12 +64,15 @@ class Server:
         self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
         self.path = parts.path
 
-    def free(self) -> Connection | None:
-        """A connection that waits for a request, if there is one."""
+    def free(self, since_s: float) -> Connection | None:
+        """A connection that waits for a request, and has not since before this time, if there is one."""
         while self._free:
             connection = self._free.pop()
-            if connection.usable:
+            if not connection.usable:
+                continue
+            if connection.idle_since_s >= since_s:
                 return connection
+            connection.abort()  # the watchdog is late, as on a machine that stood still: the engine may be closing it
         return None
 
     async def connect(self, timeout_s: float) -> Connection:
@@ -251,9 +254,9 @@ class Upstream:
 
     async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
         """Returns when the answer has begun. Raises a Failure."""
-        used = server.free()
-        connection = used or await server.connect(self._connect_timeout_s)
         sent_s = self._loop.time()
+        used = server.free(sent_s - self._keepalive_s)
+        connection = used or await server.connect(self._connect_timeout_s)
         try:
             await answer.begin(connection, head, body)
         except BrokeEarly as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
@@ -153,6 +154,23 @@ async def test_stale_connections(ends: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(engine.seen) == 5
         assert app.router.fleet.members[engine.url].breaker.failures == 1
         client.transport.close()
+
+
+async def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the watchdog did not come round to close it: engines close such connections just when a request comes."""
+    async with RawEngine(lambda wire: wire.send(OK)) as engine:
+        upstream = Upstream(
+            connect_timeout_s=2.0, first_byte_timeout_s=9.0, idle_timeout_s=9.0, keepalive_s=3.0, held_bytes_max=1_000
+        )
+        loop, later_s = asyncio.get_running_loop(), 0.0
+        time_s = loop.time
+        monkeypatch.setattr(loop, "time", lambda: time_s() + later_s)
+        for more_s, wires in ((0.0, 1), (2.0, 1), (4.0, 2), (1.0, 2)):
+            later_s += more_s
+            answer = await upstream.call(engine.url, "POST", CHAT, [], b"{}", hold=True)
+            upstream.done(answer)
+            assert len(engine.wires) == wires
+        await upstream.close()
 
 
 async def test_one_faulty_replica_fails_nobody(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
