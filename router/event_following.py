@@ -19,6 +19,7 @@ from typing import Protocol
 from router.core.facts import Grade, Replica
 from router.core.kv_events import Event, Removed, Stored, slices
 from router.core.kv_stream import Apply, Ask, Clear, Counts, KvStream, Limits, Regrade, Resume, Step, Suspend
+from router.core.kv_tails import Lateness
 from router.event_sockets import Replay, Sockets, Subscription
 from router.event_sources import Finder, NoAnswer, Off, Source
 
@@ -34,6 +35,9 @@ class Sink(Protocol):
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
         """One event happened."""
+
+    def told(self, replica: str, until_s: float) -> None:
+        """All that the replica did before this was applied, as far as the times that its batches bear tell."""
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
         """The cache is gone, or nothing that is known of it is sure. Ends a suspension."""
@@ -95,6 +99,7 @@ class Follower:
         self._events = self._blocks = 0
         self._why = "not asked yet"
         self._lag_s: float | None = None  # of the last batch, when it came
+        self._lateness = Lateness()
 
     def stats(self) -> StreamStats:
         """Its stream now."""
@@ -242,7 +247,7 @@ class Follower:
                 await self._breathe()
                 continue
             if isinstance(step, Apply):
-                at_s = step.batch.at_s
+                at_s, came_s = step.batch.at_s, clock()
                 self._lag_s = None if at_s is None else self._shared.wall() - at_s
                 for event in step.batch.events:
                     for part in slices(event, SLICE_BLOCKS):
@@ -250,6 +255,8 @@ class Follower:
                         self._events += 1
                         self._blocks += len(part.hashes) if isinstance(part, (Stored, Removed)) else 0
                         await self._breathe()
+                if self._lag_s is not None:
+                    sink.told(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
             else:
                 self._do(step, source)
             await self._breathe()

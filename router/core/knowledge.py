@@ -16,7 +16,8 @@ stream is suspended nothing that it said is credited; where that is for evidence
 all.
 
 Blocks just routed are being computed, so they count as held from placement on (`expect`), until the events confirm
-them or SETTLE_S after the lease ended: the event of the last step may come behind the answer.
+them or SETTLE_S after the lease ended: the event of the last step may come behind the answer. Where batches bear times
+it takes one that is younger than the lease's end, too, or LATE_S_MAX without any: events may be late (kv_tails.py).
 While it is known to be on its way (kv_tails.py), a prediction is not called exact.
 """
 
@@ -124,7 +125,7 @@ class Knowledge:
         self._restarted = restarted
         self._known: dict[str, _Known] = {}
         self.follows = False  # whether any replica's events count
-        self._settling: deque[tuple[float, str, int]] = deque()  # (due, replica, lease)
+        self._settling: deque[tuple[float, str, int, float]] = deque()  # (due, replica, lease, ended)
 
     # -- what the streams tell us (events.Sink) ------------------------------------------------------------------
 
@@ -141,6 +142,10 @@ class Knowledge:
             self._judge(replica, known)
         if self.masks.dying:
             self.masks.sweep(SWEEP_KEYS)
+
+    def told(self, replica: str, until_s: float) -> None:
+        """All that the replica did before this was said, and applied."""
+        self._of(replica).ledger.tails.told(until_s)
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
         """Nothing that was known of its cache is sure; what comes now is a new beginning, and trusted as one."""
@@ -269,8 +274,9 @@ class Knowledge:
             return
         if computed:
             self.masks.remember(prompt.keys.get(known.block_tokens, ()))
-            known.ledger.tails.end(lease, grown_blocks, now_s + SETTLE_S, now_s + AGAIN_S)
-            self._settling.append((now_s + SETTLE_S, replica, lease))
+            due_s = now_s + SETTLE_S
+            known.ledger.tails.end(lease, grown_blocks, due_s, now_s + AGAIN_S)
+            self._settling.append((due_s, replica, lease, now_s))
         else:
             known.ledger.tails.drop(lease)
             known.ledger.settle(lease)
@@ -288,9 +294,14 @@ class Knowledge:
     def tick(self, now_s: float) -> None:
         """Whatever is due by now."""
         while self._settling and self._settling[0][0] <= now_s:
-            _, replica, lease = self._settling.popleft()
-            if replica in self._known:
-                self._known[replica].ledger.settle(lease)
+            _, replica, lease, ended_s = self._settling.popleft()
+            known = self._known.get(replica)
+            if known is None:
+                continue
+            if known.ledger.tails.over(ended_s, now_s):
+                known.ledger.settle(lease)
+            else:
+                self._settling.append((now_s + SETTLE_S, replica, lease, ended_s))
 
     def announcing(self, replica: str, *, on: bool) -> None:
         """Whether it was asked to repeat what it holds: then a store of a known block is no second copy."""

@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -108,7 +109,7 @@ def decode(payload: bytes) -> Batch:
     events, skipped = _events(whole[1])
     at_s, rank = whole[0], whole[2] if len(whole) > 2 else None
     return Batch(
-        float(at_s) if type(at_s) is float or type(at_s) is int else None,
+        float(at_s) if type(at_s) in (float, int) and isfinite(at_s) else None,
         rank if type(rank) is int and rank >= 0 else None,
         events,
         skipped,

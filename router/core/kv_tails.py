@@ -11,6 +11,11 @@ and says, nothing then (srt/mem_cache/radix_cache.py, _insert_helper). Such an a
 its silence counts for nothing.
 
 Where an engine's counts do not fit (they are never heard), this instrument says nothing.
+
+Events may be late by seconds: the thread of vLLM 0.32 that publishes also answers replays, ten thousand batches at a
+time (distributed/kv_events.py, _service_replay), so that one router that joins delays what all others hear. How late
+they are is told by the times that batches bear, so that what was computed counts until a younger batch was heard. Tails
+are given up all the same: a moment's waiting does not help then.
 """
 
 from __future__ import annotations
@@ -22,6 +27,24 @@ FADE = 0.95  # of what was heard and missed, per answer
 MISSED_MAX = 0.3  # part of answers whose blocks were never heard, above which nothing is said
 LEASES_MAX = 4_096
 ANSWERED_MAX = 4_096  # ends of prompts behind which an answer was heard
+LATE_S_MAX = 10.0  # an engine may be quiet, too: no younger batch comes then
+LEAST_S = 60.0  # the least lag of so long, and of as long before it, is taken for the clocks' difference and the way
+
+
+class Lateness:
+    """How late batches are, by the times that they bear, on whatever clock."""
+
+    def __init__(self) -> None:
+        self._least_s = self._before_s = float("inf")
+        self._since_s = float("-inf")
+
+    def late_s(self, lag_s: float, now_s: float) -> float:
+        """Of a batch that came now, `lag_s` by this machine's clock after the time that it bears: what it lags behind
+        the quickest. Clocks may differ, and drift."""
+        if now_s - self._since_s > LEAST_S:
+            self._before_s, self._least_s, self._since_s = self._least_s, lag_s, now_s
+        self._least_s = min(self._least_s, lag_s)
+        return lag_s - min(self._least_s, self._before_s)
 
 
 @dataclass(slots=True)
@@ -43,6 +66,16 @@ class Tails:
         self._ended: set[int] = set()  # leases whose answers ended, and whose blocks are not all heard
         self._missed = 0.0
         self._answered: dict[int, None] = {}  # keys behind which an answer grew, oldest first
+        self._told_s: float | None = None  # whatever the engine did before was heard; None: batches bear no time
+
+    def told(self, until_s: float) -> None:
+        """All that the engine did before this was heard."""
+        self._told_s = until_s if self._told_s is None else max(self._told_s, until_s)
+
+    def over(self, ended_s: float, now_s: float) -> bool:
+        """Whether what was not heard of an answer that ended then will not be heard: a younger batch was, or LATE_S_MAX
+        went by."""
+        return self._told_s is None or self._told_s > ended_s or now_s >= ended_s + LATE_S_MAX
 
     def begin(self, lease: int, key: int, depth: int) -> None:
         """A request was placed whose prompt has `depth` full blocks; `key` is that of the last, or the chain's root."""
@@ -104,7 +137,7 @@ class Tails:
 
     def clear(self) -> None:
         """The stream begins anew."""
-        self.open, self._tails, self._ended, self._answered = {}, {}, set(), {}
+        self.open, self._tails, self._ended, self._answered, self._told_s = {}, {}, set(), {}, None
 
     def _close(self, lease: int, *, missed: bool) -> None:
         if not (missed and self._tails[lease].again):

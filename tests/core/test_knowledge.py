@@ -11,6 +11,7 @@ from router.core.keys import TokenPrompt
 from router.core.knowledge import DISTRUST_S, SETTLE_S, Held, Knowledge
 from router.core.kv_events import Removed, Stored
 from router.core.kv_stream import RESTARTED
+from router.core.kv_tails import LATE_S_MAX
 from router.core.selfcheck import CHECKS, DRIFT_TOKENS_MIN
 
 BLOCK = 16
@@ -155,6 +156,43 @@ def test_what_was_just_routed_counts_as_held_until_it_settles() -> None:
     assert world.held(long) == {"a": 160}
     world.knowledge.tick(10.0 + SETTLE_S)
     assert world.held(long) == {"a": 64}
+
+
+def test_while_events_are_late_what_was_routed_counts_as_held() -> None:
+    """Until one is heard that is younger than the answer, or for as long as an engine may be quiet."""
+    world = World()
+    world.join()
+    world.store(prompt_of(32, salt=b"third"))
+    prompt, other = prompt_of(160), prompt_of(160, salt=b"other")
+    world.knowledge.told("a", 1.0)
+    for lease, asked in ((7, prompt), (8, other)):
+        world.knowledge.expect("a", lease, asked, world.knowledge.held(asked, 0.0)["a"])
+        world.knowledge.settle("a", lease, asked, 10.0 + lease, computed=True)
+    world.knowledge.tick(19.0)
+    assert (world.held(prompt), world.held(other)) == ({"a": 160}, {"a": 160})
+    world.knowledge.told("a", 17.5)
+    world.knowledge.tick(20.0)
+    assert (world.held(prompt), world.held(other)) == ({"a": 0}, {"a": 160})
+    world.knowledge.tick(18.0 + LATE_S_MAX)
+    assert world.held(other) == {"a": 0}
+
+
+def test_what_is_waited_for_of_a_replica_that_left_is_let_go() -> None:
+    """Its events were late when it left; another life of it is another matter."""
+    world = World()
+    world.join()
+    world.store(prompt_of(32))
+    world.knowledge.told("a", 1.0)
+    world.knowledge.expect("a", 7, prompt_of(160), world.knowledge.held(prompt_of(160), 0.0)["a"])
+    world.knowledge.settle("a", 7, prompt_of(160), 10.0, computed=True)
+    world.knowledge.tick(11.0)
+    world.knowledge.forget("a")
+    world.knowledge.tick(12.0)
+    world.join()
+    world.store(prompt_of(32))
+    world.knowledge.expect("a", 7, prompt_of(160), world.knowledge.held(prompt_of(160), 13.0)["a"])
+    world.knowledge.tick(100.0)
+    assert world.held(prompt_of(160)) == {"a": 160}
 
 
 def test_a_lease_that_failed_leaves_nothing() -> None:

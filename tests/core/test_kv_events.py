@@ -312,3 +312,12 @@ def test_slices_are_the_same_in_pieces() -> None:
     assert list(slices(whole, 5)) == [whole]
     assert list(slices(Removed([1, 2, 3], "CPU", 1), 2)) == [Removed([1, 2], "CPU", 1), Removed([3], "CPU", 1)]
     assert list(slices(Cleared(), 1)) == [Cleared()]
+
+
+@pytest.mark.parametrize(
+    ("said", "at_s"), [(1.5, 1.5), (7, 7.0), (float("nan"), None), (float("inf"), None), ("now", None)]
+)
+def test_a_time_that_is_none_is_none(said: Any, at_s: float | None) -> None:
+    """The batch is read all the same."""
+    batch = _batch_of({"type": "AllBlocksCleared"}, at=said)
+    assert (batch.at_s, batch.skipped, len(batch.events)) == (at_s, 0, 1)

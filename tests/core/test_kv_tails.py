@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.kv_tails import Tails
+from router.core.kv_tails import LATE_S_MAX, LEAST_S, Lateness, Tails
 
 ROOT = 7
 
@@ -52,6 +52,32 @@ def test_what_was_not_heard_in_time_is_given_up() -> None:
     assert tails.behind(4.9)
     assert not tails.behind(5.0)
     assert not tails.open
+
+
+def test_when_it_is_over() -> None:
+    """When a batch was heard that is younger than the answer, in whatever order they came; after time enough, as an
+    engine may be quiet; at once where batches bear no times."""
+    tails = Tails()
+    assert tails.over(2.0, 2.0)
+    tails.told(2.0)
+    tails.told(1.5)
+    assert not tails.over(2.0, 2.0)
+    assert tails.over(1.9, 2.0)
+    assert not tails.over(2.0, 1.9 + LATE_S_MAX)
+    assert tails.over(2.0, 2.0 + LATE_S_MAX)
+    tails.clear()
+    assert tails.over(20.0, 20.0)
+
+
+def test_lateness_is_what_a_batch_lags_behind_the_quickest() -> None:
+    """Whatever the clocks' difference, and though it drifts."""
+    lateness = Lateness()
+    assert lateness.late_s(-3_600.0, 0.0) == 0.0
+    assert lateness.late_s(-3_598.0, 1.0) == 2.0
+    assert lateness.late_s(-3_600.5, 2.0) == 0.0
+    assert lateness.late_s(-3_600.0, 2.0 + LEAST_S) == 0.5  # the quickest is remembered for a while
+    assert lateness.late_s(-3_599.0, 4.0 + 2 * LEAST_S) == 1.0
+    assert lateness.late_s(-3_599.0, 6.0 + 3 * LEAST_S) == 0.0
 
 
 def test_an_engine_whose_counts_do_not_fit_is_not_waited_for() -> None:

@@ -67,9 +67,9 @@ class Publisher:
         pub, router = (str(s.get_string(zmq.LAST_ENDPOINT)) for s in (self.pub, self.router))
         return int(pub.rpartition(":")[2]), int(router.rpartition(":")[2])
 
-    async def say(self, *events: dict[str, Any]) -> None:
-        """One batch."""
-        payload = msgspec.msgpack.encode([time.time(), list(events), 0])
+    async def say(self, *events: dict[str, Any], ago_s: float = 0.0) -> None:
+        """One batch, of some time ago."""
+        payload = msgspec.msgpack.encode([time.time() - ago_s, list(events), 0])
         if self.seq not in self.unsent:
             await self.pub.send_multipart([self.topic, self.seq.to_bytes(8, "big"), payload])
         self.buffer.append((self.seq, payload))
@@ -101,6 +101,7 @@ class Index:
     held: set[int] = field(default_factory=set)
     suspended: bool = False
     grades: list[tuple[Grade, str]] = field(default_factory=list)
+    told_s: list[float] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -119,6 +120,10 @@ class Index:
             assert isinstance(event, Cleared)
             self.held.clear()
         self.changed.set()
+
+    def told(self, replica: str, until_s: float) -> None:
+        """How far it was said."""
+        self.told_s.append(until_s)
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
         """Nothing is sure."""
@@ -272,6 +277,18 @@ async def test_joins_from_batch_zero_and_follows(world: World) -> None:
     assert (stats.state, stats.last_seq, stats.blocks, stats.counts.batches) == ("following", 3, 5, 4)
     assert stats.lag_s is not None
     assert 0 <= stats.lag_s < 5
+
+
+async def test_how_far_it_was_said(world: World) -> None:
+    """By the time that a batch bears, whatever the clocks' difference: one that is older than the others were when it
+    comes says nothing of since."""
+    publisher, index, _ = await joined(world, wall=lambda: time.time() + 1_000.0)
+    await publisher.say(stored(3))
+    await publisher.say(stored(4), ago_s=100.0)
+    await index.until(lambda: len(index.told_s) == 5)
+    now_s = time.monotonic()
+    assert now_s - 60.0 < index.told_s[3] <= now_s
+    assert now_s - 160.0 < index.told_s[4] < now_s - 40.0
 
 
 async def test_a_gap_is_repaired(world: World) -> None:
