@@ -133,8 +133,11 @@ class Drive:
         self._flying: dict[int, Seen] = {}
         self._count = 0
 
-    async def run(self, requests: int, concurrency: int, until: Callable[[Seen], bool] = lambda _: False) -> list[Seen]:
-        """Make so many requests, fewer if `until` says so of one; what was seen, in the order of answers."""
+    async def run(
+        self, requests: int, concurrency: int, until: Callable[[Seen], bool] = lambda _: False, rest_s: float = 0.0
+    ) -> list[Seen]:
+        """Make so many requests, fewer if `until` says so of one; what was seen, in the order of answers. After each
+        answer whoever asked rests for `rest_s`."""
         first, self._count, stop = len(self.seen), self._count + requests, False
         target = self._count
 
@@ -142,6 +145,7 @@ class Drive:
             nonlocal stop
             while not stop and len(self.seen) + len(self._flying) < target:
                 stop = until(await self._one()) or stop
+                await asyncio.sleep(rest_s)
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))
         self._count = len(self.seen)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 
 import httpx
 import msgspec
@@ -33,7 +34,13 @@ EXACT_SHARE_MIN, EQUAL_SHARE_MIN, FALSE_SHARE_MAX = 0.98, 0.99, 0.005
 EXACT_TIMEOUT_S = 30.0
 EVIDENCE_S = 0.1
 ANSWERS_SINCE = 40  # by a replica that is back; it gets new conversations only
+# Of each who asks while a replica or a router starts. Without it they take both cores, and what is measured is what is
+# left: a replica starts for 93 to 145 s instead of 40 to 56, and a router needs 1 to 5 s for the half second of CPU
+# that a replay of 2,000 batches costs it.
+LIGHT_REST_S = 0.3
 REPLAY_STEPS = 50
+# The median counts: a machine whose cores are taken away for seconds shows in one of them.
+RESTARTS = 3
 WINDOW = 200
 # Where a test is about something else than eviction: what these want fits into one pool.
 FEW_SCRIPTS = 12
@@ -212,25 +219,40 @@ async def test_a_restarted_router_is_exact_at_once(
     async with talking_to(replicas[0].url) as left, talking_to(replicas[1].url) as right:
         # Whatever other routers send meanwhile: the streams move on while this one is away and while it joins.
         others = [
-            asyncio.create_task(Drive(c, scripts(f"other {c.base_url}", allowed), "o").run(5_000, 1))
+            asyncio.create_task(
+                Drive(c, scripts(f"other {c.base_url}", allowed), "o").run(5_000, 1, rest_s=LIGHT_REST_S)
+            )
             for c in (left, right)
+        ]
+        tooks_s = [
+            await asyncio.to_thread(briefly_s, new_router(replicas, folder, f"router-again-{number}"), len(replicas))
+            for number in range(1, RESTARTS)
         ]
         again = new_router(replicas, folder, "router-again")
         try:
-            took_s = await asyncio.to_thread(exact_after_listening_s, again, len(replicas))
+            tooks_s.append(await asyncio.to_thread(exact_after_listening_s, again, len(replicas)))
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            figures(f"a router started in mid-traffic: exact {took_s * 1e3:.0f} ms after it listened")
             async with talking_to(again.url) as client:
                 seen = await Drive(client, scripts("early", allowed), "r", 2 * FEW_SCRIPTS).run(100, 2)
         finally:
             again.server.kill()
+    said = ", ".join(f"{took_s * 1e3:.0f}" for took_s in tooks_s)
+    figures(f"a router started in mid-traffic: exact {said} ms after it listened")
     exact, equal, false = verdict("at once after the router's restart", seen, figures)
-    assert took_s <= 2.0
+    assert median(tooks_s) <= 2.0
     assert exact >= EXACT_SHARE_MIN
     assert equal >= EQUAL_SHARE_MIN
     assert false <= 0.01
+
+
+def briefly_s(router: Router, count: int) -> float:
+    """`exact_after_listening_s` of a router that is killed then."""
+    try:
+        return exact_after_listening_s(router, count)
+    finally:
+        router.server.kill()
 
 
 def exact_after_listening_s(router: Router, count: int) -> float:
@@ -257,7 +279,7 @@ async def test_a_restarted_replica_gets_no_stale_credit(
     drive = Drive(client, scripts("restart", allowed), "restart", FEW_SCRIPTS)
     await drive.run(60, 3)
     enough = asyncio.Event()
-    traffic = asyncio.create_task(drive.run(100_000, 3, lambda _: enough.is_set()))
+    traffic = asyncio.create_task(drive.run(100_000, 3, lambda _: enough.is_set(), LIGHT_REST_S))
     await asyncio.sleep(0.5)
     # No evidence can come before this.
     killed_s = time.monotonic()

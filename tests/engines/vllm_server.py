@@ -39,6 +39,9 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",
+    # By default 5 s: a machine that stands still for longer, as ones with two cores do under two engines, closes
+    # connections with requests on them.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
 }
 
 
