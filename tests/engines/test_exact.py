@@ -39,8 +39,8 @@ ANSWERS_SINCE = 40  # by a replica that is back; it gets new conversations only
 # that a replay of 2,000 batches costs it.
 LIGHT_REST_S = 0.3
 REPLAY_STEPS = 50
-# The median counts: a machine whose cores are taken away for seconds shows in one of them.
-RESTARTS = 3
+# The median counts: a machine whose cores are taken away for seconds shows in some of them.
+RESTARTS = 5
 WINDOW = 200
 # Where a test is about something else than eviction: what these want fits into one pool.
 FEW_SCRIPTS = 12
