@@ -24,7 +24,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import demo, rivals
+from loadtest import demo, flags, rivals
 from loadtest.agree_cases import PEERS, POLICIES, RULES, SLICES, Case, cases_of, shipped
 from loadtest.agree_http import Run, over_http
 from loadtest.agree_report import (
@@ -174,35 +174,22 @@ def _among(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return names
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 10000")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1_000:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest agree", description="The same slice over HTTP and in the simulation, side by side."
     )
-    add, rows = parser.add_argument, (*POLICIES, *RULES)
+    add, rows, count = parser.add_argument, (*POLICIES, *RULES), flags.whole(1, 10_000)
     add(
         "--workloads", type=_among(tuple(SLICES)), default=tuple(SLICES), metavar="NAMES", help=f"of {','.join(SLICES)}"
     )
     add("--rows", type=_among(rows), metavar="NAMES", help=f"of {','.join(rows)}")
     add("--peers", action="store_true", help="only over HTTP: real routers raced, p90 TTFT as multiples of ours")
-    add("--runs", type=_count, default=5, metavar="N", help="over HTTP, put together (5)")
-    add("--simulations", type=_count, default=15, metavar="N", help="simulated runs, put together (15)")
-    add("--requests", type=_count, metavar="N", help="of each run (default: the slice's)")
-    add("--replicas", type=_count, default=demo.REPLICAS, metavar="N", help=f"engines ({demo.REPLICAS})")
-    add("--time-scale", type=_positive, metavar="X", help="engines' speed-up over life (default: the slice's)")
+    add("--runs", type=count, default=5, metavar="N", help="over HTTP, put together (5)")
+    add("--simulations", type=count, default=15, metavar="N", help="simulated runs, put together (15)")
+    add("--requests", type=count, metavar="N", help="of each run (default: the slice's)")
+    add("--replicas", type=count, default=demo.REPLICAS, metavar="N", help=f"engines ({demo.REPLICAS})")
+    scale = flags.positive(1_000)
+    add("--time-scale", type=scale, metavar="X", help="engines' speed-up over life (default: the slice's)")
     add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
     add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
     add("--check", action="store_true", help="exit 1 where the worlds disagree, or a peer is faster than warm")

@@ -31,6 +31,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from loadtest import flags
 from loadtest.cost_model import TOOLS, Talks, tokenizer_folder
 from loadtest.cost_world import (
     BLOCK_TOKENS,
@@ -292,17 +293,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if options.check and any(row.ok is False for row in rows) else 0
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest cost", description="CPU that exact knowledge costs.")
     add = parser.add_argument
-    add("--runs", type=_count, default=5, metavar="N", help="medians are of so many (5)")
+    add("--runs", type=flags.whole(1), default=5, metavar="N", help="medians are of so many (5)")
     add("--tokenizer", type=Path, metavar="PATH", help="a model's folder; default: one trained on this machine")
     add("--check", action="store_true", help="exit 1 when a goal is missed")
     add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")

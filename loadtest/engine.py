@@ -11,12 +11,13 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from . import flags
 from .calibration import CALIBRATIONS, Calibration
 from .engine_http import Surface
 from .model import EngineModel, Limits
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .kv_publisher import KvPublisher
 
 REPLICAS_MAX = 256
+COUNT_MAX = 1 << 40  # of tokens, sequences and blocks
 SHUTDOWN_S = 0.01
 """At once, that is; aiohttp takes 0 for no limit."""
 
@@ -131,7 +133,7 @@ class Engines:
 def parser() -> argparse.ArgumentParser:
     """The command line; its defaults are those of `EngineSettings`."""
     defaults, limits, events = EngineSettings(), Limits(), KvEventsSettings()
-    whole, port = _whole(1), _whole(0, 65535)
+    whole, port = flags.whole(1, COUNT_MAX), flags.whole(0, 65_535)
     command = argparse.ArgumentParser(
         prog="python -m loadtest engine",
         description="Simulated LLM replicas that speak vLLM's HTTP and KV events. Prints `ready URL`, a line "
@@ -140,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
-    add("--replicas", type=_whole(1, REPLICAS_MAX), default=defaults.replicas, help="how many, one port each")
+    add("--replicas", type=flags.whole(1, REPLICAS_MAX), default=defaults.replicas, help="how many, one port each")
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=port, default=defaults.port, help="of the first replica; 0: free ports")
     add("--model", default=defaults.model, help="served model name")
@@ -149,36 +151,19 @@ def parser() -> argparse.ArgumentParser:
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
     add(
         "--max-model-len",
-        type=_whole(2),
+        type=flags.whole(2, COUNT_MAX),
         default=argparse.SUPPRESS,
         help="longest prompt + answer; else the calibration's",
     )
     add("--max-num-batched-tokens", type=whole, default=limits.batched_tokens_max, help="tokens in one step")
     add("--max-num-seqs", type=whole, default=limits.sequences_max, help="requests in one batch")
-    add("--time-scale", type=_positive, default=defaults.time_scale, help="simulated per wall seconds")
-    add("--tick-ms", type=_positive, default=defaults.tick_s * 1e3, help="wall ms that share one SSE event")
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated per wall seconds")
+    add("--tick-ms", type=flags.positive(), default=defaults.tick_s * 1e3, help="wall ms that share one SSE event")
     add("--kv-events", action="store_true", help="publish KV events over ZMQ")
     add("--kv-events-port", type=port, default=events.port, help="of the first replica; 0: free ports")
     add("--kv-replay-port", type=port, default=events.replay_port, help="likewise, for replays")
     add("--kv-events-topic", default=events.topic, help="first frame of every batch")
     return command
-
-
-def _whole(low: int, high: int = 1 << 40) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
-        return value
-
-    return number
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 def settings(argv: Sequence[str]) -> EngineSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtest import rivals
+from loadtest import flags, rivals
 from loadtest.overhead_report import CASES, EXTRAS
 from loadtest.overhead_upstream import RATE_PER_S
 
@@ -16,20 +16,6 @@ def _cases(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 100")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1_000:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     """All flags, with their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest overhead", description="What routers cost, side by side.")
@@ -38,11 +24,11 @@ def parser() -> argparse.ArgumentParser:
     add("--routers", metavar="NAMES", help="only these, of warmroute, nginx and the rivals installed (all)")
     takes = "one more; CMD takes {port}, and {urls} or {replicas}"
     add("--router", action="append", default=[], metavar="NAME=CMD", help=takes)
-    add("--rounds", type=_count, default=3, metavar="N", help="medians are of so many (3)")
-    add("--replicas", type=_count, default=4, metavar="N", help="behind each router (4)")
-    add("--seconds", type=_positive, default=2.0, metavar="S", help="length of a window (2)")
-    add("--rate", type=_positive, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
-    add("--workers", type=_count, metavar="N", help="passed on to `warmroute serve`")
+    add("--rounds", type=flags.whole(1, 100), default=3, metavar="N", help="medians are of so many (3)")
+    add("--replicas", type=flags.whole(1, 100), default=4, metavar="N", help="behind each router (4)")
+    add("--seconds", type=flags.positive(1_000), default=2.0, metavar="S", help="length of a window (2)")
+    add("--rate", type=flags.positive(1_000), default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
+    add("--workers", type=flags.whole(1, 100), metavar="N", help="passed on to `warmroute serve`")
     add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
     add(
         "--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are installed (.venv-rivals)"

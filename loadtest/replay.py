@@ -28,6 +28,7 @@ import aiohttp
 import uvloop
 from rich.console import Console
 
+from loadtest import flags
 from loadtest.client import (
     SET_UP_TIMEOUT_S,
     Answer,
@@ -344,20 +345,6 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not over 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is under 1")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     defaults = ReplaySettings(url="")
     parser = argparse.ArgumentParser(
@@ -371,16 +358,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", help="default: the first of /v1/models")
     add("--endpoint", choices=("chat", "completions"), default=defaults.endpoint)
     add("--mode", choices=("auto", "open", "closed"), default="auto", help="auto: as the trace was recorded")
-    add("--speed", type=_positive, default=defaults.speed, help="open loop: arrivals this much faster")
-    add("--time-scale", type=_positive, default=defaults.time_scale, help="engines' speed-up over life")
-    add("--requests", type=_count, default=REQUESTS_MAX, metavar="N", help="stop after N requests")
-    add("--sessions", type=_count, default=defaults.sessions_active, metavar="N", help="active at a time")
+    add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: arrivals this much faster")
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="engines' speed-up over life")
+    add("--requests", type=flags.whole(1), default=REQUESTS_MAX, metavar="N", help="stop after N requests")
+    add("--sessions", type=flags.whole(1), default=defaults.sessions_active, metavar="N", help="active at a time")
     add("--think-max-s", type=float, default=defaults.think_max_s, help="longest wait between turns")
     add("--ramp-s", type=float, default=defaults.ramp_s, help="spread the first sessions' starts over this")
-    add("--input-tokens-max", type=_count, help="leave longer prompts out; in a session, end it there")
-    add("--output-tokens-max", type=_count, default=defaults.output_tokens_max, help="cut answers at this")
-    add("--timeout-s", type=_positive, default=defaults.timeout_s, help="of one request, to its end")
-    add("--ttft-limit-s", type=_positive, help="count requests whose first token came in time (goodput)")
+    add("--input-tokens-max", type=flags.whole(1), help="leave longer prompts out; in a session, end it there")
+    add("--output-tokens-max", type=flags.whole(1), default=defaults.output_tokens_max, help="cut answers at this")
+    add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="of one request, to its end")
+    add("--ttft-limit-s", type=flags.positive(), help="count requests whose first token came in time (goodput)")
     add("--ignore-eos", action="store_true", help="ask vLLM or SGLang for exactly the recorded length")
     add("--replica", action="append", default=[], metavar="URL", help="engine whose counters are read")
     add("--header", action="append", default=[], type=_header, metavar="K=V", help="sent with each request")

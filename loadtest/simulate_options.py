@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+from loadtest import flags
 from loadtest.simulation.generated import STAGES
 from loadtest.simulation.scenarios import CLAIM_SEEDS, LOADS, TUNE_SEEDS
 from loadtest.simulation.setting import REPLICAS_MAX, Fault
@@ -53,18 +54,19 @@ def parser() -> argparse.ArgumentParser:
         help="below, at, above, or a share of what is sustained",
     )
     add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
-    add("--requests", type=_whole(1), metavar="N", help="only N of a workload, after its warm-up")
-    add("--replicas", type=_whole(1, REPLICAS_MAX), metavar="N", help=f"1 to {REPLICAS_MAX}; loads stay as they are")
+    add("--requests", type=flags.whole(1), metavar="N", help="only N of a workload, after its warm-up")
+    replicas = flags.whole(1, REPLICAS_MAX)
+    add("--replicas", type=replicas, metavar="N", help=f"1 to {REPLICAS_MAX}; loads stay as they are")
     add("--calibration", metavar="NAME", help="of all replicas")
-    add("--kv-tokens", type=_whole(1), metavar="N", help="what a replica's KV cache holds")
-    add("--routers", type=_whole(1), metavar="N", help="independent routers in front, asked by turns")
+    add("--kv-tokens", type=flags.whole(1), metavar="N", help="what a replica's KV cache holds")
+    add("--routers", type=flags.whole(1), metavar="N", help="independent routers in front, asked by turns")
     add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
-    add("--event-delay-s", type=_seconds, metavar="S", help="of KV events on their way")
-    add("--event-loss", type=_share, metavar="P", help="chance that a batch of KV events is lost")
-    add("--probe-interval-s", type=_positive, metavar="S")
+    add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
+    add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
+    add("--probe-interval-s", type=flags.positive(), metavar="S")
     fault_help = "restart, slow or join, such as slow@30:2:60:4 (at 30 s, replica 2, for 60 s, 4 times as slow)"
     add("--fault", action="append", default=[], type=_fault, metavar="KIND@S:REPLICA", help=fault_help)
-    add("--jobs", type=_whole(1), default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores")
+    add("--jobs", type=flags.whole(1), default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores")
     add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="take in rows of earlier runs' JSON")
     add("--no-run", action="store_true", help="run nothing: only report --rows")
     add("--json", type=Path, metavar="FILE", help="write all rows, those over seeds, and the claims")
@@ -98,7 +100,7 @@ def seeds_of(text: str) -> list[int]:
 def _load(text: str) -> str:
     if text not in LOADS:
         try:
-            _positive(text)
+            flags.positive()(text)
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(LOADS)} or a number over 0") from error
     return text
@@ -111,41 +113,6 @@ def _stage(text: str) -> int:
     return int(text)
 
 
-def _whole(least: int, most: int | None = None) -> Any:  # noqa: ANN401 - what argparse calls a type
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
-            wanted = f"from {least} to {most}" if most is not None else f"over {least - 1}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
-        return int(text)
-
-    return parse
-
-
-def _number(text: str, most: float = float("inf")) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most or value == float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0" + (f" to {most:g}" if most < 1e9 else ""))
-    return value
-
-
-def _seconds(text: str) -> float:
-    return _number(text)
-
-
-def _share(text: str) -> float:
-    return _number(text, 1.0)
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not over 0")
-    return value
-
-
 def _fault(text: str) -> Fault:
     kind, at, where = text.partition("@")
     fields = where.split(":")
@@ -153,6 +120,6 @@ def _fault(text: str) -> Fault:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not KIND@SECONDS:REPLICA[:LASTS[:FACTOR]] with {', '.join(FAULTS)} for KIND"
         )
-    at_s, replica = _number(fields[0]), _whole(0, REPLICAS_MAX - 1)(fields[1])
-    more = dict(zip(("lasts_s", "factor"), map(_positive, fields[2:]), strict=False))
+    at_s, replica = flags.number()(fields[0]), flags.whole(0, REPLICAS_MAX - 1)(fields[1])
+    more = dict(zip(("lasts_s", "factor"), map(flags.positive(), fields[2:]), strict=False))
     return Fault(kind, at_s, replica, **more)

@@ -28,6 +28,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from loadtest import flags
 from loadtest.children import ChildError, engines, router
 from loadtest.client import SET_UP_TIMEOUT_S, Answer, Client, ReplayError
 from loadtest.report import Row, percentile, print_report, write_json
@@ -350,11 +351,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--replicas", type=_between(1, 64), default=defaults.replicas)
-    add("--sessions", type=_between(1, 1_000), default=defaults.sessions, help="conversations at a time")
-    add("--phase-s", type=_seconds, default=defaults.phase_s, help=f"of each phase, simulated; at most {PHASE_S_MAX:g}")
-    add("--requests-max", type=_between(1, 1 << 20), default=defaults.requests_max, help="of all phases together")
-    add("--kv-tokens", type=_between(1, 1 << 30), default=defaults.kv_tokens, help="that a replica's cache holds")
+    add("--replicas", type=flags.whole(1, 64), default=defaults.replicas)
+    add("--sessions", type=flags.whole(1, 1_000), default=defaults.sessions, help="conversations at a time")
+    phase_help = f"of each phase, simulated; at most {PHASE_S_MAX:g}"
+    add("--phase-s", type=flags.positive(PHASE_S_MAX), default=defaults.phase_s, help=phase_help)
+    add("--requests-max", type=flags.whole(1, 1 << 20), default=defaults.requests_max, help="of all phases together")
+    add("--kv-tokens", type=flags.whole(1, 1 << 30), default=defaults.kv_tokens, help="that a replica's cache holds")
     add("--time-scale", type=float, default=defaults.time_scale, help="simulated per wall seconds")
     add("--seed", type=int, default=defaults.seed)
     add("--mend", action="store_true", help="a third phase, in which the time stands at the end")
@@ -364,20 +366,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=0, help="of the router; 0: a free one")
     add("--admin-port", type=int, default=0, help="likewise")
     return parser
-
-
-def _between(low: int, high: int) -> Any:  # noqa: ANN401 - a type as argparse takes it
-    def number(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
-        return value
-
-    return number
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= PHASE_S_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not over 0 and at most {PHASE_S_MAX:g}")
-    return value

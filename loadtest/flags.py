@@ -1,0 +1,54 @@
+"""Numbers on the command lines of instruments, each with the least and the most that it may be.
+
+Each function makes what argparse calls a type: where the text is no such number, argparse names the flag, says what was
+expected and exits with 2.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Whole numbers from `least`, at most `most`."""
+    wanted = f"from {least} to {most}" if most is not None else f"over {least - 1}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least or (most is not None and value > most):
+            raise ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
+        return value
+
+    return parse
+
+
+def number(most: float = float("inf")) -> Callable[[str], float]:
+    """Finite numbers from 0, at most `most`."""
+    wanted = "from 0" if most == float("inf") else f"from 0 to {most:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most or value == float("inf"):
+            raise ArgumentTypeError(f"{text!r} is not a number {wanted}")
+        return value
+
+    return parse
+
+
+def positive(most: float = float("inf")) -> Callable[[str], float]:
+    """Finite numbers over 0, at most `most`."""
+    any_number = number(most)
+
+    def parse(text: str) -> float:
+        if not (value := any_number(text)):
+            raise ArgumentTypeError(f"{text!r} is not over 0")
+        return value
+
+    return parse
