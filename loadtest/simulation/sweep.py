@@ -69,6 +69,8 @@ CONSTANTS = (
     Constant("TURN_BLOCKS_MAX", "router.core.reuse"),
     Constant("WORK_FADE", "router.core.fleet", (0.85, 0.983)),
     Constant("FORGET", "router.core.prefill", (0.94, 0.993)),
+    Constant("AVOIDED", "router.core.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
+    Constant("FADE_S", "router.core.prefill"),
     Constant("PRIOR_WEIGHT", "router.core.prefill", also=("router.core.fleet",)),
 )
 

@@ -217,7 +217,7 @@ class Fleet:
             elif uncached > member.longest_tokens:
                 member.longest_tokens = uncached
             self.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
-            member.fit.observe(uncached, cached, service_ms, self.prefill.model, PRIOR_WEIGHT)
+            member.fit.observe(uncached, cached, service_ms, self.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.guessed:
             self._learn_guess(lease, usage)
         if lease.role == PREFILL:  # means are of clients' requests
@@ -237,6 +237,10 @@ class Fleet:
         self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)
         return uncached, cached
+
+    def fade(self, member: Member, now_s: float) -> None:
+        """Forget little by little that a replica is slow, while nobody asks it; to be called every second or so."""
+        member.fit.fade(self.prefill.model, PRIOR_WEIGHT, now_s)
 
 
 def _faded_max(known: float, new: float) -> float:

@@ -8,6 +8,10 @@ one per streamed answer with at least LEARN_TOKENS_MIN uncached tokens. An obser
 time: first token minus the later of placement and the first token before it, so queueing is not mistaken for work.
 Engines prefill what waits in one batch (Orca, OSDI '22): its first tokens come together, and each has its part of the
 batch's time. That they follow each other at once does not mean that all but the first took no time.
+
+A replica that seems AVOIDED times slower than the fleet is not asked while others are free, and would seem slow for
+ever after a first request that compiled kernels (Triton, torch.compile), or a minute in which a neighbour took its
+cores. So what was seen of it fades while nothing is. Below that, one prompt that waits elsewhere is reason to ask it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from operator import add
 
 LEARN_TOKENS_MIN = 1_000  # below it the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
+AVOIDED = 2.0  # times, at AVOIDED_TOKENS
+AVOIDED_TOKENS = 2_000
+FADE_S = 30.0  # without an observation, in which half of those of a slow replica are forgotten
 PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
 GUESS_WEIGHT = 0.01  # and the first guess in the fleet's: gone with the first answer, except where that says nothing
 FLEET_FLOOR_MS = 20.0
@@ -53,24 +60,45 @@ class PrefillFit:
 
     model: PrefillModel = field(default_factory=PrefillModel)
     observations: int = 0
+    fades_s: float = float("inf")  # from then on half may be forgotten, if nothing is observed before
     # Forgotten sums of x'x (row by row) and x'y for x = (1, n, n * context), in thousands to be well conditioned.
     _xx: list[float] = field(default_factory=lambda: [0.0] * 9)
     _xy: list[float] = field(default_factory=lambda: [0.0] * 3)
 
     def observe(
-        self, uncached_tokens: int, cached_tokens: int, service_ms: float, prior: PrefillModel, weight: float
+        self,
+        uncached_tokens: int,
+        cached_tokens: int,
+        service_ms: float,
+        prior: PrefillModel,
+        weight: float,
+        now_s: float = float("inf"),
     ) -> None:
         """Take one observation; `prior` counts for `weight` observations. Small prompts and impossible times are
-        ignored."""
+        ignored. Made at `now_s`, it fades if no other follows."""
         if uncached_tokens < LEARN_TOKENS_MIN or service_ms < 0:
             return
-        if self.observations >= PRIOR_WEIGHT:
-            expected = self.model.ms(uncached_tokens, cached_tokens)
+        if self.observations >= PRIOR_WEIGHT or weight >= PRIOR_WEIGHT:
+            known = self.model if self.observations >= PRIOR_WEIGHT else prior
+            expected = known.ms(uncached_tokens, cached_tokens)
             service_ms = min(max(service_ms, expected / OUTLIER), expected * OUTLIER)
         xx, x = _squares(uncached_tokens, cached_tokens, 1.0)
         self._xx = [old * FORGET + new for old, new in zip(self._xx, xx, strict=True)]
         self._xy = [old * FORGET + each * service_ms for old, each in zip(self._xy, x, strict=True)]
         self.observations += 1
+        self.fades_s = now_s + FADE_S
+        self.model = self._solve(prior, weight)
+
+    def fade(self, prior: PrefillModel, weight: float, now_s: float) -> None:
+        """Where `prior` is much faster and nothing was observed for FADE_S: forget half, and the last of it whole.
+        Arguments as in `observe`."""
+        if now_s < self.fades_s or self.model.ms(AVOIDED_TOKENS, 0) <= AVOIDED * prior.ms(AVOIDED_TOKENS, 0):
+            return
+        self.observations //= 2
+        self.fades_s = now_s + FADE_S if self.observations else float("inf")
+        part = 0.5 if self.observations else 0.0
+        self._xx = [part * each for each in self._xx]
+        self._xy = [part * each for each in self._xy]
         self.model = self._solve(prior, weight)
 
     def _solve(self, prior: PrefillModel, weight: float) -> PrefillModel:

@@ -147,6 +147,8 @@ class Router:
         if _restarted(member.load, load):
             self.forget(id_)
         member.observe_load(load, now_s)
+        if now_s is not None:
+            self.fleet.fade(member, now_s)
         if load.kv_tokens_max:
             ratio = max((self.models.tokens(name).bytes_per_token for name in member.models), default=4.0)
             held = load.kv_tokens_max * member.share * ratio / blocks.BLOCK_BYTES

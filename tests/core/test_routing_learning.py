@@ -105,6 +105,27 @@ def test_pictures_say_nothing_of_bytes_per_token() -> None:
     assert world.router.models.tokens(MODEL).bytes_per_token == 4.0
 
 
+def test_one_slow_answer_is_no_exile() -> None:
+    """A replica whose first prefill took twenty times as long is left alone while others are idle, but not for good:
+    it is asked again within a minute."""
+    world = World("ab")
+    for n in range(4):
+        world.serve(chat(words(n, 4_000)), only="b")
+    lease = world.place(chat(words(4, 4_000)), only="a")
+    world.first_token(lease, after_s=20 * lease.prefill_ms / 1e3)
+    world.finish(lease, usage=Usage(4_000, 10, 0))
+
+    def asked(first: int) -> set[str]:
+        return {world.serve(chat(words(first + n, 4_000))).replica for n in range(12)}
+
+    assert asked(10) == {"b"}
+    for _ in range(60):
+        world.now_s += 1.0
+        for id_ in "ab":
+            world.router.observe_load(id_, Load(), world.now_s)
+    assert asked(30) == {"a", "b"}
+
+
 def test_prefill_speed_is_learned_from_streams() -> None:
     """Predicted prefill follows an engine that is ten times slower than the prior."""
     world = World("a")
