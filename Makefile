@@ -50,7 +50,7 @@ test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy ne
 test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults against the view of them, in simulated time
 	WARMROUTE_DISCOVERY_RUNS=10000 $(BIN)/python -m pytest tests/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
 
-test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some ten minutes
+test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some twelve minutes
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/python -m tests.engines.install_sglang
 	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.engines.install import REPO
 from tests.engines.processes import Server, wait_until
-from tests.engines.vllm_server import get
+from tests.engines.vllm_server import get, sample
 
 READY_TIMEOUT_S = 30.0
 NOTICE_TIMEOUT_S = 60.0
@@ -51,6 +51,10 @@ class Router:
     def ready_replicas(self) -> int:
         """How many replicas it would send requests to."""
         return sum(row["ready"] for row in self.replica_rows())
+
+    def retries(self) -> float:
+        """How many requests it has tried elsewhere; 0 where it does not answer."""
+        return sample(self.url, "warmroute_retries_total")
 
     def wait_replicas(self, count: int) -> float:
         """Wait until it holds `count` replicas ready, return the seconds it took; TimeoutError otherwise."""

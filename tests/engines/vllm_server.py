@@ -57,6 +57,13 @@ def get(url: str) -> tuple[int, str]:
         return 0, ""
 
 
+def sample(url: str, metric: str) -> float:
+    """One sample of a /metrics page, summed over labels; 0 when it does not answer."""
+    status, text = get(f"{url}/metrics")
+    pattern = rf"^{re.escape(metric)}(?:\{{[^}}]*\}})? (\S+)$"
+    return sum(float(value) for value in re.findall(pattern, text, re.MULTILINE)) if status == 200 else 0.0
+
+
 class Replica:
     """A vLLM server that can be killed and started again on the same port."""
 
@@ -119,10 +126,8 @@ class Replica:
         return self.running().process.poll() is None and get(f"{self.url}/health")[0] == 200
 
     def gauge(self, metric: str) -> float:
-        """One sample of its /metrics, summed over labels; 0 when it does not answer."""
-        status, text = get(f"{self.url}/metrics")
-        pattern = rf"^{re.escape(metric)}(?:\{{[^}}]*\}})? (\S+)$"
-        return sum(float(value) for value in re.findall(pattern, text, re.MULTILINE)) if status == 200 else 0.0
+        """As `sample`."""
+        return sample(self.url, metric)
 
     def restart(self) -> float:
         """Kill what is left, start it on the same port, return the seconds until it serves."""
