@@ -34,6 +34,7 @@ REQUESTS, CONCURRENCY = 1_500, 2
 EXACT_SHARE_MIN, EQUAL_SHARE_MIN, FALSE_SHARE_MAX = 0.98, 0.99, 0.005
 EXACT_TIMEOUT_S = 30.0
 EVIDENCE_S = 0.1
+SINCE_TIMEOUT_S = 120.0
 ANSWERS_SINCE = 40  # by a replica that is back; it gets new conversations only
 # Of each who asks while a replica or a router starts. Without it they take both cores, and what is measured is what is
 # left: a replica starts for 93 to 145 s instead of 40 to 56, and a router needs 1 to 5 s for the half second of CPU
@@ -42,7 +43,7 @@ LIGHT_REST_S = 0.3
 REPLAY_STEPS = 50
 HISTORY = 900  # requests before a router is restarted: some 2,000 batches to replay
 # The median counts: a machine whose cores are taken away for seconds shows in some of them.
-RESTARTS = 5
+RESTARTS = 9
 WINDOW = 200
 EARNED_WITHIN = 5_000  # answers; mostly some 600 are enough, but 1 in 100 is wrong by nature, and 2 in 200 may be
 AFTERWARDS = 150  # answers graded exact that are looked at once it is
@@ -243,7 +244,7 @@ def exact_after_listening_s(router: Router, count: int) -> float:
     router.url, router.admin_url = found.groups()
     while sum(said.startswith("exact") for said in grades(router).values()) < count:
         assert time.monotonic() < deadline_s, f"{grades(router)}\n{router.server.log_tail()}"
-        time.sleep(0.01)
+        time.sleep(0.05)  # whoever asks more often takes the cores that it needs
     return time.monotonic() - began_s
 
 
@@ -294,7 +295,7 @@ async def test_a_restarted_replica_gets_no_stale_credit(
     ready_s = time.monotonic()
     exact_s = await wait_graded(router, len(replicas))
     since: list[Seen] = []
-    while len(since) < ANSWERS_SINCE and time.monotonic() < ready_s + 2 * EXACT_TIMEOUT_S:
+    while len(since) < ANSWERS_SINCE and time.monotonic() < ready_s + SINCE_TIMEOUT_S:
         await asyncio.sleep(0.1)
         since = [s for s in drive.seen if s.sent_s > killed_s + EVIDENCE_S and s.answer.replica == victim.url]
     enough.set()
