@@ -94,7 +94,8 @@ class PrefillFit:
         Arguments as in `observe`."""
         if now_s < self.fades_s or self.model.ms(AVOIDED_TOKENS, 0) <= AVOIDED * prior.ms(AVOIDED_TOKENS, 0):
             return
-        self.observations //= 2
+        counting = min(self.observations, 1 / (1 - FORGET))  # of many, the sums hold no more than so many
+        self.observations = int(counting / 2)
         self.fades_s = now_s + FADE_S if self.observations else float("inf")
         part = 0.5 if self.observations else 0.0
         self._xx = [part * each for each in self._xx]

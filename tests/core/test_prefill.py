@@ -15,6 +15,7 @@ from router.core.prefill import (
     PrefillFit,
     PrefillModel,
 )
+from router.core.silence import LEARNED
 
 H100 = PrefillModel(floor_ms=12.0, per_token_ms=0.055, per_token_context_ms=1.1e-6)
 SLOW = PrefillModel(floor_ms=40.0, per_token_ms=0.9, per_token_context_ms=2e-5)
@@ -124,6 +125,19 @@ def test_what_is_not_seen_again_fades() -> None:
         (each.observe(8_000, 0, 500.0, H100, PRIOR_WEIGHT, now_s), each.model)[1] for each in (fit, PrefillFit())
     )
     assert again == fresh
+
+
+def test_what_is_known_of_a_slow_replica_stays_true_while_it_fades() -> None:
+    """However much was seen, it is gone in minutes; and where three observations are left they still say how slow."""
+    fit, now_s = PrefillFit(), 0.0
+    for _ in range(300):
+        fit.observe(8_000, 0, SLOW.ms(8_000, 0), H100, PRIOR_WEIGHT, now_s)
+    while fit.observations:
+        if fit.observations >= LEARNED:
+            assert fit.model.ms(8_000, 0) > SLOW.ms(8_000, 0) / 3
+        now_s += FADE_S
+        fit.fade(H100, PRIOR_WEIGHT, now_s)
+    assert now_s <= 240.0
 
 
 def test_small_prompts_and_impossible_times_teach_nothing() -> None:
