@@ -32,7 +32,8 @@ HOST = "127.0.0.1"
 MODEL = "sim"
 SCRAPE_S = 4.0
 START_S = 60.0
-TENANTS = {"acme": {}, "globex": {}, "thrifty": {"requests_per_min": 5}}
+LONG_TOKENS = 100_000  # of an answer that is surely under way when its replica ends
+TENANTS: dict[str, dict[str, Any]] = {"acme": {"receipts": True}, "globex": {}, "thrifty": {"requests_per_min": 5}}
 CHAT = "/v1/chat/completions"
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yaml"
 LIVELY = {"$job": ".*", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
@@ -84,6 +85,26 @@ class Scene:
     async def kill(self, replica: str) -> None:
         """End a replica at once, whatever it is doing."""
         os.kill(self.engines[replica].pid, signal.SIGKILL)
+
+    async def kill_answering(self) -> str:
+        """End a replica in the middle of an answer, so that an attempt surely fails; its URL.
+
+        Raises SceneError when no replica takes the request in time.
+        """
+        messages = [{"role": "user", "content": "?"}]
+        body = {"model": MODEL, "max_tokens": LONG_TOKENS, "stream": True, "messages": messages}
+        headers = self.headers("acme")
+        async with aiohttp.ClientSession() as client:
+            for _ in range(int(START_S)):
+                async with client.post(self.url + CHAT, json=body, headers=headers) as response:
+                    if response.status == 200:
+                        await response.content.readany()
+                        replica = response.headers["x-warmroute-replica"]
+                        await self.kill(replica)
+                        await response.read()
+                        return replica
+                await asyncio.sleep(1)  # turned away: too much else is under way
+        raise SceneError("no replica took a long request")
 
     async def replay(self, requests: int, sessions: int, tenant: str = "acme", policy: str = "") -> Row:
         """Agents' sessions from a real trace. What is turned away or broken by trouble is in the row."""

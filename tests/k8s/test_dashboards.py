@@ -1,8 +1,8 @@
 """Dashboards and rules tell the truth: a router under load and in trouble, scraped by a real Prometheus.
 
 One run for all tests: replicas with KV events, agents' sessions, a burst beyond what the fleet takes, a tenant beyond
-its rate, settings read again, a replica killed. Then every expression is parsed by Prometheus' grammar, held against
-what the router's page has, and asked of Prometheus.
+its rate, settings read again, a replica killed amid an answer. Then every expression is parsed by Prometheus' grammar,
+held against what the router's page has, and asked of Prometheus.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ async def _run(folder: Path) -> Run:
         await asyncio.sleep(8)
         seen = Run(statuses=[*await it.burst(80, "globex"), *await it.burst(10, "thrifty")])
         await it.reload()
-        await it.kill(it.replicas[0])
+        await it.kill_answering()
         await load
-        seen.statuses += await it.burst(20, "acme")  # some of them find the dead one first
+        seen.statuses += await it.burst(20, "acme")
         await asyncio.sleep(12)  # two evaluations of the rules
         await _look(it, seen, begun_s)
     return seen
@@ -121,11 +121,12 @@ async def _look(it: Scene, seen: Run, begun_s: float) -> None:
 
 
 def test_the_run_had_what_it_takes(ran: Run) -> None:
-    """There were requests that were answered, and some that were turned away for either reason."""
+    """There were requests that were answered, some that were turned away for either reason, and one that broke off."""
     assert ran.statuses.count(200) > 10
     assert ran.statuses.count(429) > 10
     for code in ("overloaded", "rate_limited"):
         assert re.search(rf'shed_requests_total{{code="{code}",priority="normal"}} [1-9]', ran.page), code
+    assert re.search(r'replica_failures_total{kind="broke_midway",[^}]*} [1-9]', ran.page)
 
 
 def test_every_expression_returns_data(ran: Run) -> None:
