@@ -26,6 +26,7 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 CORE = (
     *("facts", "routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member"),
+    *("displaced",),
     *("prefill", "learning", "spill", "knowledge", "tokens", "breaker", "health", "answers", "models", "selfcheck"),
     *("admission", "fair_queue", "quotas"),
     *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen", "dialects/openai_prompt"),

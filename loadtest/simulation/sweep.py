@@ -55,6 +55,10 @@ CONSTANTS = (
     Constant("TIE_TOKENS", "router.core.routing"),
     Constant("BACKLOG_TOKENS", "router.core.routing"),
     Constant("EVICTED_WEIGHT", "router.core.policies.warm"),
+    Constant("AGAIN_FADE", "router.core.policies.warm"),
+    Constant("AGAIN_MAX", "router.core.displaced", (0.9, 0.98)),
+    Constant("SUMS_S", "router.core.displaced"),
+    Constant("TOUCHES_MAX", "router.core.displaced"),
     Constant("ELSEWHERE_MIN", "router.core.policies.warm"),
     Constant("GUESS_RIGHT", "router.core.fleet", (0.3, 0.97)),  # a chance: 1 in 3, or 1 in 30 wrong
     Constant("STRIDE", "router.core.live"),

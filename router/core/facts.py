@@ -234,6 +234,7 @@ class Candidate(Struct, gc=False):
     footprint_blocks: int = 0  # blocks it is believed to hold
     grade: Grade = Grade.ESTIMATED  # of `cached_tokens`
     estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
+    evicted_again_ms: float = 0.0  # and what those would repeat whom that pushes out in its turn, and so on
 
 
 class Question(Struct, gc=False):

@@ -43,15 +43,10 @@ class Holder:
     def __post_init__(self) -> None:
         self.owner = self.recency.owner
 
-    def oldest_s(self) -> float | None:
-        """When the blocks that would be evicted next were last used; None when there are none."""
-        for stamp, id_ in self.recency.order.items():
-            for pin in self.pins.values():
-                if pin[0] > stamp:  # stamps ascend: no pin is of the oldest touch
-                    break
-                return self.recency.oldest_s({pin[0] for pin in self.pins.values()})
-            return self.recency.touches[id_].at_s
-        return None
+    def next_out(self, touches_max: int) -> list[tuple[int, float]]:
+        """(blocks, when they were last used) of what would be evicted next, oldest first, as far as so many uses of a
+        prefix tell."""
+        return self.recency.oldest_few({pin[0] for pin in self.pins.values()}, touches_max)
 
 
 class PrefixIndex:
@@ -124,10 +119,6 @@ class PrefixIndex:
     def capacity(self, name: str) -> int:
         """Blocks this holder may have."""
         return self.holders[name].blocks_max
-
-    def oldest_s(self, name: str) -> float | None:
-        """When the blocks that would be evicted next were last used; None when there are none."""
-        return self.holders[name].oldest_s()
 
     @property
     def keys(self) -> int:

@@ -12,13 +12,14 @@ from msgspec import Struct
 
 from router.core.answers import Answer, Span
 from router.core.blocks import BLOCK_BYTES, Chain
+from router.core.displaced import Displaced
 from router.core.facts import Ask, Candidate, Grade
 from router.core.fleet import Fleet
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Held, Knowledge
 from router.core.member import Member
 from router.core.prefix import PrefixIndex
-from router.core.reuse import ReuseMemory, bucket
+from router.core.reuse import ReuseMemory
 from router.core.tokens import ModelTokens, plausible
 
 _ESTIMATED = Grade.ESTIMATED  # to look an enum's member up costs as much as a call
@@ -33,13 +34,18 @@ class Size(Struct, gc=False):  # see facts.py
 
 
 class Pricer:
-    """Reads the Router's state; changes none of it."""
+    """Reads the Router's state; changes none of it but sums of its own."""
 
     def __init__(self, fleet: Fleet, index: PrefixIndex, knowledge: Knowledge, reuse: ReuseMemory) -> None:
         self._fleet = fleet
         self._index = index
         self._knowledge = knowledge
         self._reuse = reuse
+        self._displaced = Displaced()
+
+    def forget(self, id_: str) -> None:
+        """A replica has left."""
+        self._displaced.forget(id_)
 
     def candidates(
         self,
@@ -70,16 +76,19 @@ class Pricer:
             known = alone or free is not None
             if free is None:
                 free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms, kv_wait_ms = uncached - free if free > 0 else uncached, 0.0, 0.0
+            evicted, evicted_ms, again_ms, kv_wait_ms = uncached - free if free > 0 else uncached, 0.0, 0.0, 0.0
             model = member.fit.model if member.fit.observations else prior
             # Where another router sends too and no events tell what is held, what goes is not ours to know.
-            if evicted > 0 and known and (oldest_s := holder.oldest_s()) is not None:
-                # Others would have to do that again, at the price of the middle of a mean prompt: attention makes late
-                # tokens dear.
+            if evicted > 0 and known:
                 if odds is None:
                     odds = self._reuse.odds(now_s)
-                per_token_ms = model.per_token_ms + model.per_token_context_ms * context
-                evicted_ms = evicted * per_token_ms * odds[bucket(now_s - oldest_s)]
+                sums = self._displaced.sums(id_, member.life, holder, odds, now_s)
+                if sums is not None:
+                    # Others would have to do that again, at the price of the middle of a mean prompt: attention makes
+                    # late tokens dear.
+                    evicted_all_ms = evicted * (model.per_token_ms + model.per_token_context_ms * context)
+                    asked, turns = sums.of(evicted * ratio / BLOCK_BYTES)
+                    evicted_ms, again_ms = asked * evicted_all_ms, turns * evicted_all_ms
             if capacity := load.kv_tokens_max:
                 own, probed = live.own_tokens + member.decoding * mean_answer_tokens / 2, 0.0
                 if load.kv_usage is not None:
@@ -108,6 +117,7 @@ class Pricer:
                     footprint,
                     _ESTIMATED if said is None else _grade(said),
                     estimate,
+                    again_ms,
                 )
             )
         return candidates

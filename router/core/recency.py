@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import filterfalse, islice
 
 
 @dataclass(slots=True)
@@ -108,10 +108,11 @@ class Recency:
         """The touch that is evicted from next."""
         return self.touches[next(iter(self.order.values()))] if self.order else None
 
-    def oldest_s(self, pinned: Container[int]) -> float | None:
-        """When the oldest touch but those with these stamps was made; None when there is none."""
-        stamp = next(filterfalse(pinned.__contains__, self.order), None)  # past some hundred, where many requests run
-        return None if stamp is None else self.touches[self.order[stamp]].at_s
+    def oldest_few(self, pinned: Container[int], touches_max: int) -> list[tuple[int, float]]:
+        """(keys, when they were last used) of the oldest touches but those with these stamps, oldest first."""
+        touches, order = self.touches, self.order
+        stamps = islice(filterfalse(pinned.__contains__, order), touches_max)
+        return [(touch.live, touch.at_s) for touch in [touches[order[stamp]] for stamp in stamps]]
 
     def drop(self, key: int) -> bool:
         """The key is no longer held; returns whether it was."""

@@ -121,6 +121,7 @@ class Router:
         joined, left = self.fleet.replace(replicas)
         for id_ in left:
             self.index.remove(id_)
+            self._pricer.forget(id_)
             self.knowledge.forget(id_)
         for id_ in joined:
             self.index.add(id_, self._blocks_max_default)

@@ -66,14 +66,18 @@ def spill(
 
 
 def _dues(c: Candidate) -> float:
-    return c.pending_ms + c.kv_wait_ms + c.evicted_ms
+    return c.pending_ms + c.kv_wait_ms + _evicted_ms(c)
+
+
+def _evicted_ms(c: Candidate) -> float:
+    return c.evicted_ms + c.evicted_again_ms
 
 
 def _dearest(holder: Candidate, chosen: Candidate) -> Cause:
     behind_ms, cause = max(
         (holder.pending_ms - chosen.pending_ms, Cause.QUEUE),
         (holder.kv_wait_ms - chosen.kv_wait_ms, Cause.KV_SPACE),
-        (holder.evicted_ms - chosen.evicted_ms, Cause.EVICTION),
+        (_evicted_ms(holder) - _evicted_ms(chosen), Cause.EVICTION),
         (holder.uncached_ms - chosen.uncached_ms, Cause.SPEED),
     )
     return cause if behind_ms > 0 else Cause.POLICY

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.policies import POLICIES
-from router.core.policies.warm import EVICTED_WEIGHT, Warm, price
+from router.core.policies.warm import AGAIN_FADE, EVICTED_WEIGHT, Warm, price
 from router.core.ring import Ring
 from tests.records import replace
 
@@ -54,6 +54,7 @@ FLEETS = st.lists(
         pending_ms=TIMES,
         uncached_ms=TIMES,
         evicted_ms=TIMES,
+        evicted_again_ms=TIMES,
         kv_wait_ms=TIMES,
         in_flight=st.integers(0, 40),
         footprint_blocks=st.integers(0, 5_000),
@@ -190,6 +191,16 @@ def test_eviction_is_dear_where_all_are_busy() -> None:
     alone_ms = price(full, question())
     assert price(full, question(backlog=5.0)) == alone_ms
     assert price(full, question(backlog=5.0, calm=1.0)) == alone_ms + EVICTED_WEIGHT * 400.0
+
+
+def test_what_eviction_evicts_in_turn_counts_less_the_longer_the_queues() -> None:
+    """One conversation too many costs every one beside it a turn, so it goes where that has happened already; where all
+    wait, so that nobody is kept waiting there alone, it counts for little."""
+    alive = candidate(IDS[0], uncached_ms=500.0, evicted_ms=400.0, evicted_again_ms=3_000.0)
+    lost = candidate(IDS[1], uncached_ms=500.0, evicted_ms=300.0, pending_ms=2_000.0)
+    assert Warm().choose(question(), [alive, lost]).id == IDS[1]
+    assert price(alive, question(backlog=2.0)) == 500.0 + 400.0 + 3_000.0 / (1 + 2 * AGAIN_FADE)
+    assert Warm().choose(question(backlog=2.0), [alive, lost]).id == IDS[0]
 
 
 def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:

@@ -35,7 +35,7 @@ def test_leaves_go_before_their_prefix_and_old_before_new() -> None:
     index.touch("a", [1, 2, 3], 2.0)
     index.touch("a", [4, 5], 3.0)
     assert (index.match(CHAIN), index.match([1, 2, 3]), index.match([4, 5])) == ({"a": 3}, {"a": 3}, {"a": 2})
-    assert index.oldest_s("a") == 1.0
+    assert index.holders["a"].next_out(9) == [(3, 1.0), (3, 2.0), (2, 3.0)]
 
 
 def test_a_running_request_keeps_its_prefix() -> None:

@@ -264,8 +264,9 @@ class _PrefixMachine(RuleBasedStateMachine):
             assert self.index.capacity(name) == holder.blocks_max
             assert all(self.index.holds(name, keys[9]) == (keys[9] in holder.last) for keys in PROBES)
             pinned = {pin.use for pin in holder.pins.values()}
-            oldest = min((last for last in holder.last.values() if last[0] not in pinned), default=None)
-            assert self.index.oldest_s(name) == (oldest[2] if oldest else None)
+            uses = Counter((last[0], last[2]) for last in holder.last.values() if last[0] not in pinned)
+            oldest = [(uses[use], use[1]) for use in sorted(uses)]
+            assert self.index.holders[name].next_out(3) == oldest[:3]
 
     @invariant()
     def limits_hold(self) -> None:

@@ -27,7 +27,7 @@ def test_only_what_changes_hands_is_written() -> None:
     shared = recency.owner[1]
     assert recency.touch([1, 2, 3, 5], 2, 2.0) == [5]
     assert {recency.owner[key] for key in (1, 2, 3, 5)} == {shared}
-    assert recency.oldest_s([]) == 0.0
+    assert recency.oldest_few([], 1) == [(1, 0.0)]
     assert order(recency) == [4, 9, 5, 3, 2, 1]
 
 
@@ -69,14 +69,13 @@ def test_keys_out_of_the_middle() -> None:
     assert order(recency) == [4, 3, 2, 1]
 
 
-def test_the_oldest_that_is_not_pinned() -> None:
+def test_the_oldest_that_are_not_pinned() -> None:
     """Touches with pinned stamps are passed by, wherever they are, and stamps whose touch is gone do not matter."""
     recency = used([1], [2], [3], [2, 4])
-    assert recency.oldest_s([]) == 0.0
-    assert recency.oldest_s([0]) == 2.0
-    assert recency.oldest_s([0, 1]) == 2.0
-    assert recency.oldest_s([0, 1, 2]) == 3.0
-    assert recency.oldest_s([0, 2, 3]) is None
+    assert recency.oldest_few([], 2) == [(1, 0.0), (1, 2.0)]
+    assert recency.oldest_few([0, 1], 9) == [(1, 2.0), (2, 3.0)]
+    assert recency.oldest_few([0, 1, 2], 9) == [(2, 3.0)]
+    assert recency.oldest_few([0, 2, 3], 9) == []
 
 
 def test_touching_again_is_touching() -> None:

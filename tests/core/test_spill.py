@@ -26,6 +26,7 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
         ({"pending_ms": 900.0, "evicted_ms": 100.0}, Cause.QUEUE),
         ({"kv_wait_ms": 900.0, "pending_ms": 100.0}, Cause.KV_SPACE),
         ({"evicted_ms": 900.0, "pending_ms": 100.0}, Cause.EVICTION),
+        ({"evicted_ms": 90.0, "evicted_again_ms": 900.0, "pending_ms": 100.0}, Cause.EVICTION),
         ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, Cause.SPEED),
         ({}, Cause.POLICY),
     ],

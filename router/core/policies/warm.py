@@ -1,17 +1,22 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone.
 
     wait(r)     = max(prefill pending, wait for room in the KV pool)
-    price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r) + (1 + EVICTED_WEIGHT x calm) x evicted(q, r)
+    price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r)
+                  + (1 + EVICTED_WEIGHT x calm) x evicted(q, r) + evicted_again(q, r) / (1 + AGAIN_FADE x backlog)
 
 All terms are milliseconds of prefill. `wait + uncached` is the time until the first token, if this request were alone
 in the world: those before it are prefilled while room is made for it, so the longer of the two counts. The factor is
 the externality: work done twice delays those behind it, so it counts for more the longer the queue is that it joins,
 up to the fleet's mean wait. An idle replica has nobody to delay: there a copy of a hot prefix costs what it takes and
-no more, so hot prefixes spread before their holder is the bottleneck. What is evicted (times the chance that it is
-asked for again) is work for later, on any replica, so it has a price for others when the whole fleet is busy, and a
-steep one, since it evicts in its turn. How busy is told by the calmer half: a few replicas on which misses pile up are
-no reason to send even more misses there. It is priced where it is known what goes: by events, or where nobody else
-sends (see pricing.py).
+no more, so hot prefixes spread before their holder is the bottleneck.
+
+What is evicted (times the chance that it is asked for again) is work for later, on any replica, so it has a price for
+others when the whole fleet is busy, and a steep one. How busy is told by the calmer half: a few replicas on which
+misses pile up are no reason to send even more misses there. What is asked for again evicts in its turn, and so on
+(displaced.py). So where more conversations go on than fit, those that do not fit meet on a few replicas, whose caches
+are lost anyway, and the others keep theirs. That is for the good of most and to the cost of some, who wait there: the
+longer the queues, the less it counts, until all share what there is. It is priced where it is known what goes: by
+events, or where nobody else sends (see pricing.py).
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
@@ -38,6 +43,7 @@ from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.ring import Ring, load_bound
 
 EVICTED_WEIGHT = 5  # of a unit of wait: see above
+AGAIN_FADE = 2  # likewise
 ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
 RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
@@ -161,4 +167,8 @@ def price(candidate: Candidate, question: Question) -> float:
     load = waited_ms / question.unit_ms
     if load > question.backlog:
         load = question.backlog
-    return waited_ms + (1 + load) * candidate.uncached_ms + (1 + EVICTED_WEIGHT * question.calm) * candidate.evicted_ms
+    asked = waited_ms + (1 + load) * candidate.uncached_ms
+    if candidate.evicted_ms:
+        asked += (1 + EVICTED_WEIGHT * question.calm) * candidate.evicted_ms
+        asked += candidate.evicted_again_ms / (1 + AGAIN_FADE * question.backlog)
+    return asked
