@@ -30,7 +30,8 @@ CORE = (
     *("prefill", "learning", "spill", "knowledge", "tokens", "breaker", "health", "answers", "models", "selfcheck"),
     *("admission", "fair_queue", "quotas"),
     *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen", "dialects/openai_prompt"),
-    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks", "sums")),
+    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "sums")),
+    *(f"observatory/{name}" for name in ("watching", "glancing", "marks", "texts")),
 )
 EDGE = (
     *("outbox", "receiving", "exchange", "upstream", "attempts", "proxy", "relay", "reading", "client_connection"),

@@ -166,10 +166,12 @@ def read_rows(path: Path) -> list[Row]:
 def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     merged = over_seeds(rows)
+    if options.json:
+        write_json(options.json, command, [*rows, *merged])  # whatever becomes of the claims: it may have taken hours
     judged = judge(rows) if options.race or options.check else []
     if not options.race:
         judged = [row for row in judged if row.goal != MEAN]  # it is a claim about all workloads
-    if options.json:
+    if options.json and judged:
         write_json(options.json, command, [*rows, *merged, *judged])
     if not rows:
         raise SimulateError("there are no rows")

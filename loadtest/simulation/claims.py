@@ -92,6 +92,8 @@ def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
             rivals.add(row.policy)
     if not rivals:
         raise ClaimsError("no rows of rivals to compare with")
+    if not any(WARM in policies for policies in cells.values()):
+        raise ClaimsError(f"no rows of {WARM} to compare")
     for (workload, load), policies in cells.items():
         seeds = policies.get(WARM, {}).keys()
         for name in (WARM, *sorted(rivals)):

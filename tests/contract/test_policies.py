@@ -221,6 +221,17 @@ def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
             assert not choice.guessed
 
 
+def test_a_guess_is_worth_a_longer_queue() -> None:
+    """Whoever looks for a conversation at its place on the ring the next time has it there, so as much again may be
+    waited for as it saves now; beyond that it goes elsewhere."""
+    asked = question("session", elsewhere=0.9)
+    place = Ring().walk(asked.ring_key, dict.fromkeys(IDS))[0]
+    others = [candidate(id_, uncached_ms=2_000.0) for id_ in IDS if id_ != place]
+    for pending_ms, goes in ((3_500.0, True), (4_500.0, False)):
+        queue = candidate(place, uncached_ms=2_000.0, pending_ms=pending_ms)
+        assert (Warm().choose(asked, [*others, queue]).id == place) is goes
+
+
 def test_waits_for_room_and_for_prefill_are_one() -> None:
     """Both go by at the same time."""
     asked = question(backlog=2.0)

@@ -28,7 +28,8 @@ ever overrides a price outside the band.
 
 Where replicas do more than this router asks of them, another one sends there too, and a prompt that nobody is known
 to hold may be one of its conversations. All routers would look for it at its place on the ring, so there it is
-cheaper by the chance that it was sent there, which is learned from how often that was right.
+cheaper by the chance that it was sent there, which is learned from how often that was right: by what need not be
+computed, and by as much again, which it saves the one that looks for it there next.
 
 loadtest/README.md has the races that this was chosen by, and `python -m loadtest simulate --sweep` moves its constants.
 """
@@ -110,7 +111,8 @@ class Warm:
         guess = ids[self._ring.walk(question.ring_key, ids)[0]]
         if guess.grade is Grade.EXACT:
             return None
-        prices[guess.id] -= question.elsewhere * (prices[guess.id] - wait_ms(guess))
+        saved_ms = prices[guess.id] - wait_ms(guess) + guess.uncached_ms
+        prices[guess.id] -= question.elsewhere * saved_ms
         return guess
 
 
