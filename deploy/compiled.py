@@ -26,12 +26,10 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 CORE = (
     *("facts", "routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member"),
-    *("displaced",),
     *("prefill", "learning", "spill", "knowledge", "tokens", "breaker", "health", "answers", "models", "selfcheck"),
-    *("admission", "fair_queue", "quotas"),
+    *("admission", "fair_queue", "quotas", "displaced"),
     *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen", "dialects/openai_prompt"),
-    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "sums")),
-    *(f"observatory/{name}" for name in ("watching", "glancing", "marks", "texts")),
+    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks", "sums")),
 )
 EDGE = (
     *("outbox", "receiving", "exchange", "upstream", "attempts", "proxy", "relay", "reading", "client_connection"),

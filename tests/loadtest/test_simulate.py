@@ -210,6 +210,15 @@ def test_earlier_rows_are_replaced_by_what_is_run_again(tmp_path: Path) -> None:
     assert p90s["warm"] < 99.0
 
 
+def test_rows_that_cannot_be_judged_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rivals may race without us, to be taken in by a later run: what they took is not lost because nothing can be said
+    of it, and it is said why."""
+    path = tmp_path / "race.json"
+    assert run("--race", "--seeds", "1", "--policy", "round_robin", "--json", str(path)) == 2
+    assert "no rows of warm" in capsys.readouterr().err
+    assert {row["policy"] for row in json.loads(path.read_text())["rows"]} == {"round_robin"}
+
+
 def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command races all there is and says what is seen; README has the standings and how many claims hold, the
     instruments' page each cell, with pictures beside it; rows that were not judged or of another cluster are refused.

@@ -18,7 +18,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
@@ -112,7 +111,7 @@ class Siblings(Struct, gc=False, eq=False):
             del tails[half:], records[half:]
 
 
-class Text(msgspec.Struct, eq=False):  # Look, which is not compiled, is one
+class Text(Struct, eq=False):
     """A prompt to look for. `text` is what stands behind `base`; both are cut at `size`."""
 
     keys: list[int]
