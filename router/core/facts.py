@@ -247,6 +247,7 @@ class Question(Struct, gc=False):
     home: str = ""  # replica that gave the conversation's last answer
     calm: float = 0.0  # likewise, at the calmer half of them
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
+    arrivals_per_ms: float = 0.0  # requests that come to a replica, on the mean
 
 
 class Choice(Struct, gc=False):

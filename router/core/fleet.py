@@ -233,7 +233,7 @@ class Fleet:
             decode_ms = (now_s - lease.first_token_s) * 1e3
             self.mean_decode_ms += max(1 - WORK_FADE, 1 / self.decodes) * (decode_ms - self.mean_decode_ms)
         self.mean_answer_tokens += max(1 - WORK_FADE, 1 / self.answers) * (tokens - self.mean_answer_tokens)
-        self.mean_open_ms += (1 - WORK_FADE) * (open_ms - self.mean_open_ms)
+        self.mean_open_ms += max(1 - WORK_FADE, 1 / self.answers) * (open_ms - self.mean_open_ms)
         self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
         self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)
         return uncached, cached

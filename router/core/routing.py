@@ -401,7 +401,12 @@ class Router:
         count = len(waits_ms)
         half = (count + 1) // 2
         backlog, calm = sum(waits_ms) / count / unit_ms, sum(waits_ms[:half]) / half / unit_ms
-        return Question(ring_key, tie_ms, unit_ms, backlog, home, calm, self.fleet.elsewhere)
+        fleet, in_flight, arrivals_per_ms = self.fleet, 0, 0.0
+        for c in candidates:
+            in_flight += c.in_flight
+        if fleet.mean_open_ms:  # by Little's law
+            arrivals_per_ms = in_flight / count / fleet.mean_open_ms
+        return Question(ring_key, tie_ms, unit_ms, backlog, home, calm, fleet.elsewhere, arrivals_per_ms)
 
     def _home(self, answer: Answer) -> str:
         """Who gave it, if that cache is still there."""

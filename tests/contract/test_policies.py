@@ -178,6 +178,16 @@ def test_work_weighs_more_where_others_wait_behind_it() -> None:
         assert Warm().choose(question(backlog=backlog), [replace(busy, pending_ms=0.0), holder]).id == IDS[0]
 
 
+def test_who_comes_meanwhile_waits_too() -> None:
+    """Where requests come thick, a long prefix is not computed once more on an idle replica, but waited for; a short
+    one still is, and the long one where hardly anybody comes."""
+    for uncached_ms, arrivals_per_ms, copied in ((4_000.0, 2e-3, False), (4_000.0, 1e-4, True), (400.0, 2e-3, True)):
+        holder = candidate(IDS[1], cached_tokens=40_000, uncached_ms=50.0, pending_ms=1.5 * uncached_ms)
+        idle = candidate(IDS[0], uncached_ms=uncached_ms)
+        asked = replace(question(), arrivals_per_ms=arrivals_per_ms)
+        assert (Warm().choose(asked, [idle, holder]).id == IDS[0]) is copied
+
+
 def test_eviction_has_a_price() -> None:
     """A new prompt goes where it pushes nothing out that will be asked for again."""
     full, roomy = candidate(IDS[0], evicted_ms=400.0), candidate(IDS[1])

@@ -1,14 +1,15 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone.
 
     wait(r)     = max(prefill pending, wait for room in the KV pool)
-    price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r)
+    price(q, r) = wait(r) + (1 + load(r) + behind(q, r)) x uncached(q, r)
                   + (1 + EVICTED_WEIGHT x calm) x evicted(q, r) + evicted_again(q, r) / (1 + AGAIN_FADE x backlog)
 
 All terms are milliseconds of prefill. `wait + uncached` is the time until the first token, if this request were alone
 in the world: those before it are prefilled while room is made for it, so the longer of the two counts. The factor is
 the externality: work done twice delays those behind it, so it counts for more the longer the queue is that it joins,
-up to the fleet's mean wait. An idle replica has nobody to delay: there a copy of a hot prefix costs what it takes and
-no more, so hot prefixes spread before their holder is the bottleneck.
+up to the fleet's mean wait, and the more come while it is done. An idle replica has nobody to delay but those: there a
+copy of a short hot prefix costs little more than it takes, so that such prefixes spread before their holder is the
+bottleneck, and a long one is waited for by the burst that asks for it.
 
 What is evicted (times the chance that it is asked for again) is work for later, on any replica, so it has a price for
 others when the whole fleet is busy, and a steep one. How busy is told by the calmer half: a few replicas on which
@@ -45,6 +46,7 @@ from router.core.ring import Ring, load_bound
 
 EVICTED_WEIGHT = 5  # of a unit of wait: see above
 AGAIN_FADE = 2  # likewise
+BEHIND = 0.25  # of those that come while it is prefilled: half of it is left on the mean, and half find another replica
 ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
 RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
@@ -169,6 +171,7 @@ def price(candidate: Candidate, question: Question) -> float:
     load = waited_ms / question.unit_ms
     if load > question.backlog:
         load = question.backlog
+    load += BEHIND * question.arrivals_per_ms * candidate.uncached_ms
     asked = waited_ms + (1 + load) * candidate.uncached_ms
     if candidate.evicted_ms:
         asked += (1 + EVICTED_WEIGHT * question.calm) * candidate.evicted_ms
