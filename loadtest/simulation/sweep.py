@@ -55,7 +55,6 @@ CONSTANTS = (
     Constant("TIE_TOKENS", "router.core.routing"),
     Constant("BACKLOG_TOKENS", "router.core.routing"),
     Constant("EVICTED_WEIGHT", "router.core.policies.warm"),
-    Constant("AGAIN_FADE", "router.core.policies.warm"),
     Constant("BEHIND", "router.core.policies.warm"),
     Constant("AGAIN_MAX", "router.core.displaced", (0.9, 0.98)),
     Constant("SUMS_S", "router.core.displaced"),

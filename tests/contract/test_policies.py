@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.policies import POLICIES
-from router.core.policies.warm import AGAIN_FADE, EVICTED_WEIGHT, Warm, price
+from router.core.policies.warm import EVICTED_WEIGHT, Warm, price
 from router.core.ring import Ring
 from tests.records import replace
 
@@ -209,7 +209,7 @@ def test_what_eviction_evicts_in_turn_counts_less_the_longer_the_queues() -> Non
     alive = candidate(IDS[0], uncached_ms=500.0, evicted_ms=400.0, evicted_again_ms=3_000.0)
     lost = candidate(IDS[1], uncached_ms=500.0, evicted_ms=300.0, pending_ms=2_000.0)
     assert Warm().choose(question(), [alive, lost]).id == IDS[1]
-    assert price(alive, question(backlog=2.0)) == 500.0 + 400.0 + 3_000.0 / (1 + 2 * AGAIN_FADE)
+    assert price(alive, question(backlog=2.0)) == 500.0 + 400.0 + 3_000.0 / 9
     assert Warm().choose(question(backlog=2.0), [alive, lost]).id == IDS[0]
 
 

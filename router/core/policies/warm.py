@@ -2,7 +2,7 @@
 
     wait(r)     = max(prefill pending, wait for room in the KV pool)
     price(q, r) = wait(r) + (1 + load(r) + behind(q, r)) x uncached(q, r)
-                  + (1 + EVICTED_WEIGHT x calm) x evicted(q, r) + evicted_again(q, r) / (1 + AGAIN_FADE x backlog)
+                  + (1 + EVICTED_WEIGHT x calm) x evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
 
 All terms are milliseconds of prefill. `wait + uncached` is the time until the first token, if this request were alone
 in the world: those before it are prefilled while room is made for it, so the longer of the two counts. The factor is
@@ -15,9 +15,9 @@ What is evicted (times the chance that it is asked for again) is work for later,
 others when the whole fleet is busy, and a steep one. How busy is told by the calmer half: a few replicas on which
 misses pile up are no reason to send even more misses there. What is asked for again evicts in its turn, and so on
 (displaced.py). So where more conversations go on than fit, those that do not fit meet on a few replicas, whose caches
-are lost anyway, and the others keep theirs. That is for the good of most and to the cost of some, who wait there: the
-longer the queues, the less it counts, until all share what there is. It is priced where it is known what goes: by
-events, or where nobody else sends (see pricing.py).
+are lost anyway, and the others keep theirs. That is for the good of most and to the cost of some, who wait there. The
+longer the queues, the less it counts, both for how long they wait and for how many do, until all share what there is.
+It is priced where it is known what goes: by events, or where nobody else sends (see pricing.py).
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
@@ -45,7 +45,6 @@ from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.ring import Ring, load_bound
 
 EVICTED_WEIGHT = 5  # of a unit of wait: see above
-AGAIN_FADE = 2  # likewise
 BEHIND = 0.25  # of those that come while it is prefilled: half of it is left on the mean, and half find another replica
 ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
@@ -175,5 +174,6 @@ def price(candidate: Candidate, question: Question) -> float:
     asked = waited_ms + (1 + load) * candidate.uncached_ms
     if candidate.evicted_ms:
         asked += (1 + EVICTED_WEIGHT * question.calm) * candidate.evicted_ms
-        asked += candidate.evicted_again_ms / (1 + AGAIN_FADE * question.backlog)
+        again = 1 + question.backlog
+        asked += candidate.evicted_again_ms / (again * again)
     return asked
