@@ -30,7 +30,7 @@ class Sums(Struct, gc=False, eq=False):  # see facts.py
     Each up to and with one use of a prefix."""
 
     life: int  # of the cache: another one's are other blocks
-    number: int
+    number: int  # by which it is told whose turn it is to be made anew
     at_s: float
     blocks: list[float]
     asked: list[float]
