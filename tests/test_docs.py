@@ -385,7 +385,7 @@ def test_promise_of_the_demo(hits: float, ttft_s: float, broken: int, tmp_path: 
     """`--check` fails unless agents see 3 times the hits at half the p90 TTFT, and conversations better of both."""
     file = tmp_path / "demo.json"
     file.write_text(json.dumps(envelope("warmroute demo --exit", rows(hits, ttft_s))))
-    assert len(readme.broken_promises(json.loads(file.read_text()))) == broken
+    assert len(readme.broken_promises([json.loads(file.read_text())])) == broken
     assert readme.main(["--check", str(file)]) == (1 if broken else 0)
 
 
