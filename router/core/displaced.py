@@ -21,7 +21,7 @@ from router.core.reuse import bucket
 
 SUMS_S = 1.0  # for which they are good: chances are no younger than that
 TOUCHES_MAX = 128  # uses of a prefix that are looked at, of one replica
-RENEWED_MAX = 16  # replicas whose sums are made anew for one request, 20 us each at most: the next one has others
+RENEWED_MAX = 8  # replicas whose sums are made anew for one request, 70 us each at most: the next one has others
 AGAIN_MAX = 0.95  # a chance above it is no better known: at most twenty times
 
 
