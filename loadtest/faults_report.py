@@ -25,7 +25,7 @@ def number(value: float | None) -> str:
 
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
-    """A table a router, and how many rows each has met."""
+    """A table a router, and how many rows each has met; then which of ours were missed, a line each."""
     routers = list(dict.fromkeys(row.router or "" for row in rows))
     for router in sorted(routers, key=lambda name: name != OURS):
         own = sorted((row for row in rows if row.router == router), key=lambda row: int(row.goal or 0))
@@ -48,6 +48,10 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
     for router in routers:
         own = [row for row in rows if row.router == router]
         console.print(f"{router}: {kept(own)} rows as promised", highlight=False)
+    for row in rows:
+        if row.ok is False and row.router == OURS:  # it decides: so that it is found at the end of a log
+            said = f"missed: goal {row.goal}: {row.case}: {number(row.got)} for {number(row.expected)}."
+            console.print(f"{said} {row.note or ''}".rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
 def kept(rows: Iterable[Row]) -> str:

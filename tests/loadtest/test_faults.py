@@ -164,7 +164,7 @@ def test_unknown_goals_are_refused() -> None:
 
 
 def test_the_report_says_what_was_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a row, with the verdict in a word."""
+    """A line a row, with the verdict in a word; what was missed is said once more at the end."""
     rows = [row(4, "x", 0, 3), row(10, "y", 1.5, 1.25), Row(goal="3", case="z", note="n/a: [none]")]
     for each in rows:
         each.router = rivals.OURS
@@ -177,7 +177,7 @@ def test_the_report_says_what_was_missed(capsys: pytest.CaptureFixture[str]) -> 
         ["10", "y", "1.5", "1.25", "ok"],
     ]
     assert found[0][5] == "n/a: [none]"
-    assert lines[-1] == "warmroute: 1 of 2 rows as promised"
+    assert lines[-2:] == ["warmroute: 1 of 2 rows as promised", "missed: goal 4: x: 3 for 0."]
 
 
 # Index memory
