@@ -21,7 +21,7 @@ from router.core.reuse import bucket
 
 SUMS_S = 1.0  # for which they are good: chances are no younger than that
 TOUCHES_MAX = 128  # uses of a prefix that are looked at, of one replica
-RENEWED_MAX = 8  # replicas whose sums are made anew for one request, 70 us each at most: the next one has others
+RENEWED_MAX = 8  # replicas whose sums are made for one request, 70 us each at most: the next one has others
 AGAIN_MAX = 0.95  # a chance above it is no better known: at most twenty times
 
 
@@ -56,25 +56,33 @@ class Displaced:
         self._sums: dict[str, Sums] = {}
         self._at_s = float("-inf")
         self._turn = 0
+        self._left = 0  # sums of others that may yet be made for this request
 
     def sums(self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float) -> Sums | None:
         """Of a replica's cache; None where nothing can be evicted. `odds` are chances by `bucket` of idle seconds."""
         if now_s != self._at_s:  # another request
             self._at_s = now_s
             self._turn += 1
+            self._left = RENEWED_MAX
         sums = self._sums.get(id_)
         if sums is not None and sums.life == life:
             turns = -(-len(self._sums) // RENEWED_MAX)
             if now_s - sums.at_s < SUMS_S or (sums.number - self._turn) % turns:
                 return sums
-        return self._renew(id_, life, holder, odds, now_s)
+        elif self._left:
+            self._left -= 1
+        else:  # the oldest use stands for all until it is its turn
+            return self._renew(id_, life, holder, odds, now_s, 1)
+        return self._renew(id_, life, holder, odds, now_s, TOUCHES_MAX)
 
-    def _renew(self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float) -> Sums | None:
+    def _renew(
+        self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float, touches_max: int
+    ) -> Sums | None:
         before = self._sums.get(id_)
         number = len(self._sums) if before is None else before.number
         blocks = asked = turns = 0.0
-        sums = Sums(life, number, now_s, [], [], [])
-        for live, at_s in holder.next_out(TOUCHES_MAX):
+        sums = Sums(life, number, now_s if touches_max > 1 else float("-inf"), [], [], [])
+        for live, at_s in holder.next_out(touches_max):
             chance = min(odds[bucket(now_s - at_s)], AGAIN_MAX)
             blocks += live
             asked += live * chance
