@@ -1,4 +1,5 @@
-"""Who is placed now, who waits, who is turned away: rates (core/quotas.py), then places (core/admission.py).
+"""Who is placed now, who waits, who is turned away: rates (core/quotas.py), then places (core/admission.py), then
+whether it had better be held back (core/holding.py).
 
 A request that waits is a ticket and a function to call when its turn has come: no task and no timer of its own.
 Turns are given when a lease comes back, and a few times a second for whatever else makes room. A retry neither waits
@@ -11,13 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Generic, Protocol, TypeVar, cast
 
 from router.core.admission import Admission, Limits
-from router.core.facts import Ending, Outcome, Priority, Shed
+from router.core.facts import Ending, Held, Outcome, Priority, Shed
 from router.core.fair_queue import Pool, Ticket
+from router.core.holding import Holding
 from router.core.member import Lease
 from router.core.quotas import Quotas, Rates
 from router.core.routing import Router
 
-TICK_S = 0.25
 NOBODY: frozenset[str] = frozenset()
 
 
@@ -38,8 +39,11 @@ Answered = Callable[[Lease | Exception], None]
 class Places(Protocol[_W_contra]):
     """Whoever places what was admitted."""
 
-    def route(self, wanted: _W_contra, exclude: frozenset[str], full: Collection[str]) -> Lease:
-        """A lease, on a replica that is not full if there is one. Raises NoReplica."""
+    def route(
+        self, wanted: _W_contra, exclude: frozenset[str], full: Collection[str], held_s: float | None = None
+    ) -> Lease:
+        """A lease, on a replica that is not full if there is one. Raises NoReplica, and Held unless `held_s` is None:
+        the seconds for which it has been held."""
 
     def pool(self, wanted: _W_contra) -> Pool:
         """Who may take it."""
@@ -77,20 +81,34 @@ class Admitter(Generic[_W]):
         self._clock = clock
         self._shed = shed
         self._admission = Admission(router, limits, stale_s=stale_s)
+        self._holding: Holding[Ticket] = Holding()
+        self._limits = limits
+        self._released = False
         self._quotas = Quotas()
         self._charged: dict[int, tuple[str, int]] = {}  # lease -> tenant with a rate, tokens taken for it
         self._giving = False
-        self.configure = self._admission.configure
         self.window = self._admission.window
+
+    def configure(self, limits: Limits) -> None:
+        """Take other limits; who waits goes on waiting, as far as there is room for it."""
+        self._limits = limits
+        self._admission.configure(limits)
+
+    def release(self) -> None:
+        """Hold nobody any more: the router is about to end."""
+        self._released = True
 
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
         """Take the rates of all tenants by name, in the place of those before."""
         self._quotas.configure(tenants)
 
     def queued(self) -> tuple[dict[Priority, int], int]:
-        """How many wait by priority, and bytes of their bodies."""
+        """How many wait by priority, held or not, and bytes of their bodies."""
         queue = self._admission.queue
-        return {priority: queue.count(priority) for priority in Priority}, queue.size_bytes
+        counts = {priority: queue.count(priority) for priority in Priority}
+        for ticket in self._holding:
+            counts[ticket.priority] += 1
+        return counts, queue.size_bytes + self._held_bytes()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -100,14 +118,19 @@ class Admitter(Generic[_W]):
         now_s, tenant, admission = self._clock(), wanted.tenant, self._admission
         charged = self._charge(wanted, now_s, retry=bool(exclude))
         try:
-            if exclude or admission.free(tenant, now_s):
+            if exclude:
                 return self._place(wanted, exclude, charged)
-            self._give_turns(now_s)  # to whoever was there before
-            pool = self._places.pool(wanted)
-            if admission.fits(pool, tenant, now_s):
-                return self._place(wanted, exclude, charged)
-            cost, waiting = self._places.prompt_tokens(wanted), _Waiting(wanted, answered, charged)
-            ticket = Ticket(tenant, wanted.priority, pool, cost, wanted.body_bytes, now_s, waiting)
+            fits = admission.free(tenant, now_s)
+            if not fits:
+                self._give_turns(now_s)  # to whoever was there before
+                fits = admission.fits(self._places.pool(wanted), tenant, now_s)
+            if fits:
+                try:
+                    return self._place(wanted, exclude, charged, 0.0 if self._may_hold(wanted) else None)
+                except Held:
+                    self._holding.add(ticket := self._ticket(wanted, answered, charged, now_s), now_s)
+                    return ticket
+            ticket = self._ticket(wanted, answered, charged, now_s)
             out = admission.wait(ticket, now_s)
         except Exception as error:
             if not exclude:
@@ -121,7 +144,7 @@ class Admitter(Generic[_W]):
 
     def take_back(self, ticket: Ticket) -> None:
         """Nobody waits for it any more. After its answer this changes nothing."""
-        if self._admission.queue.remove(ticket):
+        if self._admission.queue.remove(ticket) or self._holding.remove(ticket):
             self._quotas.spend(ticket.tenant, -self._waiting_of(ticket).charged_tokens, self._clock())
 
     def adopted(self, lease: Lease) -> None:
@@ -143,15 +166,58 @@ class Admitter(Generic[_W]):
         for ticket in self._admission.tick(now_s):
             self._turn_away(ticket, now_s)
         self._give_turns(now_s)
+        for ticket, held_s in self._holding.next_few(now_s, self._hold_s):
+            self._try(ticket, held_s, now_s)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _place(self, wanted: _W, exclude: frozenset[str], charged_tokens: int) -> Lease:
-        lease = self._places.route(wanted, exclude, self._admission.full)
+    def _place(self, wanted: _W, exclude: frozenset[str], charged_tokens: int, held_s: float | None = None) -> Lease:
+        lease = self._places.route(wanted, exclude, self._admission.full, held_s)
         self._admission.opened(lease, wanted.tenant)
         if charged_tokens:
             self._charged[lease.id] = (wanted.tenant, charged_tokens)
         return lease
+
+    def _ticket(self, wanted: _W, answered: Answered, charged_tokens: int, now_s: float) -> Ticket:
+        cost, waiting = self._places.prompt_tokens(wanted), _Waiting(wanted, answered, charged_tokens)
+        pool = self._places.pool(wanted)
+        return Ticket(wanted.tenant, wanted.priority, pool, cost, wanted.body_bytes, now_s, waiting)
+
+    def _may_hold(self, wanted: _W) -> bool:
+        """Whether there is room to hold it here, and whoever sent it may be made to wait."""
+        if not self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
+            return False
+        return self._held_bytes() + wanted.body_bytes <= self._limits.queue_bytes_max
+
+    @property
+    def _hold_s(self) -> float:
+        return 0.0 if self._released else self._limits.hold_s
+
+    def _held_bytes(self) -> int:
+        return sum(ticket.size_bytes for ticket in self._holding) if self._holding else 0
+
+    def _try(self, ticket: Ticket, held_s: float, now_s: float) -> None:
+        """Place one that is held, if its time has come and there is room; too late, and it is turned away."""
+        if ticket not in self._holding:  # another's answer took it along
+            return
+        waiting, hold_s = self._waiting_of(ticket), self._hold_s
+        too_late = held_s > hold_s + self._limits.queue_wait_s
+        try:
+            if not self._admission.fits(ticket.pool, ticket.tenant, now_s):
+                if too_late and self._holding.remove(ticket):
+                    self._turn_away(ticket, now_s)
+                return
+            more_s = held_s if held_s < hold_s else None
+            answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens, more_s)
+        except Held:
+            return
+        except Exception as error:  # whatever it is, it is theirs who asked
+            if isinstance(error, Shed) and not too_late:  # all have asked for a rest, which is over soon
+                return
+            self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+            answer = error
+        self._holding.remove(ticket)
+        self._answer(ticket, answer, now_s)
 
     def _give_turns(self, now_s: float) -> None:
         """Until there is no room for anybody. A lease that comes back meanwhile, from somebody who has just left, makes

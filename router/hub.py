@@ -18,10 +18,10 @@ from router.additions import Additions
 from router.addresses import event_endpoints, event_topics
 from router.admin import Pages
 from router.admin_listener import listen
-from router.admission import TICK_S
 from router.announce import Announcer
 from router.core.breaker import State
 from router.core.facts import Grade, Replica
+from router.core.holding import TICK_S
 from router.core.kv_stream import Limits
 from router.core.miss import Template
 from router.core.observatory.explain import Explainer
@@ -309,6 +309,7 @@ class Hub:
     def drain(self) -> None:
         """From now on `/readyz` says that no more should come."""
         self._draining = True
+        self.admission.release()
 
     def reload(self, settings: Settings) -> None:
         """Take over what may change while it runs (see reloading.py). Replicas come and go as in any other discovery.

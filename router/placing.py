@@ -273,8 +273,11 @@ class LocalPlacer:
         """Place, whatever is on its way, or wait: see Admitter. Raises NoReplica, Shed."""
         return self.admission.ask(wanted, exclude, answered)
 
-    def route(self, wanted: Wanted, exclude: frozenset[str], full: Collection[str]) -> Lease:
+    def route(
+        self, wanted: Wanted, exclude: frozenset[str], full: Collection[str], held_s: float | None = None
+    ) -> Lease:
         """See admission.Places."""
+        only = self.owners.owner(wanted.response_id, wanted.tenant)
         return self._router.route(
             wanted.ask,
             wanted.model,
@@ -284,9 +287,10 @@ class LocalPlacer:
             tokens=wanted.tokens,
             body_tokens=wanted.body_tokens,
             exclude=exclude,
-            only=self.owners.owner(wanted.response_id, wanted.tenant),
+            only=only,
             full=full,
             sighting=wanted.sighting,
+            held_s=held_s if only is None else None,
         )
 
     def alive(self, replica: str) -> None:

@@ -30,7 +30,7 @@ LIVE = frozenset(
         "admin.token", "admin.token_file", "admin.replicas_allowed",
         "auth.keys_file", "auth.isolate", "auth.receipts",
         "admission.in_flight_max", "admission.waiting_max", "admission.queue_requests_max",
-        "admission.queue_bytes_max", "admission.queue_wait_s", "admission.tenant_share_max",
+        "admission.queue_bytes_max", "admission.queue_wait_s", "admission.hold_s", "admission.tenant_share_max",
         "upstream.api_key", "upstream.api_key_file",
         "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
         "upstream.connect_timeout_s", "upstream.first_byte_timeout_s", "upstream.idle_timeout_s",

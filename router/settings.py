@@ -169,6 +169,9 @@ class AdmissionSettings:
     """Bytes of bodies that wait in the router."""
     queue_wait_s: Seconds = 30.0
     """Seconds a request may wait in the router. One that would wait longer is turned away when it comes (429)."""
+    hold_s: NotNegative = 180.0
+    """Seconds for which a long prompt may be held back that would push so much out of the caches that all were slower
+    for it; then it goes all the same. 0: none is. Clients and proxies in front must be willing to wait longer."""
     tenant_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Part of the fleet's places that one tenant may hold while it is full, so that others need not wait for it."""
 

@@ -94,7 +94,7 @@ class Tallies:
         text = "Request read to request sent on: parse, hash, match, place."
         self._overhead = histogram("overhead_seconds", text, _OVERHEAD_S)
         self._overhead_of_all = self._overhead.of()
-        self._queue = histogram("queue_seconds", "Waited for a place, of requests that had to.", _LATENCY_S)
+        self._queue = histogram("queue_seconds", "Waited for a place, or held back, of requests that were.", _LATENCY_S)
         text = "Requests turned away though replicas are there, by reason."
         self._shed = counter("shed_requests", text, "code", "priority")
         self._events = counter("stream_events", "Streamed events passed on.", "model")

@@ -222,7 +222,7 @@ ALERTS = (
         f"sum by ({BY}) (warmroute_queued_requests) > 0",
         "10m", TICKET,
         "Requests have been waiting for ten minutes without a break",
-        "{{ $value }} requests of {{ $labels.job }} wait for a place.",
+        "{{ $value }} requests of {{ $labels.job }} wait for a place or for room in the caches.",
     ),
     Alert(
         "WarmrouteBreakerOpen",

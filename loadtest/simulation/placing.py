@@ -17,6 +17,7 @@ from loadtest.simulation.replicas import VirtualReplica
 from loadtest.simulation.turns import MODEL, Turn, Workload
 from router.core.blocks import Chain
 from router.core.facts import Ask, Ending, Load, Outcome, Prompt, Replica, ServedModel, Usage
+from router.core.holding import Holding
 from router.core.keys import TokenPrompt
 from router.core.member import Lease
 from router.core.policies import Policy
@@ -81,6 +82,7 @@ class Placer:
             suspect=self._suspect,
         )
         self._followers: dict[str, Follower] = {}
+        self.holding: Holding[int] = Holding()
         self._turns: dict[int, Turn] = {}
         self._replicas: list[str] = []
 
@@ -120,15 +122,19 @@ class Placer:
             known = load if self._knowing else replace(load, prefix_caching=False)
             self.router.observe_load(name, known, now_s)
 
-    def place(self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None) -> Lease:
-        """Raises NoReplica, Shed."""
+    def place(
+        self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, held_s: float | None
+    ) -> Lease:
+        """Raises NoReplica, Shed; Held, if it has been held for so long and had better be held on."""
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
         ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
         ring_key = turn.session if self._hint else format(turn.first_user_key, "x")
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
-        lease = self.router.route(ask, MODEL, chain, now_s, ring_key=ring_key, tokens=tokens, exclude=exclude)
+        lease = self.router.route(
+            ask, MODEL, chain, now_s, ring_key=ring_key, tokens=tokens, exclude=exclude, held_s=held_s
+        )
         if self._rule is not None:
             self._rule.placed(turn, lease.replica, now_s)
         return lease

@@ -25,12 +25,15 @@ from loadtest.simulation.setting import Setting
 from loadtest.simulation.turns import Turn, Workload
 from loadtest.simulation.wire import Wire
 from loadtest.traces import BYTES_PER_TOKEN
-from router.core.facts import Ending, Shed
+from router.core.facts import Ending, Held, Shed
+from router.core.holding import TICK_S
 from router.core.keys import TokenPrompt
 from router.core.member import Lease
 from router.core.models import NoReplica
 from router.core.policies import Policy
+from router.settings import AdmissionSettings
 
+HOLD_S = AdmissionSettings().hold_s
 ANSWER_KEY = 1 << 63
 """Keys of answers' blocks count up from here: nothing asks for them again."""
 
@@ -139,18 +142,23 @@ class World:
         self._sent.append(sent)
         self._open[number] = sent
         self.at(self.now_s + self.setting.timeout_s, self._give_up, number)
-        self._place(number, sent)
+        self._place(number, sent, None if self.placers[sent.router].holding.full else 0.0)
 
-    def _place(self, number: int, sent: Sent) -> None:
+    def _place(self, number: int, sent: Sent, held_s: float | None = None) -> None:
+        """Send it somewhere, or hold it if it has been held for `held_s` and may be longer."""
         turn, placer = sent.turn, self.placers[sent.router]
         while True:
             tokens = self._tokens(turn) if self.setting.grade == "exact" else None
             try:
-                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens)
+                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens, held_s)
+            except Held:
+                self._hold(number, placer)
+                return
             except (NoReplica, Shed) as error:
                 self._end(number, sent, "rejected" if isinstance(error, Shed) else "none_ready")
                 return
-            sent.lease = lease
+            placer.holding.remove(number)
+            sent.lease, held_s = lease, None
             replica = self.replicas[lease.replica]
             if replica.up:
                 break
@@ -162,6 +170,21 @@ class World:
             self._submit(number, sent, replica)
         else:
             self.at(self.now_s + self._wire.delay_s(turn.prompt_tokens), self._reach, (number, sent, lease))
+
+    # -- held back, as router/admission.py does ----------------------------------------------------------------------
+
+    def _hold(self, number: int, placer: Placer) -> None:
+        if number in placer.holding:
+            return
+        if not placer.holding:
+            self.at(self.now_s + TICK_S, self._try_held, placer)
+        placer.holding.add(number, self.now_s)
+
+    def _try_held(self, placer: Placer) -> None:
+        for number, held_s in placer.holding.next_few(self.now_s, HOLD_S):
+            self._place(number, self._open[number], held_s if held_s < HOLD_S else None)
+        if placer.holding:
+            self.at(self.now_s + TICK_S, self._try_held, placer)
 
     def _reach(self, what: tuple[int, Sent, Lease]) -> None:
         """It comes to its replica, unless it was given up or sent elsewhere on the way."""
@@ -230,6 +253,7 @@ class World:
 
     def _end(self, number: int, sent: Sent, failure: str) -> None:
         del self._open[number]
+        self.placers[sent.router].holding.remove(number)
         sent.failure = failure
         sent.e2e_s = self.now_s - sent.due_s
         self._left -= 1

@@ -66,6 +66,10 @@ class Limits(Protocol):
         """Seconds each may wait."""
 
     @property
+    def hold_s(self) -> float:
+        """Seconds for which one that would push out too much may be held back; 0: none is."""
+
+    @property
     def tenant_share_max(self) -> float:
         """Part of the places, 0 to 1."""
 
@@ -79,6 +83,7 @@ class NoLimits:
     queue_requests_max: int = 0
     queue_bytes_max: int = 0
     queue_wait_s: float = 0.0
+    hold_s: float = 0.0
     tenant_share_max: float = 1.0
 
 

@@ -45,6 +45,10 @@ class Priority(IntEnum):
     LOW = 2
 
 
+class Held(Exception):
+    """A request is better placed later: what it would push out now is worth more than its waiting."""
+
+
 class Shed(Exception):
     """A request is turned away, though replicas are there: the fleet is full, or its tenant has had its share."""
 
@@ -252,11 +256,13 @@ class Question(Struct, gc=False):
 
 class Choice(Struct, gc=False):
     """A policy's answer. `tied` says that the ring, not the price, decided; `guessed` that nobody is known to hold the
-    prompt, and its place on the ring was taken, where other routers would have sent it too."""
+    prompt, and its place on the ring was taken, where other routers would have sent it too; `hold_ms` for how long it
+    is better not placed at all, from when it came."""
 
     id: str
     tied: bool = False
     guessed: bool = False
+    hold_ms: float = 0.0
 
 
 class Usage(Struct, gc=False):

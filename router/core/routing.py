@@ -24,6 +24,7 @@ from router.core.facts import (
     Candidate,
     Ending,
     Grade,
+    Held,
     Load,
     Outcome,
     Question,
@@ -210,13 +211,15 @@ class Router:
         only: str | None = None,
         full: Collection[str] = (),
         sighting: Sighting | None = None,
+        held_s: float | None = None,
     ) -> Lease:
         """Place one request on a fit replica that serves `model` (None: any) and is not excluded.
 
         `tokens` are the prompt's own, where they are known; `body_tokens` sizes a prompt that is unknown; with
         `exclude` the placement is a retry; `only` names the one replica that can answer, which may be held (see
         Fleet.hold); those that are `full` are passed over while there are others. Raises NoReplica when no candidate is
-        left, Shed when all that are asked to be left alone. `sighting` is what is known of the prompt's text.
+        left, Shed when all that are asked to be left alone. `sighting` is what is known of the prompt's text. One that
+        has been held for `held_s` may be held longer: then Held is raised; None: it may not.
         """
         ready = self.fleet.usable()
         members = self._members(ready, model, exclude, only, now_s)
@@ -236,6 +239,8 @@ class Router:
         whole = chain.keys if chain else []
         candidates = self._pricer.candidates(members, size, whole, depths, held, pending_ms, now_s)
         choice = self.policy.choose(self._question(ring_key, home, candidates), candidates)
+        if held_s is not None and choice.hold_ms > held_s * 1e3:
+            raise Held
         chosen = candidates[0]
         for chosen in candidates:
             if chosen.id == choice.id:

@@ -34,7 +34,7 @@ class Gauges(Collector):
         yield gauge("in_flight_requests", "Requests being answered.", (), [((), figures.in_flight())])
         waiting, size_bytes = figures.queued()
         counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
-        yield gauge("queued_requests", "Requests that wait for a place.", ("priority",), counts)
+        yield gauge("queued_requests", "Requests that wait for a place, or are held back.", ("priority",), counts)
         yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), size_bytes)])
         rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
         yield gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)

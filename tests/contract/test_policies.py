@@ -213,6 +213,22 @@ def test_what_eviction_evicts_in_turn_counts_less_the_longer_the_queues() -> Non
     assert Warm().choose(question(backlog=2.0), [alive, lost]).id == IDS[0]
 
 
+def test_what_would_thrash_is_held_back() -> None:
+    """A miss that makes others repeat more than twice its own work waits ten times as long as that takes, and less
+    where hardly anybody waits, but no longer than the fleet needs for two hundred long prompts; where nobody does,
+    where most of it is cached, where it is short, and where it does no such harm, it goes at once."""
+    miss = {"cached_tokens": 1_000, "uncached_tokens": 9_000, "uncached_ms": 900.0}
+    thrashing = candidate(IDS[0], **miss, evicted_ms=800.0, evicted_again_ms=3_200.0)
+    for backlog, hold_ms in ((3.0, 40_000.0), (1.0, 40_000.0), (0.1, 4_000.0), (0.0, 0.0)):
+        assert Warm().choose(question(backlog=backlog), [thrashing]).hold_ms == pytest.approx(hold_ms)
+    endless = replace(thrashing, evicted_again_ms=1e6)
+    assert Warm().choose(question(backlog=3.0), [endless]).hold_ms == 200 * 1_620.0
+    for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_again_ms": 900.0}):
+        assert not Warm().choose(question(backlog=3.0), [replace(thrashing, **change)]).hold_ms
+    elsewhere = candidate(IDS[1], **miss)
+    assert Warm().choose(question(backlog=3.0), [thrashing, elsewhere]) == Choice(IDS[1])
+
+
 def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
     """What another router may have sent is looked for at one place, whoever has less to do; what events tell exactly
     is no guess, and neither is what somebody holds."""

@@ -14,9 +14,9 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from router.admission import TICK_S
 from router.core.facts import Ask, Ending, Load, Outcome, Priority, Shed, Usage
 from router.core.fair_queue import Ticket
+from router.core.holding import TICK_S
 from router.core.member import Lease
 from router.core.quotas import Rates
 from router.placing import LocalPlacer, Page, Wanted

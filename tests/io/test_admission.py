@@ -10,7 +10,9 @@ from aiohttp import ClientSession
 
 from router.app import App
 from router.core.facts import Priority
+from router.core.policies import POLICIES
 from tests.fakes import FakeEngine, half_then_waits, idle, mute, running, silent
+from tests.patient import Patient
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello " * 50}]}
@@ -153,3 +155,108 @@ async def test_an_engines_own_queue_closes_it(client: ClientSession, engine: Fak
         engine.go_on.set()
         other.go_on.set()
         assert {(await each)[0] for each in tasks} == {200}
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Patient:
+    """The policy of the routers that are started."""
+    policy = Patient()
+    monkeypatch.setitem(POLICIES, "warm", lambda: policy)
+    return policy
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_is_held_goes_as_soon_as_that_is_better(
+    client: ClientSession, engine: FakeEngine, patient: Patient, stream: bool
+) -> None:
+    """No replica hears of it before, and it is seen waiting in the metrics; then it is answered as if nothing had been,
+    and how long it waited is in `/admin/decisions`."""
+    async with running(engine) as app:
+        held = asyncio.create_task(asked(client, app, stream=stream))
+        await until(app, 1)
+        assert app.hub.admission.queued()[1] > 0
+        assert 'warmroute_queued_requests{priority="normal"} 1.0' in await page(client, app)
+        assert not engine.seen
+        patient.hold_ms = 0.0
+        assert (await held)[0] == 200
+        async with client.get(app.admin_url + "/admin/decisions") as response:
+            assert (await response.json())["decisions"][0]["queued_s"] > 0
+        assert app.hub.admission.queued() == (dict.fromkeys(Priority, 0), 0)
+        assert idle(app)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_nobody_is_held_for_longer_than_is_allowed(client: ClientSession, engine: FakeEngine) -> None:
+    """After `admission.hold_s` it goes all the same; with 0 at once, however patient the policy is."""
+    for hold_s in (0.3, 0):
+        async with running(engine, admission__hold_s=hold_s) as app, asyncio.timeout(5):
+            assert (await asked(client, app))[0] == 200
+            assert idle(app)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_must_not_wait_is_not_held(client: ClientSession, engine: FakeEngine) -> None:
+    """Those of high priority, and those whose body would be too much to keep."""
+    async with running(engine, admission__queue_bytes_max=400) as app, asyncio.timeout(5):
+        headers = {"x-warmroute-priority": "high"}
+        async with client.post(app.url + CHAT, json={**BODY, "messages": []}, headers=headers) as response:
+            assert response.status == 200
+        assert len(str(BODY)) > 300
+        assert (await asked(client, app, more="x" * 400))[0] == 200
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_client_that_leaves_while_held_is_gone(client: ClientSession, engine: FakeEngine) -> None:
+    """No replica ever hears of it, and nothing is left of it."""
+    async with running(engine) as app:
+        leaving = [asyncio.create_task(asked(client, app)) for _ in range(9)]
+        await until(app, 9)
+        for each in leaving:
+            each.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await until(app, 0)
+        assert not engine.seen
+        assert idle(app)
+
+
+async def test_who_is_held_finds_a_place_or_is_turned_away(
+    client: ClientSession, engine: FakeEngine, patient: Patient
+) -> None:
+    """Held for long enough, it still needs a place: it waits for one as long as others do, and is told 429 then."""
+    limits = {"admission__in_flight_max": 1, "admission__hold_s": 0.3, "admission__queue_wait_s": 0.3}
+    async with running(engine, **limits) as app, asyncio.timeout(5):
+        held = [asyncio.create_task(asked(client, app)) for _ in range(2)]
+        await until(app, 2)
+        engine.script.append(mute)
+        patient.hold_ms = 0.0
+        await engine.at_work.wait()
+        patient.hold_ms = 1e9
+        done, (first,) = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+        assert [each.result()[:1] for each in done] == [(429,)]
+        engine.go_on.set()
+        assert (await first)[0] == 200
+        assert idle(app)
+
+
+async def test_who_is_held_does_not_mind_a_rest(client: ClientSession, engine: FakeEngine, patient: Patient) -> None:
+    """While every replica has asked to be left alone it goes on waiting, and is answered behind that."""
+    async with running(engine) as app, asyncio.timeout(5):
+        held = asyncio.create_task(asked(client, app))
+        await until(app, 1)
+        patient.hold_ms = 0.0
+        app.hub.placer.rest(engine.url, 0.6)
+        await asyncio.sleep(0.4)
+        assert queued(app) == 1
+        assert (await held)[0] == 200
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_router_that_ends_lets_them_go(client: ClientSession, engine: FakeEngine) -> None:
+    """While it drains nobody is held: who was, is answered before it ends."""
+    async with running(engine) as app:
+        held = asyncio.create_task(asked(client, app))
+        await until(app, 1)
+        app.hub.drain()
+        async with asyncio.timeout(5):
+            assert (await held)[0] == 200

@@ -13,6 +13,7 @@ from router.core.models import NoReplica
 from router.placing import Wanted
 from router.settings import AdmissionSettings
 from router.workers.client import RemotePlacer
+from tests.patient import Patient
 from tests.workers.stubs import StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))
@@ -133,6 +134,28 @@ async def test_who_leaves_the_queue_is_taken_back(path: Path) -> None:
         await asyncio.gather(waits, last, return_exceptions=True)
         if not last.cancelled():  # it came first
             placer.finish(last.result(), OK, 2.0)
+        await until(lambda: hub.open == 0)
+        assert not placer._queued
+
+
+async def test_a_request_is_held_for_any_worker(path: Path) -> None:
+    """In the hub, for as long as is better, and not as the hub's silence; whoever left meanwhile leaves nothing."""
+    hub = StubHub("http://a", limits=AdmissionSettings())
+    hub.router.policy = patient = Patient()
+    async with serving(hub, path), worker(path, timeout_s=0.15) as placer:
+        await until(lambda: placer.placing)
+        stays, leaves = await asking(placer, hub, want()), await asking(placer, hub, want())
+        leaves.cancel()
+        await until(lambda: queued(hub) == 1)
+        await asyncio.sleep(0.3)
+        hub.placer.admission.tick()
+        assert placer.placing
+        assert not hub.open
+        patient.hold_ms = 0.0
+        hub.placer.admission.tick()
+        lease = await stays
+        assert lease.receipt.policy == "patient"
+        placer.finish(lease, OK, 1.0)
         await until(lambda: hub.open == 0)
         assert not placer._queued
 

@@ -19,6 +19,10 @@ are lost anyway, and the others keep theirs. That is for the good of most and to
 longer the queues, the less it counts, both for how long they wait and for how many do, until all share what there is.
 It is priced where it is known what goes: by events, or where nobody else sends (see pricing.py).
 
+And where even the cheapest place would make others repeat more than twice the work that a prompt is itself, and most of
+it is cached nowhere, it is held back while others wait anyway, for ten times as long as what it would make them
+repeat, or until somebody inside has paused (holding.py). Turns of a conversation whose cache is there are never held.
+
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
 that is under the load bound; of several that hold as much, the one that can begin first. Otherwise the consistent-hash
@@ -46,6 +50,9 @@ from router.core.ring import Ring, load_bound
 
 EVICTED_WEIGHT = 5  # of a unit of wait: see above
 BEHIND = 0.25  # of those that come while it is prefilled: half of it is left on the mean, and half find another replica
+HELD_WORTH = 2  # work that it makes others repeat, as a multiple of its own: so far it is no thrashing
+HELD_WEIGHT = 10  # of that work, in time that it waits: for each that waits, ten that go on have their turns at once
+HELD_UNITS_MAX = 200  # times 16,000 tokens: as long as it takes to begin with as many other conversations
 ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
 RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
@@ -61,7 +68,16 @@ class Warm:
     _ring: Ring = field(default_factory=Ring)
 
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
-        """The cheapest; inside the tie band the ring."""
+        """The cheapest; inside the tie band the ring; and for how long it is better held back."""
+        choice = self._cheapest(question, candidates)
+        if question.backlog:  # somebody waits
+            for c in candidates:
+                if c.id == choice.id:
+                    choice.hold_ms = hold_ms(c, question)
+                    break
+        return choice
+
+    def _cheapest(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         # Loops for all that is asked of every candidate: a comprehension for each would take twice as long.
         prices: dict[str, float] = {}
         in_flight, footprint, longest, cheapest = 0, 0, 0, inf
@@ -160,6 +176,16 @@ def wait_ms(candidate: Candidate) -> float:
     """Until its prefill begins: for those before it, and for room in the KV pool, which come about at the same time."""
     pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
     return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half the time
+
+
+def hold_ms(candidate: Candidate, question: Question) -> float:
+    """For how long a request is better held back than sent there."""
+    worth_ms = candidate.evicted_ms + candidate.evicted_again_ms
+    if worth_ms <= HELD_WORTH * candidate.uncached_ms:
+        return 0.0
+    if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= question.tie_ms:
+        return 0.0
+    return min(HELD_WEIGHT * worth_ms * min(1.0, question.backlog), HELD_UNITS_MAX * question.unit_ms)
 
 
 def price(candidate: Candidate, question: Question) -> float:
