@@ -187,6 +187,8 @@ class Admitter(Generic[_W]):
         """Whether there is room to hold it here, and whoever sent it may be made to wait."""
         if not self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
             return False
+        if len(self._holding) + len(self._admission.queue) >= self._limits.queue_requests_max:
+            return False
         return self._held_bytes() + wanted.body_bytes <= self._limits.queue_bytes_max
 
     @property

@@ -196,13 +196,19 @@ async def test_nobody_is_held_for_longer_than_is_allowed(client: ClientSession, 
 
 @pytest.mark.usefixtures("patient")
 async def test_who_must_not_wait_is_not_held(client: ClientSession, engine: FakeEngine) -> None:
-    """Those of high priority, and those whose body would be too much to keep."""
+    """Those of high priority, those whose body would be too much to keep, and those beyond what may wait."""
     async with running(engine, admission__queue_bytes_max=400) as app, asyncio.timeout(5):
         headers = {"x-warmroute-priority": "high"}
         async with client.post(app.url + CHAT, json={**BODY, "messages": []}, headers=headers) as response:
             assert response.status == 200
         assert len(str(BODY)) > 300
         assert (await asked(client, app, more="x" * 400))[0] == 200
+    async with running(engine, admission__queue_requests_max=2) as app, asyncio.timeout(5):
+        held = [asyncio.create_task(asked(client, app)) for _ in range(2)]
+        await until(app, 2)
+        assert (await asked(client, app))[0] == 200
+        for each in held:
+            each.cancel()
 
 
 @pytest.mark.usefixtures("patient")
