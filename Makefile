@@ -4,28 +4,35 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run race test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
 
-# Where nothing is shared, where three times too much is, and where all depends on it; ours and three others.
-RACE := --scenario ladder_honest working_set_3x all_unique --load at --seeds 6-7 --policy warm lpwl round_robin least_loaded --check
+# Where one prefix is everybody's, where all depends on sharing, where three times too much is shared, where nothing is; ours and three others.
+RACE := --scenario hot_prefix_long ladder_honest working_set_3x all_unique --load at --seeds 6-7 --policy warm lpwl round_robin least_loaded --check
 
 race: $(VENV)/.demo  ## a small part of the placement race, judged; ARGS="--race --seeds claim --check" is all of it
 	$(BIN)/python -m loadtest simulate $(or $(ARGS),$(RACE))
 
+evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it: hours; ARGS="--list", "--only cost,demo"
+	$(BIN)/python -m loadtest evidence $(ARGS)
+
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
+COMPILED_TESTS ?= tests/compiled tests/core tests/contract tests/observatory tests/io tests/workers
+
 test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with the native code that the image has
-	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal tests/compiled tests/core tests/contract tests/observatory tests/io tests/workers $(ARGS)
+	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal $(COMPILED_TESTS) $(ARGS)
 
 compiled: .compiled/.made  ## .compiled: the router with native code, as it is in the image; needs a C compiler
 
 .compiled/.made: $(VENV)/.dev deploy/compiled.py deploy/compiled_sources.py $(shell find router -name '*.py')
+	rm -rf .compiled.part
+	$(BIN)/python -m deploy.compiled .compiled.part --sources
 	rm -rf .compiled
-	$(BIN)/python -m deploy.compiled .compiled --sources
+	mv .compiled.part .compiled  # at once: whoever starts a router meanwhile has all of it or none
 	touch $@
 
 coverage: $(VENV)/.dev  ## the core's own tests reach 95 % of its lines
@@ -44,13 +51,16 @@ format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 
 setup: $(VENV)/.dev  ## create .venv with everything
 
+EVENT_RUNS ?= 10000
+DISCOVERY_RUNS ?= 10000
+
 test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy network against the event stream
-	WARMROUTE_KV_RUNS=10000 $(BIN)/python -m pytest tests/core/test_kv_machine.py --timeout=1800 -s $(ARGS)
+	WARMROUTE_KV_RUNS=$(EVENT_RUNS) $(BIN)/python -m pytest tests/core/test_kv_machine.py --timeout=1800 -s $(ARGS)
 
 test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults against the view of them, in simulated time
-	WARMROUTE_DISCOVERY_RUNS=10000 $(BIN)/python -m pytest tests/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
+	WARMROUTE_DISCOVERY_RUNS=$(DISCOVERY_RUNS) $(BIN)/python -m pytest tests/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
 
-test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some twelve minutes
+test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some sixteen minutes
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/python -m tests.engines.install_sglang
 	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)
@@ -59,8 +69,7 @@ test-node: $(VENV)/.dev  ## the official clients for Node.js against streams tha
 	cd tests/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error
 	$(BIN)/python -m pytest tests/node $(ARGS)
 
-test-browser: $(VENV)/.dev  ## the dashboard in Debian's chromium; needs chromium, chromium-driver, node and npm
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium; needs chromium, chromium-driver, node and npm
 	cd tests/browser && npm install --no-audit --no-fund --no-package-lock --loglevel=error
 	$(BIN)/python -m pytest tests/browser --timeout=180 $(ARGS)
 
@@ -97,7 +106,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:
-	rm -rf .compiled .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -110,3 +119,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.browser: pyproject.toml | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	touch $@

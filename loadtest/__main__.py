@@ -9,6 +9,7 @@ INSTRUMENTS = {
     "agree": "the same slice over HTTP and in the simulation; real routers raced",
     "cost": "CPU of an exact decision, and of following KV events",
     "engine": "simulated replicas with vLLM's HTTP surface and KV events",
+    "evidence": "all that measures time or rates, part by part, and one table of it",
     "faults": "what becomes of requests when things go wrong: faults, overload, abuse",
     "overhead": "what routers cost, side by side: CPU, added TTFT, memory",
     "replay": "drive any OpenAI-compatible URL with a trace",

@@ -13,7 +13,7 @@ import aiohttp
 
 from loadtest import fault_answers as answers
 from loadtest import rivals
-from loadtest.faults_bench import Bench, Run, at_rate, row
+from loadtest.faults_bench import Bench, Run, at_rate, row, until
 from loadtest.overhead_process import rss_mb, started
 from loadtest.report import Row
 
@@ -73,6 +73,10 @@ async def admin_closed(bench: Bench) -> list[Row]:
     return found
 
 
+async def _came(canary: Canary) -> bool:
+    return canary.connects > 0
+
+
 async def _register(run: Run, port: int, url: str) -> list[str]:
     """Which of the ways to add a worker were answered well."""
     base, taken = f"http://127.0.0.1:{port}", []
@@ -108,6 +112,7 @@ async def _ours(bench: Bench) -> list[Row]:
             outside = [await add(url, bearer) for url in _vectors(first.port, allowed.port)]
             inside = await add(f"http://127.0.0.1:{allowed.port}", bearer)
             await asyncio.sleep(PROBED_S)
+            await until(lambda: _came(allowed), bench.scale.patience_s(PROBED_S) - PROBED_S)
     let_in = sum(status < 300 for status in outside)
     return [
         row(20, "adding a replica without the token or with another: not 401", 0, sum(s != 401 for s in strangers)),
@@ -145,7 +150,7 @@ async def _open_admin(bench: Bench) -> Row:
     status = None
     async with started("open-admin", words, bench.folder) as process:
         with suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(bench.scale.patience_s(START_S)):
                 status = await process.ended()
     return row(20, "admin listener on 0.0.0.0 without a token: exit status", 2, status, ok=status not in (None, 0))
 
@@ -159,8 +164,9 @@ async def slow_clients(bench: Bench) -> list[Row]:
     async with bench.running(2) as run:
         beginning = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
         slow = beginning + b"content-type: application/json\r\ncontent-length: 1000000\r\n\r\n{"
-        heads = [asyncio.create_task(_closed_s(run, beginning)) for _ in range(clients)]
-        bodies = [asyncio.create_task(_closed_s(run, slow, drip=b" " * 50)) for _ in range(10)]
+        wait_s = bench.scale.patience_s(WAIT_S)
+        heads = [asyncio.create_task(_closed_s(run, beginning, wait_s)) for _ in range(clients)]
+        bodies = [asyncio.create_task(_closed_s(run, slow, wait_s, drip=b" " * 50)) for _ in range(10)]
         asked = await at_rate(10, int(10 * HEAD_TIMEOUT_S), lambda _: run.ask())
         heads_s, bodies_s = [await t for t in heads], [await t for t in bodies]
     slack = bench.scale.slack
@@ -181,13 +187,13 @@ def _last(closed_s: list[float | None]) -> float | None:
     return None if None in closed_s else max(each for each in closed_s if each is not None)
 
 
-async def _closed_s(run: Run, first: bytes, drip: bytes = b"") -> float | None:
+async def _closed_s(run: Run, first: bytes, wait_s: float, drip: bytes = b"") -> float | None:
     """Seconds until the router closes; None if it does not."""
     began_s = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
     try:
         writer.write(first)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(wait_s):
             reading = asyncio.ensure_future(reader.read())
             while not reading.done():
                 await asyncio.wait([reading], timeout=1.0)

@@ -32,6 +32,16 @@ _READY = re.compile(r"ready \S+ (\d+) control (\d+)")
 _LISTENING = re.compile(r"listening http://\S+:(\d+) admin http://\S+:(\d+)")
 
 
+async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
+    """Wait until it is so, looking every 50 ms; whether it was within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not await what():
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(READY_EVERY_S)
+    return True
+
+
 class NotForThis(Exception):
     """A row that cannot be run for this router; the message says why."""
 
@@ -42,10 +52,16 @@ class Scale:
 
     full: bool = False
     slack: float = 1.0
+    counts: bool = False
+    """Whether only counts and orders are judged, as where other work takes the machine's time."""
 
     def of(self, small: int, full: int) -> int:
-        """A count: the one of section 5 with --full."""
-        return full if self.full else small
+        """A count: the one of section 5 with --full, half of the small one with --counts."""
+        return full if self.full else max(1, small // 2) if self.counts else small
+
+    def patience_s(self, seconds_s: float) -> float:
+        """How long to wait for what must come: as promised, or ten times as long where no time is judged."""
+        return 10 * seconds_s if self.counts else seconds_s
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ async def terminated(bench: Bench) -> list[Row]:
         ended = asyncio.create_task(run.process.ended())
         lame_end_s = term_s + lame_s
         unready = asyncio.create_task(_unready_ms(run, "/readyz" if bench.ours else "/health", lame_end_s))
-        connects, refused = await _connects(run, lame_end_s - BEFORE_CLOSING_S)
+        connects, refused = await _connects(run, lame_end_s - BEFORE_CLOSING_S, lame_end_s)
         unready_ms = await unready
         asked = await asyncio.gather(*streams)
         code, took_s = None, None
@@ -58,8 +58,8 @@ async def _unready_ms(run: Run, path: str, until_s: float) -> float | None:
     return None
 
 
-async def _connects(run: Run, until_s: float) -> tuple[int, int]:
-    """Connects and how many of them were refused."""
+async def _connects(run: Run, until_s: float, lame_end_s: float) -> tuple[int, int]:
+    """Connects, and how many of them were refused before the lame duck may have ended."""
     tries = refused = 0
     due_s = time.monotonic()
     while time.monotonic() < until_s:
@@ -68,7 +68,7 @@ async def _connects(run: Run, until_s: float) -> tuple[int, int]:
             _, writer = await asyncio.open_connection("127.0.0.1", run.port)
             writer.close()
         except OSError:
-            refused += 1
+            refused += time.monotonic() < lame_end_s
         due_s += 1 / PER_S
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
     return tries, refused

@@ -26,6 +26,7 @@ from router.core.prefix import PrefixIndex
 BUDGET_BYTES = 512 << 20
 RSS_TIMES_MAX = 1.25
 SECONDS_S, FULL_SECONDS_S = 60, 600
+TURNOVER, TURNOVER_TIMEOUT_S = 2.0, 150
 REPLICAS, PROMPT_KEYS, TURN_KEYS = 8, 64, 16
 LOOK_EVERY = 500
 SAMPLE_EVERY, SAMPLE_MAX = 49, 4_000  # one that the replicas do not divide
@@ -38,6 +39,8 @@ class Churn:
 
     seconds_s: float
     index: PrefixIndex
+    turnover: float = 0.0
+    """It ends sooner, as soon as so many times as many blocks came by as are held; 0: it does not."""
     sample_every: int = SAMPLE_EVERY
     chance: random.Random = field(default_factory=lambda: random.Random(16))
     distinct: int = 0
@@ -61,6 +64,8 @@ class Churn:
             if self.steps % LOOK_EVERY == 0:
                 self.top_mb = max(self.top_mb, rss_mb(pid))
                 now_s = time.monotonic()
+                if self.turnover and self.distinct >= self.turnover * _held(self.index):
+                    break
         self.top_mb = max(self.top_mb, rss_mb(pid))
 
     _keys: list[int] = field(default_factory=list)
@@ -99,7 +104,11 @@ class Churn:
         return wrong
 
 
-def churn(seconds_s: float, bytes_max: int) -> dict[str, float]:
+def _held(index: PrefixIndex) -> int:
+    return sum(index.blocks(f"r{i}") for i in range(REPLICAS))
+
+
+def churn(seconds_s: float, bytes_max: int, turnover: float = 0.0) -> dict[str, float]:
     """What came of it; memory in MB is what was added to the empty process."""
     index = PrefixIndex(bytes_max)
     for i in range(REPLICAS):
@@ -107,13 +116,15 @@ def churn(seconds_s: float, bytes_max: int) -> dict[str, float]:
     gc.collect()
     gc.freeze()  # as router/running.py has it: what is there at the start is not looked at again
     pid = os.getpid()
-    before_mb = rss_mb(pid)
-    churned = Churn(seconds_s, index)
+    before_mb, began_s = rss_mb(pid), time.monotonic()
+    churned = Churn(seconds_s, index, turnover)
     churned.run(pid)
-    held = sum(index.blocks(f"r{i}") for i in range(REPLICAS))
+    took_s = time.monotonic() - began_s
+    held = _held(index)
     sampled = sum(8 * len(keys) + 250 for _, _, keys in churned.sample.values()) / 1e6
     grew_mb = churned.top_mb - before_mb
     return {
+        "seconds_s": took_s,
         "grew_mb": grew_mb,
         "sample_mb": sampled,
         "held": held,
@@ -128,15 +139,16 @@ def churn(seconds_s: float, bytes_max: int) -> dict[str, float]:
 async def index_memory(bench: Bench) -> list[Row]:
     """The rows; the size is the one of section 5, the time is not."""
     bench.only_ours("its own index")
-    seconds_s = bench.scale.of(SECONDS_S // 2, FULL_SECONDS_S)
+    seconds_s = TURNOVER_TIMEOUT_S if bench.scale.counts else bench.scale.of(SECONDS_S // 2, FULL_SECONDS_S)
     words = ["-m", "loadtest.faults_memory", "--seconds", str(seconds_s), "--bytes", str(BUDGET_BYTES)]
+    words += ["--turnover", str(TURNOVER)] if bench.scale.counts else []
     async with started("memory", [sys.executable, *words], bench.folder) as process:
         if await process.ended():
             raise process.error("failed")
         said = json.loads(process.output.read_text().splitlines()[-1])
     times = (said["grew_mb"] - said["sample_mb"]) * 1e6 / BUDGET_BYTES
     full = said["distinct"] > said["held"]
-    note = f"{said['distinct']:,} distinct blocks in {seconds_s} s, {said['held']:,} held"
+    note = f"{said['distinct']:,} distinct blocks in {said['seconds_s']:.0f} s, {said['held']:,} held"
     estimate = f"{said['bytes_per_block']:.0f} bytes a block; its own estimate is {said['estimate_mb']:.0f} MB"
     return [
         row(
@@ -158,8 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.faults_memory", description="Churn the prefix index.")
     parser.add_argument("--seconds", type=float, default=SECONDS_S)
     parser.add_argument("--bytes", type=int, default=BUDGET_BYTES)
+    parser.add_argument("--turnover", type=float, default=0.0, help="end once so many times as many came as are held")
     options = parser.parse_args(argv)
-    print(json.dumps(churn(options.seconds, options.bytes)))
+    print(json.dumps(churn(options.seconds, options.bytes, options.turnover)))
     return 0
 
 

@@ -36,7 +36,7 @@ ADMISSION: tuple[str, ...] = (
     "--set",
     f"admission.queue_requests_max={QUEUE}",
 )
-ADMISSION += ("--set", f"admission.queue_wait_s={QUEUE_WAIT_S:g}")
+ADMISSION += ("--set", f"admission.wait_s={QUEUE_WAIT_S:g}")
 
 
 @asynccontextmanager
@@ -74,6 +74,7 @@ async def overload(bench: Bench) -> list[Row]:
             GOODPUT_MIN,
             goodput,
             ok=goodput >= GOODPUT_MIN / slack,
+            slack=slack,
         ),
         row(
             18,

@@ -15,7 +15,9 @@ Cases = dict[tuple[str, str], Row]
 
 
 def verdict(row: Row) -> str:
-    """In a word."""
+    """In a word or two."""
+    if row.ok is None and row.timed and row.got is not None:
+        return "not judged"
     return "n/a" if row.ok is None else "ok" if row.ok else "MISSED"
 
 

@@ -21,8 +21,8 @@ from statistics import median
 
 from loadtest import fault_answers as answers
 from loadtest.fault_connection import EARLY, MID
-from loadtest.faults_bench import Answer, Bench, Run, Upstream, at_rate, row
-from loadtest.faults_leaving import gauges, request
+from loadtest.faults_bench import Answer, Bench, Run, Upstream, at_rate, row, until
+from loadtest.faults_leaving import at_rest, gauges, request
 from loadtest.overhead_process import rss_mb
 from loadtest.report import Row
 
@@ -171,6 +171,14 @@ def slope(samples: list[float], seconds_s: float) -> float | None:
     return (median(steady[-third:]) - median(steady[:third])) / between_s * RSS_SLOPE_PER_S
 
 
+async def _as_before(run: Run, fds: int) -> bool:
+    """Whether descriptors are back to about so many, and whoever asks is answered."""
+    with suppress(OSError):
+        held = len(os.listdir(f"/proc/{run.process.pid}/fd"))  # noqa: PTH208 - a folder of the kernel's
+        return held <= fds + FDS_MAX and all([(await run.ask()).ok for _ in range(2 * REPLICAS)])
+    return True  # it has ended, which is told apart
+
+
 async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
     """The rows."""
     bench.only_ours("its gauges and its log are looked at")
@@ -179,7 +187,9 @@ async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         soaked = Soak(run, seed)
         await soaked.go(seconds_s)
-        left = await gauges(run)
+        left = await (at_rest(run, bench.scale.patience_s(HEAL_S)) if bench.scale.counts else gauges(run))
+        if bench.scale.counts:
+            await until(lambda: _as_before(run, before), bench.scale.patience_s(HEAL_S))
         alive = run.process.running
         fds = len(os.listdir(f"/proc/{pid}/fd")) if alive else None  # noqa: PTH208
         asked = await at_rate(20, 40, lambda _: run.ask())
@@ -188,6 +198,13 @@ async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
     growth_mb = slope(soaked.rss_mb, seconds_s)
     threads = max(soaked.threads, default=0) - min(soaked.threads, default=0)
     chaos = f"{soaked.faults.total()} faults, {soaked.ended.total()} requests: {dict(soaked.ended.most_common(6))}"
+    memory = row(
+        19,
+        f"... RSS, MB more every {RSS_SLOPE_PER_S:g} s",
+        RSS_SLOPE_MAX_MB,
+        growth_mb,
+        note=f"at most {max(soaked.rss_mb, default=0.0):.0f} MB",
+    )
     return [
         row(
             19,
@@ -205,13 +222,7 @@ async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
             note=f"at most {max(soaked.fds, default=0)}",
         ),
         row(19, "... threads, most less fewest", THREADS_MAX, threads),
-        row(
-            19,
-            f"... RSS, MB more every {RSS_SLOPE_PER_S:g} s",
-            RSS_SLOPE_MAX_MB,
-            growth_mb,
-            note=f"at most {max(soaked.rss_mb, default=0.0):.0f} MB",
-        ),
+        *([] if bench.scale.counts else [memory]),  # a rate, which minutes of the machine alone can tell
         row(19, "... reloads, at least one", 1, soaked.reloads, ok=soaked.reloads > 0 and alive),
         row(19, "... requests that fail, once all is well again", 0, sum(not a.ok for a in asked), found=asked),
     ]

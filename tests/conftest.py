@@ -3,11 +3,15 @@ import os
 from collections.abc import AsyncIterator
 
 import aiohttp
-import hypothesis  # noqa: F401 - here, as below no later import may ask the collector who holds an object (it does)
+import hypothesis  # here, as below no later import may ask the collector who holds an object (it does)
 import pytest
 
 from tests.compiled import COMPILED
 from tests.fakes import FakeEngine
+
+# How long an example takes, or its making, says what else the machine does; how many are made is set by each test.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -67,7 +67,7 @@ class Followed:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait for it, ten seconds at most."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.005)
 
@@ -304,7 +304,7 @@ async def test_service_account(api: ApiServer, tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     discovery = KubernetesDiscovery(DiscoverySettings("kubernetes", ("default",), SELECTOR))
     task = asyncio.ensure_future(anext(discovery.watch()))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while discovery.status().errors < 2:
             await asyncio.sleep(0.01)
     assert "cannot tell who we are: ConfigException: Service host/port is not set." in discovery.status().why
