@@ -47,6 +47,12 @@ class Row:
     """Requests that failed in any way but a rejection, timeouts included."""
     rejected: int | None = None
     """Requests refused for load (429, 503)."""
+    patience_s: float | None = None
+    """How long clients wait for a first token before they close a try and ask again."""
+    held: int | None = None
+    """Requests that the router held back for a while."""
+    held_while_idle: int | None = None
+    """Those of them that were held back while the fleet's mean backlog was below one unit."""
     ttft_p50_s: float | None = None
     ttft_p90_s: float | None = None
     ttft_p99_s: float | None = None
@@ -55,7 +61,12 @@ class Row:
     ttft_p90_most_s: float | None = None
     ttft_limit_s: float | None = None
     e2e_p50_s: float | None = None
+    e2e_p90_s: float | None = None
     e2e_p99_s: float | None = None
+    tpot_p50_ms: float | None = None
+    """Time per output token: from the first token of an answer to its last, over the tokens after the first, of answers
+    that came to their end and have two tokens or more."""
+    tpot_p90_ms: float | None = None
     output_tokens_per_s: float | None = None
     goodput: float | None = None
     """Requests a second whose first token came within the run's limit."""
@@ -93,6 +104,16 @@ class Row:
     note: str | None = None
     """What else is to be known of it, such as why it was not measured."""
     duration_s: float | None = None
+    ttft_engine_p90_s: float | None = None
+    """As `ttft_p90_s`, but what the engine says its own was, and what the router had the request wait: what is left of
+    it for the placement to answer for."""
+    ttft_life_p90_s: float | None = None
+    """As `ttft_p90_s`, but what client, router and HTTP took in real time counts once, not times `time_scale`."""
+    wire_s: float | None = None
+    """Mean seconds that first tokens took beyond what engines say of themselves: real time of client, router and HTTP,
+    which counts times `time_scale`."""
+    time_scale: float | None = None
+    """Simulated seconds in a wall second."""
     hit_rate_source: str | None = None
     """`engines` (their counters) or `usage` (what answers reported)."""
     errors_by_kind: dict[str, int] = field(default_factory=dict)
@@ -159,8 +180,11 @@ COLUMNS = (
     Column("ttft_p90_s", "TTFT p90", "{:.2f} s"),
     Column("ttft_p99_s", "TTFT p99", "{:.2f} s", rank=2),
     Column("e2e_p50_s", "e2e p50", "{:.1f} s", rank=3),
+    Column("e2e_p90_s", "e2e p90", "{:.1f} s", rank=1),
     Column("e2e_p99_s", "e2e p99", "{:.1f} s", rank=4),
-    Column("output_tokens_per_s", "output tok/s", "{:,.0f}", rank=3),
+    Column("tpot_p50_ms", "TPOT p50", "{:.0f} ms", rank=4),
+    Column("tpot_p90_ms", "TPOT p90", "{:.0f} ms", rank=2),
+    Column("output_tokens_per_s", "output tok/s", "{:,.0f}", rank=1),
     Column("goodput", "goodput/s", "{:.2f}", rank=3),
     Column("goodput_share", "in time", "{:.1f} %", 100, rank=1),
     Column("imbalance", "imbalance", "{:.2f}", rank=2),

@@ -29,13 +29,13 @@ from rich.console import Console
 from loadtest.calibration import CALIBRATIONS
 from loadtest.report import Row, progress_bar, table, write_json
 from loadtest.simulate_options import parser
-from loadtest.simulation import ladder, sweep
+from loadtest.simulation import baseline, ladder, sweep
 from loadtest.simulation.charts import write_charts
-from loadtest.simulation.claims import MEAN, ClaimsError, beaten_bounds, judge, missed
+from loadtest.simulation.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulation.figures import over_seeds
 from loadtest.simulation.race import Changes, Entrant, Job, race, run_job
 from loadtest.simulation.rules import ROWS
-from loadtest.simulation.scenarios import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS
+from loadtest.simulation.scenarios import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulation.setting import SettingError
 from loadtest.simulation.tables import print_grids, print_standings, verdict_lines
 from loadtest.traces import TraceError
@@ -56,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _list()
         return 0
     try:
-        _writable(options.json, options.svg)
+        _writable(options.json, options.svg, options.save_baseline)
         if options.ladder is not None:
             return _ladder(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
         jobs = [] if options.no_run else jobs_of(options)
         rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
         return _report(rows, options, "simulate " + " ".join(arguments))
-    except (SimulateError, ClaimsError, SettingError, TraceError, OSError) as error:
+    except (SimulateError, ClaimsError, baseline.BaselineError, SettingError, TraceError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
 
@@ -81,7 +81,6 @@ def _writable(*files: Path | None) -> None:
 def jobs_of(options: argparse.Namespace) -> list[Job]:
     """The jobs that were asked for. Raises SimulateError."""
     scenarios = _scenarios(options)
-    loads = options.load or (list(LOADS) if options.race else ["at"])
     if options.sweep:
         who = sweep.entrants()
     else:
@@ -90,7 +89,10 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         who = tuple(Entrant(name) for name in names)
     seeds = options.seed or (list(TUNE_SEEDS) if options.race or options.sweep else [1])
     changes, trace = changes_of(options), options.trace
-    return [Job(name, load, seed, who, changes, trace) for seed in seeds for name in scenarios for load in loads]
+    cells = [
+        (name, load) for name in scenarios for load in options.load or (loads_of(name) if options.race else ["at"])
+    ]
+    return [Job(name, load, seed, who, changes, trace) for seed in seeds for name, load in cells]
 
 
 def _scenarios(options: argparse.Namespace) -> list[str]:
@@ -168,9 +170,13 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> i
     merged = over_seeds(rows)
     if options.json:
         write_json(options.json, command, [*rows, *merged])  # whatever becomes of the claims: it may have taken hours
-    judged = judge(rows) if options.race or options.check else []
+    if options.save_baseline:
+        baseline.write(options.save_baseline, rows)
+        return 0
+    before = baseline.read(options.baseline) if options.race and changes_of(options) == Changes() else None
+    judged = judge(rows, before) if options.race or options.check else []
     if not options.race:
-        judged = [row for row in judged if row.goal != MEAN]  # it is a claim about all workloads
+        judged = [row for row in judged if row.goal not in OF_ALL]
     if options.json and judged:
         write_json(options.json, command, [*rows, *merged, *judged])
     if not rows:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loadtest import flags
+from loadtest.simulation.baseline import SHIPPED
 from loadtest.simulation.generated import STAGES
 from loadtest.simulation.scenarios import CLAIM_SEEDS, LOADS, TUNE_SEEDS
 from loadtest.simulation.setting import REPLICAS_MAX, Fault
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--list", action="store_true", help="say what scenarios, policies and calibrations there are")
-    add("--race", action="store_true", help="all scenarios at all loads, judged by what must be seen of warm")
+    add("--race", action="store_true", help="all scenarios at their loads, judged by what must be seen of warm")
     add("--sweep", action="store_true", help="warm under other values of its constants")
     add(
         "--ladder",
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=_load,
         metavar="LOAD",
-        help="below, at, above, or a share of what is sustained",
+        help=f"{', '.join(LOADS)}, or a share of what is sustained",
     )
     add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
     add("--requests", type=flags.whole(1), metavar="N", help="only N of a workload, after its warm-up")
@@ -71,6 +72,8 @@ def parser() -> argparse.ArgumentParser:
     add("--no-run", action="store_true", help="run nothing: only report --rows")
     add("--json", type=Path, metavar="FILE", help="write all rows, those over seeds, and the claims")
     add("--svg", type=Path, metavar="FILE", help="draw hit rate against TTFT, and TTFT over load")
+    add("--baseline", type=Path, default=SHIPPED, metavar="FILE", help="an earlier warm, default: the one shipped")
+    add("--save-baseline", type=Path, metavar="FILE", help="write such a file from the rows of warm, and judge nothing")
     add("--check", action="store_true", help="exit 1 unless all that must be seen of warm is seen")
     return made
 

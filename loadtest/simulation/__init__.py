@@ -9,7 +9,7 @@
     world      the events: arrivals, answers, probes, faults
     figures    what a run comes to, as a row
     race       scenarios x loads x seeds x policies, in several processes
-    claims     what must be seen of `warm` in the rows
+    claims     what must be seen of `warm` in the rows; baseline: an earlier `warm`
     sweep      the constants of `warm`, each over an order of magnitude
     tables     the race for a terminal and for a page; charts: as pictures
 

@@ -14,7 +14,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from loadtest.report import COLOURS, OTHER_COLOURS, Row
-from loadtest.simulation.claims import LEAST_S, WARM
+from loadtest.simulation.claims import LEAST, WARM
 from loadtest.simulation.scenarios import LOADS
 from loadtest.simulation.tables import seconds
 
@@ -119,7 +119,7 @@ def _panel(panel: Panel, left: float, top: float, height: float) -> list[str]:
         return x0 + share * PLOT_WIDTH
 
     def y_of(value_s: float) -> float:
-        return y0 + height * (high - log10(max(value_s, LEAST_S))) / (high - low)
+        return y0 + height * (high - log10(max(value_s, LEAST))) / (high - low)
 
     parts = [
         _text(left, top + 20, panel.title, size=14, weight=600),
@@ -174,7 +174,7 @@ def _apart(wanted: Sequence[float], first: float, last: float) -> list[float]:
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
     """Powers of ten (thirds of one) around the values."""
-    logs = [log10(max(value, LEAST_S)) for value in values] or [0.0]
+    logs = [log10(max(value, LEAST)) for value in values] or [0.0]
     low, high = floor(3 * min(logs)) / 3, ceil(3 * max(logs)) / 3
     return (low, high) if high > low else (low, low + 1)
 

@@ -44,7 +44,7 @@ class VirtualCluster:
                 name,
                 calibration,
                 kv_tokens,
-                Limits(block_tokens=block_tokens),
+                Limits(block_tokens=block_tokens, context_tokens_max=calibration.context_tokens_max),
                 clock.at,
                 self._stepped,
                 record_events=setting.grade == "exact",

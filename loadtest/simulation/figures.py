@@ -1,7 +1,10 @@
 """What a run comes to: a Result as a row of figures.
 
 Percentiles are over all requests, whatever became of them: one that was rejected, failed or given up counts as having
-taken the client's whole timeout, in time to first token as well, or a policy would gain by failing what is slow.
+taken the client's whole timeout, with all its tries, in time to first token as well, or a policy would gain by failing
+what is slow. Output tokens a second are those of answers that came to their end, over the time from the first request
+that counts until nothing is open any more. An open loop asks for the same tokens whoever routes, so there the figure
+differs by how long the last answers take after the last request; a closed loop asks for less of a slow fleet.
 Cached tokens are the engines' own count at a request's first admission. All that a prompt which was sent before in the
 run finds is *replay*: nobody asks the same thing twice in life as often as in a trace; the rest is *genuine* reuse.
 The first `warm_up` requests count for nothing but what they leave in the caches.
@@ -25,9 +28,10 @@ REJECTED = ("rejected", "none_ready")
 def row_of(scenario: Scenario, result: Result) -> Row:
     """The figures of one run; whoever ran it adds policy, seed and the names of workload and load."""
     setting, sent = scenario.setting, result.sent[scenario.workload.warm_up :]
-    limit_s, timeout_s = scenario.ttft_limit_s, setting.timeout_s
-    ttfts = [_or_timeout(each, each.ttft_s, timeout_s) for each in sent]
-    e2es = [_or_timeout(each, each.e2e_s, timeout_s) for each in sent]
+    limit_s, longest_s = scenario.ttft_limit_s, setting.longest_s
+    ttfts = [_or_longest(each, each.ttft_s, longest_s) for each in sent]
+    e2es = [_or_longest(each, each.e2e_s, longest_s) for each in sent]
+    tpots = [1e3 * tpot_s for each in sent if (tpot_s := _per_token_s(each)) is not None]
     failures = Counter(each.failure for each in sent if each.failure)
     rejected = sum(failures[kind] for kind in REJECTED)
     good = [each for each in sent if not each.failure]
@@ -46,7 +50,13 @@ def row_of(scenario: Scenario, result: Result) -> Row:
         ttft_p99_s=percentile(ttfts, 99),
         ttft_limit_s=limit_s,
         e2e_p50_s=percentile(e2es, 50),
+        e2e_p90_s=percentile(e2es, 90),
         e2e_p99_s=percentile(e2es, 99),
+        tpot_p50_ms=percentile(tpots, 50),
+        tpot_p90_ms=percentile(tpots, 90),
+        patience_s=setting.patience_s,
+        held=sum(each.held for each in sent),
+        held_while_idle=sum(each.held_while_idle for each in sent),
         preemptions=result.preemptions,
         duration_s=duration_s,
         errors_by_kind=dict(failures),
@@ -60,8 +70,16 @@ def row_of(scenario: Scenario, result: Result) -> Row:
     return row
 
 
-def _or_timeout(sent: Sent, took_s: float | None, timeout_s: float) -> float:
-    return timeout_s if sent.failure or took_s is None else min(took_s, timeout_s)
+def _or_longest(sent: Sent, took_s: float | None, longest_s: float) -> float:
+    return longest_s if sent.failure or took_s is None else min(took_s, longest_s)
+
+
+def _per_token_s(sent: Sent) -> float | None:
+    """Of an answer that came to its end; None for one token, which is the first."""
+    tokens = sent.turn.output_tokens - 1
+    if sent.failure or sent.ttft_s is None or sent.e2e_s is None or not tokens:
+        return None
+    return (sent.e2e_s - sent.ttft_s) / tokens
 
 
 def _of_caches(row: Row, sent: Sequence[Sent], replicas: Sequence[str]) -> None:
@@ -93,7 +111,10 @@ MEDIANS = (
     "ttft_p90_s",
     "ttft_p99_s",
     "e2e_p50_s",
+    "e2e_p90_s",
     "e2e_p99_s",
+    "tpot_p50_ms",
+    "tpot_p90_ms",
     "output_tokens_per_s",
     "goodput",
     "goodput_share",
@@ -104,7 +125,7 @@ MEDIANS = (
     "requests_per_wall_minute",
     "duration_s",
 )
-SUMS = ("requests", "errors", "rejected", "preemptions")
+SUMS = ("requests", "errors", "rejected", "held", "held_while_idle", "preemptions")
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from loadtest.simulation.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulation.scenario import LOADS, Scenario
-from loadtest.simulation.setting import Setting
+from loadtest.simulation.setting import Setting, SettingError
 from loadtest.simulation.turns import Turn, open_workload, prepare
 from loadtest.traces import Request
 
@@ -137,14 +137,20 @@ def ladder_of(name: str, seed: int, stages: Sequence[tuple[int, int]], *, honest
     return Scenario(workload, Setting(seed=seed), max(rate for rate, _ in stages), "requests/s")
 
 
+def _stage(load: str) -> tuple[int, int]:
+    if load not in RACED:
+        raise SettingError(f"llm-d's ladder has no stage {load!r}: there are {', '.join(RACED)}")
+    return RACED[load]
+
+
 def ladder_honest(load: str, seed: int) -> Scenario:
     """One stage after the warm-up, each request with a question of its own."""
-    return ladder_of("ladder_honest", seed, [RACED[load]], honest=True)
+    return ladder_of("ladder_honest", seed, [_stage(load)], honest=True)
 
 
 def ladder_published(load: str, seed: int) -> Scenario:
     """One stage after the warm-up, every request a replay of one in the warm-up, as published."""
-    return ladder_of("ladder_published", seed, [RACED[load]], honest=False)
+    return ladder_of("ladder_published", seed, [_stage(load)], honest=False)
 
 
 def ladder_full_honest(_load: str, seed: int) -> Scenario:

@@ -8,7 +8,7 @@ written as published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,11 +16,24 @@ from loadtest.simulation.events import Follower, Publisher
 from loadtest.simulation.replicas import VirtualReplica
 from loadtest.simulation.turns import MODEL, Turn, Workload
 from router.core.blocks import Chain
-from router.core.facts import Ask, Ending, Load, Outcome, Prompt, Replica, ServedModel, Usage
+from router.core.facts import (
+    Ask,
+    Candidate,
+    Choice,
+    Ending,
+    Load,
+    Outcome,
+    Prompt,
+    Question,
+    Replica,
+    ServedModel,
+    Usage,
+)
 from router.core.holding import Holding
 from router.core.keys import TokenPrompt
 from router.core.member import Lease
 from router.core.policies import Policy
+from router.core.returning import Returning
 from router.core.routing import Router
 
 INDEX_BYTES_MAX = 1 << 30
@@ -64,6 +77,20 @@ class Told(Protocol):
         """All replicas that there will be, all that will be asked; `first` is the policy of the first router."""
 
 
+class Heard:
+    """A policy as the router has it, and how busy the fleet was when it was last asked."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name, self.cache_aware = policy.name, policy.cache_aware
+        self.backlog = 0.0
+        self._policy = policy
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """See Policy."""
+        self.backlog = question.backlog
+        return self._policy.choose(question, candidates)
+
+
 class Placer:
     """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
     replica that it caches nothing; who `follow`s events believes those."""
@@ -72,8 +99,9 @@ class Placer:
         self.policy = make()
         self._rule: Rule | None = self.policy if isinstance(self.policy, Rule) else None
         self._hint, self._knowing = session_hint, knowing
+        self.heard = Heard(self.policy)
         self.router = Router(
-            self.policy,
+            self.heard,
             index_bytes_max=INDEX_BYTES_MAX,
             memory_max=MEMORY_MAX,
             blocks_max_default=BLOCKS_MAX_DEFAULT,
@@ -83,6 +111,7 @@ class Placer:
         )
         self._followers: dict[str, Follower] = {}
         self.holding: Holding[int] = Holding()
+        self.returning = Returning()
         self._turns: dict[int, Turn] = {}
         self._replicas: list[str] = []
 
@@ -123,9 +152,9 @@ class Placer:
             self.router.observe_load(name, known, now_s)
 
     def place(
-        self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, held_s: float | None
+        self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold: bool
     ) -> Lease:
-        """Raises NoReplica, Shed; Held, if it has been held for so long and had better be held on."""
+        """Raises NoReplica, Shed; Held, if it may be held and had better be."""
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
         ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
@@ -133,7 +162,7 @@ class Placer:
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
         lease = self.router.route(
-            ask, MODEL, chain, now_s, ring_key=ring_key, tokens=tokens, exclude=exclude, held_s=held_s
+            ask, MODEL, chain, now_s, ring_key=ring_key, tokens=tokens, exclude=exclude, may_hold=may_hold
         )
         if self._rule is not None:
             self._rule.placed(turn, lease.replica, now_s)

@@ -1,7 +1,7 @@
 """What a scenario is: a workload at a load on a cluster, for a seed; and which half of the data a seed uses.
 
-Loads are told as shares of what the cluster can sustain (capacity.py): `below` 0.6, `at` 1.0, `above` 1.4. Where a
-workload's loads are published figures instead, it is said where it is made.
+Loads are told as shares of what the cluster can sustain (capacity.py), `at` being 1.0. Where a workload's loads are
+published figures instead, it is said where it is made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from zlib import crc32
 from loadtest.simulation.setting import Setting
 from loadtest.simulation.turns import Workload
 
-LOADS = {"below": 0.6, "at": 1.0, "above": 1.4}
+LOADS = {"light": 0.15, "below": 0.6, "at": 1.0, "above": 1.4, "twice": 2.0}
+"""Shares of what a cluster can sustain."""
+COMMON_LOADS = ("below", "at", "above")
 TUNE_SEEDS = range(1, 6)
 CLAIM_SEEDS = range(6, 16)
 

@@ -49,6 +49,11 @@ class Setting:
     """Chance of each batch to miss a router."""
     faults: tuple[Fault, ...] = ()
     timeout_s: float = 300.0
+    """When a client gives up a try that has not ended."""
+    patience_s: float | None = None
+    """Clients close a try that has brought no token for so long, as a read timeout does. None: they wait."""
+    retries: int = 0
+    """How often a client asks again, at once, after a try that it gave up without having had a token."""
     wire_s: float = 0.0
     """Mean time of a request from the router to its engine (wire.py)."""
     wire_seed: int = 1
@@ -61,6 +66,12 @@ class Setting:
                     f"{fault.kind} at {fault.at_s:g} s: there is no replica {fault.replica} of {self.replicas}, "
                     "they count from 0"
                 )
+
+    @property
+    def longest_s(self) -> float:
+        """The most that a request can take, with all its tries."""
+        each_s = self.timeout_s if self.patience_s is None else min(self.patience_s, self.timeout_s)
+        return self.retries * each_s + self.timeout_s
 
     def calibrations(self) -> list[Calibration]:
         """Of the replicas, in their order."""

@@ -67,6 +67,7 @@ def workload_of(trace: Trace, settings: ReplaySettings) -> Workload:
         ramp_s=settings.ramp_s,
         think_max_s=settings.think_max_s,
         requests_max=settings.requests_max,
+        warm_up=settings.warm_up,
     )
 
 
@@ -123,13 +124,15 @@ def simulated(
     world = World(workload, setting, policy)
     result = world.run()
     counters = [replica.model.counters for replica in world.replicas.values()]
-    sent = [_replayed(each) for each in result.sent]
+    first = settings.warm_up
+    sent = [_replayed(each, counts=number >= first) for number, each in enumerate(result.sent)]
+    begun_s = result.sent[first].due_s if 0 < first < len(sent) else 0.0
     counted = [(float(each.queried_tokens), float(each.hit_tokens)) for each in counters]
     chosen = replace(settings, time_scale=1.0, replicas=cluster.names)
-    return Part(row_of(workload.name, chosen, sent, result.duration_s, counted), sent, counted)
+    return Part(row_of(workload.name, chosen, sent, result.duration_s - begun_s, counted), sent, counted)
 
 
-def _replayed(sent: Sent) -> Replayed:
+def _replayed(sent: Sent, *, counts: bool) -> Replayed:
     turn = sent.turn
     answer = Answer(
         ttft_s=None if sent.failure else sent.ttft_s,
@@ -141,4 +144,4 @@ def _replayed(sent: Sent) -> Replayed:
         completion_tokens=0 if sent.failure else turn.output_tokens,
         replica=sent.lease.replica if sent.lease else None,
     )
-    return Replayed(turn.session, turn.request, answer, sent.replay)
+    return Replayed(turn.session, turn.request, answer, sent.replay, counts)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.report import Row
-from loadtest.simulation.claims import WARM, p90_s
+from loadtest.simulation.claims import E2E, TTFT, WARM
 from loadtest.simulation.race import Entrant
 
 FACTORS = (1 / 3, 3.0)
@@ -52,13 +52,11 @@ class Constant:
 
 
 CONSTANTS = (
-    Constant("TIE_TOKENS", "router.core.routing"),
-    Constant("BACKLOG_TOKENS", "router.core.routing"),
-    Constant("EVICTED_WEIGHT", "router.core.policies.warm"),
-    Constant("BEHIND", "router.core.policies.warm"),
+    Constant("TIE_TOKENS", "router.core.speeds"),
+    Constant("BACKLOG_TOKENS", "router.core.speeds"),
+    Constant("CROWD", "router.core.policies.warm"),
+    Constant("BUSY_UNITS", "router.core.policies.warm"),
     Constant("HELD_WORTH", "router.core.policies.warm"),
-    Constant("HELD_WEIGHT", "router.core.policies.warm"),
-    Constant("HELD_UNITS_MAX", "router.core.policies.warm"),
     Constant("AGAIN_MAX", "router.core.displaced", (0.9, 0.98)),
     Constant("SUMS_S", "router.core.displaced"),
     Constant("TOUCHES_MAX", "router.core.displaced"),
@@ -74,11 +72,12 @@ CONSTANTS = (
     Constant("BOUND", "router.core.ring", (1.08, 1.75)),
     Constant("PRIOR", "router.core.reuse"),
     Constant("TURN_BLOCKS_MAX", "router.core.reuse"),
-    Constant("WORK_FADE", "router.core.fleet", (0.85, 0.983)),
+    Constant("WORK_FADE", "router.core.speeds", (0.85, 0.983), ("router.core.fleet",)),
     Constant("FORGET", "router.core.prefill", (0.94, 0.993)),
     Constant("AVOIDED", "router.core.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
     Constant("FADE_S", "router.core.prefill"),
     Constant("PRIOR_WEIGHT", "router.core.prefill", also=("router.core.fleet",)),
+    Constant("GUESS_TOKENS", "router.core.answer_tokens"),
 )
 
 
@@ -104,8 +103,8 @@ class Move:
     load: str
     p90_ratio: float
     """Geometric mean of p90 TTFT over that under the constant's own value."""
-    goodput_points: float
-    """Goodput less that under its own value."""
+    e2e_ratio: float
+    """Likewise of p90 end-to-end."""
 
 
 def moves(rows: Sequence[Row]) -> list[Move]:
@@ -122,15 +121,14 @@ def moves(rows: Sequence[Row]) -> list[Move]:
     found = []
     for (case, workload, load), same in tried.items():
         pairs = [(row, own[row.workload, row.load_name, row.seed]) for row in same]
-        ratio = exp(fmean(log(p90_s(row) / p90_s(base)) for row, base in pairs))
-        points = fmean((row.goodput_share or 0.0) - (base.goodput_share or 0.0) for row, base in pairs)
-        found.append(Move(case, workload, load, ratio, points))
+        ratios = (exp(fmean(log(figure.of(row) / figure.of(base)) for row, base in pairs)) for figure in (TTFT, E2E))
+        found.append(Move(case, workload, load, *ratios))
     return found
 
 
 def lines(found: Sequence[Move]) -> list[tuple[str, ...]]:
-    """A line for each value: how p90 and goodput move in each workload, the mean over loads, and over all; and where
-    p90 moves most, up or down."""
+    """A line for each value: how p90 of first tokens and end-to-end moves in each workload, the mean over loads, and
+    over all; and where that of first tokens moves most, up or down."""
     workloads = list(dict.fromkeys(move.workload for move in found))
     texts = []
     for case in dict.fromkeys(move.case for move in found):
@@ -145,8 +143,9 @@ def lines(found: Sequence[Move]) -> list[tuple[str, ...]]:
 def _shown(group: Sequence[Move]) -> str:
     if not group:
         return "-"
-    percent = 100 * (exp(fmean(log(move.p90_ratio) for move in group)) - 1)
-    return f"{percent:+.1f} %, {100 * fmean(move.goodput_points for move in group):+.1f}"
+    ttft = 100 * (exp(fmean(log(move.p90_ratio) for move in group)) - 1)
+    e2e = 100 * (exp(fmean(log(move.e2e_ratio) for move in group)) - 1)
+    return f"{ttft:+.1f} %, {e2e:+.1f} %"
 
 
 def heads(found: Sequence[Move]) -> tuple[str, ...]:
@@ -156,7 +155,7 @@ def heads(found: Sequence[Move]) -> tuple[str, ...]:
 
 def print_moves(console: Console, found: Sequence[Move]) -> None:
     """The table."""
-    drawn = Table(title="p90 TTFT, and goodput in points, against the value in the code", title_justify="left")
+    drawn = Table(title="p90 TTFT and p90 end-to-end against the value in the code", title_justify="left")
     for i, head in enumerate(heads(found)):
         drawn.add_column(head, justify="left" if i == 0 else "right")
     for texts in lines(found):

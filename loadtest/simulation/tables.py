@@ -1,8 +1,8 @@
-"""The race as tables: policies down, workloads across, one table a load.
+"""The race as tables: policies down, workloads across, one table for a load and a figure.
 
-A cell has the p90 time to first token and the part of the requests that had theirs in time, each the median over
-seeds. Policies stand in the order of their geometric mean over the workloads, upper bounds above them: those are no
-rivals. The best of the others is marked in each column.
+The figures are those that are judged. A cell has one of them and what belongs to it, each the median over seeds.
+Policies stand in the order of their geometric mean over the workloads, upper bounds above them: those are no rivals.
+The best of the others is marked in each column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.report import Row
-from loadtest.simulation.claims import GOODPUT, GOODPUT_NEVER, WARM, WITHIN, missed, p90_s
+from loadtest.simulation.claims import (
+    E2E,
+    FIGURES,
+    OUTPUT,
+    TTFT,
+    WARM,
+    WITHIN,
+    Figure,
+    got_text,
+    missed,
+    worst,
+)
 from loadtest.simulation.scenarios import LOADS
 
 BOUND = " (bound)"
@@ -33,59 +44,85 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One load. `lines`: a policy's name and its cells, under `heads`."""
+    """One load, one figure. `lines`: a policy's name and its cells, under `heads`."""
 
     load: str
+    shows: str
+    """What a cell has."""
     heads: tuple[str, ...]
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
-    """Of rows over seeds (see `figures.over_seeds`): a grid for each load, in the order of LOADS."""
+    """Of rows over seeds (see `figures.over_seeds`): a grid for each figure of each load, in the order of LOADS."""
     rows = [row for row in rows if row.seeds is not None and row.goal is None and row.case is None]
     loads = dict.fromkeys(row.load_name or "" for row in rows)
     order = [*(name for name in LOADS if name in loads), *(name for name in loads if name not in LOADS)]
-    return [_grid(load, [row for row in rows if (row.load_name or "") == load]) for load in order]
+    return [
+        _grid(load, figure, [row for row in rows if (row.load_name or "") == load])
+        for load in order
+        for figure in FIGURES
+    ]
 
 
-def _grid(load: str, rows: Sequence[Row]) -> Grid:
+def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
     workloads = tuple(dict.fromkeys(row.workload or "" for row in rows))
     by_policy: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_policy.setdefault(row.policy or "", {})[row.workload or ""] = row
     bounds = {row.policy for row in rows if row.bound}
-    means = {name: mean_p90_s(found.values()) for name, found in by_policy.items()}
+    means = {name: mean_of(found.values(), figure) for name, found in by_policy.items()}
     whole = {name for name, found in by_policy.items() if len(found) == len(workloads)}
     columns = [
         {name: found[workload] for name, found in by_policy.items() if workload in found} for workload in workloads
     ]
-    least = [
-        min((row.ttft_p90_s or 0.0 for name, row in column.items() if name not in bounds), default=None)
+    sign = -1 if figure.more_is_better else 1
+    bests = [
+        min((sign * figure.of(row) for name, row in column.items() if name not in bounds), default=None)
         for column in columns
     ]
     lines = []
-    for name in sorted(by_policy, key=lambda name: (name not in bounds, means[name])):
+    for name in sorted(by_policy, key=lambda name: (name not in bounds, sign * means[name])):
         cells = [
-            _cell(column.get(name), None if name in bounds else best)
-            for column, best in zip(columns, least, strict=True)
+            _cell(column.get(name), figure, None if name in bounds or best is None else sign * best)
+            for column, best in zip(columns, bests, strict=True)
         ]
         if means.get(WARM):
             cells.append(Cell(f"{means[name] / means[WARM]:.2f} x" if name in whole else "-"))
         lines.append((name + (BOUND if name in bounds else ""), tuple(cells)))
     heads = (*workloads, f"mean, {WARM} = 1") if means.get(WARM) else workloads
-    return Grid(load, heads, tuple(lines))
+    return Grid(load, SHOWS[figure.name], heads, tuple(lines))
+
+
+def mean_of(rows: Iterable[Row], figure: Figure) -> float:
+    """The geometric mean."""
+    return exp(fmean(log(figure.of(row)) for row in rows))
 
 
 def mean_p90_s(rows: Iterable[Row]) -> float:
-    """The geometric mean."""
-    return exp(fmean(log(p90_s(row)) for row in rows))
+    """The geometric mean of the time to first token."""
+    return mean_of(rows, TTFT)
 
 
-def _cell(row: Row | None, least_s: float | None) -> Cell:
-    if row is None or row.ttft_p90_s is None:
+SHOWS = {
+    TTFT.name: "p90 TTFT, requests in time",
+    E2E.name: "p90 end-to-end, p90 time per output token",
+    OUTPUT.name: "output tokens/s",
+}
+
+
+def _cell(row: Row | None, figure: Figure, best: float | None) -> Cell:
+    if row is None or getattr(row, figure.field) is None:
         return Cell("-")
-    share = "" if row.goodput_share is None else f", {100 * row.goodput_share:.0f} %"
-    return Cell(f"{seconds(row.ttft_p90_s)}{share}", row.ttft_p90_s == least_s)
+    return Cell(_text(row, figure), figure.of(row) == best)
+
+
+def _text(row: Row, figure: Figure) -> str:
+    if figure is OUTPUT:
+        return f"{row.output_tokens_per_s or 0:,.0f}"
+    if figure is E2E:
+        return seconds(row.e2e_p90_s or 0.0) + ("" if row.tpot_p90_ms is None else f", {row.tpot_p90_ms:.0f} ms")
+    return seconds(row.ttft_p90_s or 0.0) + ("" if row.goodput_share is None else f", {100 * row.goodput_share:.0f} %")
 
 
 def seconds(value: float) -> str:
@@ -100,7 +137,9 @@ class Standing:
 
     policy: str
     p90_s: float
-    """Geometric mean of p90 TTFT."""
+    """Geometric mean of p90 TTFT, and of the two after it."""
+    e2e_p90_s: float
+    output_tokens_per_s: float
     goodput_share: float
     near: int
     """In how many workloads and loads it is within WITHIN of the best p90 TTFT of those that can be built."""
@@ -111,8 +150,11 @@ STANDING_HEADS = (
     "policy",
     "mean p90 TTFT",
     f"{WARM} = 1",
+    "mean p90 end-to-end",
+    f"{WARM} = 1",
+    f"output tokens/s, {WARM} = 1",
     "requests in time",
-    f"within {100 * WITHIN:.0f} % of the best",
+    f"p90 TTFT within {100 * WITHIN:.0f} % of the best",
 )
 
 
@@ -126,7 +168,13 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
     near = _near(rows)
     found = [
         Standing(
-            name, mean_p90_s(same), fmean(row.goodput_share or 0.0 for row in same), near[name], bool(same[0].bound)
+            name,
+            mean_of(same, TTFT),
+            mean_of(same, E2E),
+            mean_of(same, OUTPUT),
+            fmean(row.goodput_share or 0.0 for row in same),
+            near[name],
+            bool(same[0].bound),
         )
         for name, same in by_policy.items()
         if len(same) == runs
@@ -152,12 +200,15 @@ def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """As people read it, under STANDING_HEADS."""
     found = standings(rows)
     cells = len({(row.workload, row.load_name) for row in rows if row.seed is not None and row.goal is None})
-    warm = next((each.p90_s for each in found if each.policy == WARM), None)
+    warm = next((each for each in found if each.policy == WARM), None)
     return [
         (
             each.policy + (BOUND if each.bound else ""),
             seconds(each.p90_s),
-            f"{each.p90_s / warm:.2f} x" if warm else "-",
+            f"{each.p90_s / warm.p90_s:.2f} x" if warm else "-",
+            seconds(each.e2e_p90_s),
+            f"{each.e2e_p90_s / warm.e2e_p90_s:.2f} x" if warm else "-",
+            f"{each.output_tokens_per_s / warm.output_tokens_per_s:.2f} x" if warm else "-",
             f"{100 * each.goodput_share:.1f} %",
             "-" if each.bound else f"{each.near} of {cells}",
         )
@@ -193,7 +244,7 @@ def print_grids(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _piece(grid: Grid, first: int, last: int) -> Table:
-    drawn = Table(title=f"load: {grid.load}; p90 TTFT, requests in time", title_justify="left")
+    drawn = Table(title=f"load: {grid.load}; {grid.shows}", title_justify="left")
     drawn.add_column("policy", no_wrap=True)
     for head in grid.heads[first:last]:
         drawn.add_column(head, justify="right", no_wrap=True)
@@ -207,7 +258,7 @@ def markdown(rows: Sequence[Row]) -> str:
     """The tables for a page, load by load. Of rows over seeds."""
     parts = []
     for grid in grids(rows):
-        parts += [f"Load: {grid.load}", "", f"| policy | {' | '.join(grid.heads)} |"]
+        parts += [f"Load: {grid.load}; {grid.shows}", "", f"| policy | {' | '.join(grid.heads)} |"]
         parts.append("| --- |" + " ---: |" * len(grid.heads))
         for name, cells in grid.lines:
             texts = [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
@@ -219,14 +270,12 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def verdict_lines(judged: Sequence[Row], *, missed_too: bool = True) -> list[str]:
     """What the claims came to: how many of each kind hold, where it is worst, and, unless only counts are wanted, each
-    one that does not."""
+    one that does not. What is told and not judged has no count."""
     lines = []
     for goal in dict.fromkeys(row.goal or "" for row in judged):
         same = [row for row in judged if row.goal == goal]
-        points = goal in {GOODPUT, GOODPUT_NEVER}
-        worst = min(same, key=lambda row: row.got or 0.0) if points else max(same, key=lambda row: row.got or 0.0)
-        got = f"{100 * (worst.got or 0.0):+.1f} points against" if points else f"{worst.got:.3f} x"
-        where = f"{worst.workload}, {worst.load_name}"
         kept = sum(bool(row.ok) for row in same)
-        lines.append(f"{goal}: {kept} of {len(same)} hold; the worst is {got} `{worst.policy}` ({where})")
+        count = "not judged" if same[0].ok is None else f"{kept} of {len(same)} hold"
+        last = worst(same)
+        lines.append(f"{goal}: {count}; the worst is {got_text(last)} ({last.workload}, {last.load_name})")
     return [*lines, *(f"missed: {line}" for line in missed(judged))] if missed_too else lines

@@ -5,7 +5,8 @@ routers by turns, as a Service in front of several would; each router sees only 
 through its own probes.
 
 The same for every row: a request whose replica is gone before its first token is tried once more elsewhere; one that
-had its first token fails. A client gives up after `timeout_s`, and then counts as having taken that long.
+had its first token fails. A client gives up a try after `timeout_s`, or after `patience_s` without a token; the request
+counts from its first try, and as failed when all have failed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from router.core.policies import Policy
 from router.settings import AdmissionSettings
 
 HOLD_S = AdmissionSettings().hold_s
+BUSY_UNITS = 1.0
+"""Mean backlog from which on a fleet is busy (Question.backlog): below it nobody is to be held back."""
 ANSWER_KEY = 1 << 63
 """Keys of answers' blocks count up from here: nothing asks for them again."""
 
@@ -54,6 +57,15 @@ class Sent:
     cached_tokens: int = 0
     failure: str = ""
     tried: tuple[str, ...] = ()
+    tries: int = 1
+    """Of its client."""
+    asked_s: float = 0.0
+    """When the try under way began."""
+    waited_s: float = 0.0
+    """For which earlier tries were held back."""
+    held: bool = False
+    held_while_idle: bool = False
+    """Whether it was ever held back, and whether while the fleet's mean backlog was below one unit."""
 
 
 @dataclass(slots=True)
@@ -141,24 +153,36 @@ class World:
         sent = Sent(turn, self.now_s, number % self.setting.routers, user, replay)
         self._sent.append(sent)
         self._open[number] = sent
-        self.at(self.now_s + self.setting.timeout_s, self._give_up, number)
-        self._place(number, sent, None if self.placers[sent.router].holding.full else 0.0)
+        self._ask(number, sent)
 
-    def _place(self, number: int, sent: Sent, held_s: float | None = None) -> None:
-        """Send it somewhere, or hold it if it has been held for `held_s` and may be longer."""
+    def _ask(self, number: int, sent: Sent) -> None:
+        """A try of its client."""
+        setting = self.setting
+        self.at(self.now_s + setting.timeout_s, self._give_up, (number, sent.tries))
+        if setting.patience_s is not None:
+            self.at(self.now_s + setting.patience_s, self._lose_patience, (number, sent.tries))
+        placer = self.placers[sent.router]
+        sent.waited_s = placer.returning.back(number, self.now_s)
+        sent.asked_s = self.now_s
+        self._place(number, sent, may_hold=not placer.holding.full and sent.waited_s < HOLD_S)
+
+    def _place(self, number: int, sent: Sent, *, may_hold: bool = False) -> None:
+        """Send it somewhere, or hold it if it `may_hold`."""
         turn, placer = sent.turn, self.placers[sent.router]
         while True:
             tokens = self._tokens(turn) if self.setting.grade == "exact" else None
             try:
-                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens, held_s)
+                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens, may_hold=may_hold)
             except Held:
+                sent.held = True
+                sent.held_while_idle = sent.held_while_idle or placer.heard.backlog < BUSY_UNITS
                 self._hold(number, placer)
                 return
             except (NoReplica, Shed) as error:
                 self._end(number, sent, "rejected" if isinstance(error, Shed) else "none_ready")
                 return
             placer.holding.remove(number)
-            sent.lease, held_s = lease, None
+            sent.lease, may_hold = lease, False
             replica = self.replicas[lease.replica]
             if replica.up:
                 break
@@ -178,11 +202,14 @@ class World:
             return
         if not placer.holding:
             self.at(self.now_s + TICK_S, self._try_held, placer)
-        placer.holding.add(number, self.now_s)
+        sent = self._open[number]
+        placer.holding.add(number, self.now_s - sent.waited_s)
 
     def _try_held(self, placer: Placer) -> None:
-        for number, held_s in placer.holding.next_few(self.now_s, HOLD_S):
-            self._place(number, self._open[number], held_s if held_s < HOLD_S else None)
+        for number in placer.holding.over(self.now_s, HOLD_S):
+            self._place(number, self._open[number])
+        for number in placer.holding.next_few():
+            self._place(number, self._open[number], may_hold=True)
         if placer.holding:
             self.at(self.now_s + TICK_S, self._try_held, placer)
 
@@ -242,14 +269,29 @@ class World:
                 self.placers[sent.router].finish(sent.turn, sent.lease, Ending.OK, sent.cached_tokens, now_s)
             self._end(number, sent, "")
 
-    def _give_up(self, number: int) -> None:
+    def _lose_patience(self, what: tuple[int, int]) -> None:
+        """A read timeout is over: whoever has had a token hears from the replica at every step."""
+        sent = self._open.get(what[0])
+        if sent is not None and sent.ttft_s is None:
+            self._give_up(what)
+
+    def _give_up(self, what: tuple[int, int]) -> None:
+        """The client leaves; as a new request it comes again while it has tries left and nothing to show for any."""
+        number, tries = what
         sent = self._open.get(number)
-        if sent is None:
+        if sent is None or sent.tries != tries:
             return
         if sent.lease is not None:
             self.replicas[sent.lease.replica].cancel(number)
             self.placers[sent.router].finish(sent.turn, sent.lease, Ending.CLIENT_LEFT, None, self.now_s)
-        self._end(number, sent, "timeout")
+        if sent.ttft_s is not None or tries > self.setting.retries:
+            self._end(number, sent, "timeout")
+            return
+        placer = self.placers[sent.router]
+        if placer.holding.remove(number):
+            placer.returning.left(number, self.now_s - sent.asked_s + sent.waited_s, self.now_s)
+        sent.lease, sent.tried, sent.tries = None, (), tries + 1
+        self._ask(number, sent)
 
     def _end(self, number: int, sent: Sent, failure: str) -> None:
         del self._open[number]

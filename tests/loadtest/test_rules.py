@@ -56,7 +56,7 @@ class Asked:
         """The next choice, shown as the placer would show it."""
         if isinstance(self.policy, Rule):
             self.policy.see(Sight(self._router, turn, now_s))
-        question = Question(format(turn.first_user_key, "x"), 0.0, 1.0, 0.0, "")
+        question = Question(format(turn.first_user_key, "x"), 0.0, 1.0, 0.0)
         return NAMES.index(self.policy.choose(question, candidates(loads, cached)).id)
 
 

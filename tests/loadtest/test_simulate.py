@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from importlib import import_module
@@ -219,6 +220,15 @@ def test_rows_that_cannot_be_judged_are_kept(tmp_path: Path, capsys: pytest.Capt
     assert {row["policy"] for row in json.loads(path.read_text())["rows"]} == {"round_robin"}
 
 
+def test_a_race_leaves_what_the_process_keeps() -> None:
+    """Where the collector was told already what stays, a race takes nothing of that back: it would be looked through
+    again and again by whatever runs afterwards."""
+    kept = gc.get_freeze_count()
+    assert kept
+    run_job(Job("tiny", "at", 1, (Entrant("round_robin"),)))
+    assert gc.get_freeze_count() == kept
+
+
 def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command races all there is and says what is seen; README has the standings and how many claims hold, the
     instruments' page each cell, with pictures beside it; rows that were not judged or of another cluster are refused.
@@ -227,7 +237,7 @@ def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.C
     cells.parent.mkdir()
     page.write_text("# x\n<!-- race:begin -->\n<!-- race:end -->\n")
     cells.write_text("# y\n<!-- cells:begin -->\n<!-- cells:end -->\n")
-    run("--race", "--seeds", "1-2", "--policy", "warm", "two_choices", "--json", str(path))
+    run("--race", "--seeds", "1-2", "--policy", "warm", "least_loaded", "round_robin", "--json", str(path))
     out = capsys.readouterr().out
     assert readme.main(["--race", str(path), "--readme", str(page)]) == 0
     text = page.read_text()
@@ -235,25 +245,34 @@ def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.C
     assert "load: above" in out
     assert "mean p90 TTFT:" in out
     assert "| warm |" in text
-    assert "`python -m loadtest simulate --race --seeds 1-2 --scenario tiny --policy warm two_choices`" in text
+    assert (
+        "`python -m loadtest simulate --race --seeds 1-2 --scenario tiny --policy warm least_loaded round_robin`"
+        in text
+    )
     assert "mean p90 TTFT:" in text
     assert str(tmp_path) not in text
     assert "| `warm` |" in cells.read_text()
     assert all(ET.parse(cells.parent / name).getroot().tag.endswith("svg") for name in readme_race.PICTURES)
     for words in (("--scenario", "tiny"), ("--race", "--requests", "9")):
-        run(*words, "--policy", "warm", "two_choices", "--json", str(path))
+        run(*words, "--policy", "warm", "least_loaded", "round_robin", "--json", str(path))
         assert readme.main(["--race", str(path), "--readme", str(page)]) == 1
     assert page.read_text() == text
 
 
 def test_a_part_of_the_race_is_checked_without_the_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The mean is a claim about all workloads: of a few, only what is claimed of each is judged."""
-    write_json(tmp_path / "part.json", "simulate", [made("warm", 1.0), made("round_robin", 1.0)])
-    words = ("--rows", str(tmp_path / "part.json"), "--no-run", "--check")
+    rows = [made("warm", 1.0), made("round_robin", 1.0), made("least_loaded", 1.0)]
+    write_json(tmp_path / "part.json", "simulate", rows)
+    write_json(tmp_path / "before.json", "simulate", [made("warm", 0.9)])
+    before = str(tmp_path / "baseline.json")
+    assert run("--no-run", "--rows", str(tmp_path / "before.json"), "--save-baseline", before) == 0
+    words = ("--rows", str(tmp_path / "part.json"), "--no-run", "--check", "--baseline", before)
 
     assert run(*words) == 0
     assert "mean p90 TTFT" not in capsys.readouterr().out
     assert run("--race", *words) == 1
+    assert "to an earlier warm: 1.111 x" in capsys.readouterr().out
+    assert run("--race", *words, "--replicas", "3") == 0, "it was another cluster"
 
 
 def test_sweep_moves_each_constant_and_puts_it_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +290,7 @@ def test_sweep_moves_each_constant_and_puts_it_back(tmp_path: Path, capsys: pyte
 def test_a_constant_is_another_while_it_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run sees the value, also one that fails puts it back."""
     seen: list[float] = []
-    module = "router.core.routing"
+    module = "router.core.speeds"
 
     def stopped(*_: object) -> None:
         seen.append(import_module(module).TIE_TOKENS)
@@ -290,16 +309,16 @@ def test_a_constant_is_another_while_it_is_swept(monkeypatch: pytest.MonkeyPatch
 def test_moves_are_against_the_same_seed() -> None:
     """Each value is compared with the constants as they are on the same workload, load and seed."""
     rows = [
-        Row(workload="w", load_name="at", policy="warm", seed=seed, case=case, ttft_p90_s=p90_s, goodput_share=share)
-        for case, seed, p90_s, share in (
-            (None, 1, 1.0, 0.9),
-            (None, 2, 4.0, 0.5),
-            ("X = 3, not 1", 1, 1.2, 0.8),
-            ("X = 3, not 1", 2, 4.8, 0.6),
+        Row(workload="w", load_name="at", policy="warm", seed=seed, case=case, ttft_p90_s=p90_s, e2e_p90_s=e2e_s)
+        for case, seed, p90_s, e2e_s in (
+            (None, 1, 1.0, 9.0),
+            (None, 2, 4.0, 10.0),
+            ("X = 3, not 1", 1, 1.2, 18.0),
+            ("X = 3, not 1", 2, 4.8, 5.0),
         )
     ]
     (move,) = sweep.moves(rows)
 
-    assert (move.p90_ratio, move.goodput_points) == (pytest.approx(1.2), pytest.approx(0.0))
-    assert sweep.lines([move]) == [("X = 3, not 1", "+20.0 %, +0.0", "+20.0 %, +0.0", "w, at +20.0 %")]
+    assert (move.p90_ratio, move.e2e_ratio) == (pytest.approx(1.2), pytest.approx(1.0))
+    assert sweep.lines([move]) == [("X = 3, not 1", "+20.0 %, +0.0 %", "+20.0 %, +0.0 %", "w, at +20.0 %")]
     assert len(sweep.heads([move])) == 4

@@ -92,16 +92,22 @@ def mooncake() -> Scenario:
     return replace(made, workload=replace(shortened(made.workload, 220), warm_up=100))
 
 
+PARTING = ("remaining_work", "total_length", "dynamo_cold_pool")
+"""Rules that keep long prefills away from short ones: most requests gain what a few lose, whatever is cached."""
+
+
 @pytest.mark.parametrize("make", [ladder, one_group, mooncake])
 def test_no_row_passes_the_shared_cache(make: Callable[[], Scenario]) -> None:
-    """Its 50th and 90th percentiles of time to first token are nobody's to beat by more than 3 %."""
+    """Its 90th percentile of time to first token is nobody's to beat by more than 3 %, and neither is its median, but
+    for rules that part requests by their length."""
     made = make()
     rows = {name: row_of(made, World(made.workload, made.setting, ROWS[name].make).run()) for name in ROWS}
     bound = rows["shared_cache"]
     assert bound.ttft_p90_s
     assert bound.ttft_p50_s
     assert min(row.ttft_p90_s or inf for row in rows.values()) > 0.97 * bound.ttft_p90_s
-    assert min(row.ttft_p50_s or inf for row in rows.values()) > 0.97 * bound.ttft_p50_s
+    medians = [row.ttft_p50_s or inf for name, row in rows.items() if name not in PARTING]
+    assert min(medians) > 0.97 * bound.ttft_p50_s
 
 
 def test_the_shared_cache_outlives_a_restart() -> None:

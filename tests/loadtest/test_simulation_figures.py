@@ -66,7 +66,8 @@ def test_figures_are_those_of_the_requests() -> None:
     row = row_of(scenario(made), result)
 
     assert (row.ttft_p50_s, row.ttft_p90_s, row.ttft_p99_s) == (1.0, 3.0, 3.0)
-    assert (row.e2e_p50_s, row.e2e_p99_s) == (2.0, 4.0)
+    assert (row.e2e_p50_s, row.e2e_p90_s, row.e2e_p99_s) == (2.0, 4.0, 4.0)
+    assert (row.tpot_p50_ms, row.tpot_p90_ms) == (pytest.approx(1e3 / 9), pytest.approx(1e3 / 9))  # 9 after the first
     assert row.goodput_share == 0.75  # 2.0 s is within 2 s
     assert row.goodput == pytest.approx(3 / 20)
     assert row.output_tokens_per_s == pytest.approx(40 / 20)
@@ -128,6 +129,9 @@ def runs(policy: str, p90s: list[float], load: str = "at", *, bound: bool = Fals
             bound=bound or None,
             requests=10,
             ttft_p90_s=p90,
+            e2e_p90_s=10 * p90,
+            tpot_p90_ms=25.0,
+            output_tokens_per_s=1_000 / p90,
             goodput_share=0.9,
             token_hit_rate=0.5,
         )
@@ -147,13 +151,16 @@ def test_table_orders_by_the_mean_and_marks_the_best() -> None:
     """Bounds stand above and are never the best; a policy that ran on part of the workloads has no mean."""
     rows = [*runs("ideal", [0.1], bound=True), *runs("slow", [8.0]), *runs("warm", [2.0]), *runs("late", [4.0])]
     rows += [replace(row, workload="v") for row in rows if row.policy != "late"]
-    (grid,) = grids(over_seeds(rows))
+    grid, e2e, output = grids(over_seeds(rows))
 
     assert grid.heads == ("w", "v", "mean, warm = 1")
     assert [name for name, _ in grid.lines] == ["ideal (bound)", "warm", "late", "slow"]
     assert [cells[2].text for _, cells in grid.lines] == ["0.05 x", "1.00 x", "-", "4.00 x"]
     assert [cells[0].best for _, cells in grid.lines] == [False, True, False, False]
     assert grid.lines[3][1][0].text == "8.00 s, 90 %"
+    assert (e2e.shows, e2e.lines[1][1][0].text) == ("p90 end-to-end, p90 time per output token", "20.0 s, 25 ms")
+    assert [name for name, _ in output.lines] == ["ideal (bound)", "warm", "late", "slow"]
+    assert [(cells[0].text, cells[0].best) for _, cells in output.lines][:2] == [("10,000", False), ("500", True)]
     assert "| `warm` | **2.00 s, 90 %** | **2.00 s, 90 %** | 1.00 x |" in markdown(over_seeds(rows))
     assert "| `ideal` (bound) | 0.10 s, 90 % |" in markdown(over_seeds(rows))
 
@@ -170,8 +177,9 @@ def test_standings_are_over_everything() -> None:
         ("warm", pytest.approx(2.0)),
     ]
     elsewhere = [replace(row, workload="v", ttft_p90_s=1.02 if row.policy == "warm" else 1.0) for row in rows]
-    assert standing_lines(rows)[0] == ("ideal (bound)", "0.50 s", "0.25 x", "90.0 %", "-")
-    assert standing_lines(rows)[2] == ("warm", "2.00 s", "1.00 x", "90.0 %", "0 of 1")
+    ideal, warm = standing_lines(rows)[0], standing_lines(rows)[2]
+    assert ideal == ("ideal (bound)", "0.50 s", "0.25 x", "5.00 s", "0.25 x", "4.00 x", "90.0 %", "-")
+    assert warm == ("warm", "2.00 s", "1.00 x", "20.0 s", "1.00 x", "1.00 x", "90.0 %", "0 of 1")
     assert [line[-1] for line in standing_lines([*rows, *elsewhere])] == ["-", "2 of 2", "1 of 2"]
 
 

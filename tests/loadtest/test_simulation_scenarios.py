@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.simulation import generated, recorded
+from loadtest.simulation import crowded, generated, recorded
 from loadtest.simulation.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
-from loadtest.simulation.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario
-from loadtest.simulation.scenarios import LADDERS, SCENARIOS
-from loadtest.simulation.setting import Setting
+from loadtest.simulation.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
+from loadtest.simulation.scenarios import LADDERS, SCENARIOS, loads_of
+from loadtest.simulation.setting import Setting, SettingError
 from loadtest.simulation.turns import MODEL, Turn, Workload, prepare
 from loadtest.simulation.world import World
 from loadtest.traces import Request, merged_runs
@@ -99,7 +99,7 @@ def test_published_ladder_is_all_replays() -> None:
     assert _replays(honest) == 0
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", COMMON_LOADS)
 def test_ladders_are_as_published(load: str) -> None:
     """A warm-up of 15 requests a second for 50 s, 7,200 tokens each of which 6,000 are a group's, then the stage."""
     scenario = generated.ladder_honest(load, 1)
@@ -127,7 +127,7 @@ def test_whole_ladder_has_all_stages() -> None:
 def test_open_arrivals_are_the_load() -> None:
     """Requests come as often as the scenario says, and loads are as far apart as their shares."""
     loads = {}
-    for load in LOADS:
+    for load in COMMON_LOADS:
         scenario = generated.working_set_3x(load, 3)
         turns = _turns(scenario.workload)
         assert len(turns) / turns[-1].at_s == pytest.approx(scenario.load, rel=0.1)
@@ -228,6 +228,105 @@ def test_bursts_are_cold() -> None:
     assert len({turn.at_s for turn in burst}) == 1
     assert len(shared) == 20_000 // BLOCK_TOKENS
     assert not any(shared & set(turn.engine_keys) for turn in turns if turn not in burst)
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "prefix_tokens", "answers"),
+    [
+        ("hot_prefix_long", 8, 20_000, (400, 800)),
+        ("hot_prefix_short", 8, 6_000, (200, 200)),
+        ("hot_prefix_4", 4, 20_000, (400, 800)),
+        ("hot_prefix_32", 32, 10_000, (100, 300)),
+    ],
+)
+def test_hot_prefixes_are_everybodys(name: str, replicas: int, prefix_tokens: int, answers: tuple[int, int]) -> None:
+    """All prompts begin alike and end in 400 tokens of their own."""
+    scenario = SCENARIOS[name]("light", 3)
+    turns = _turns(scenario.workload)
+    shared = prefix_tokens // BLOCK_TOKENS
+
+    assert scenario.setting.replicas == replicas
+    assert {turn.prompt_tokens for turn in turns} == {prefix_tokens + 400}
+    assert len({tuple(turn.engine_keys[:shared]) for turn in turns}) == 1
+    assert len({turn.end_key for turn in turns}) == len(turns)
+    assert answers[0] <= min(turn.output_tokens for turn in turns) <= max(turn.output_tokens for turn in turns)
+    assert max(turn.output_tokens for turn in turns) <= answers[1]
+
+
+def test_hot_prefix_mix_is_skewed() -> None:
+    """Prefixes of 4,000 to 40,000 tokens; the first is asked for ten times as often as the last."""
+    turns = _turns(SCENARIOS["hot_prefix_mix"]("at", 3).workload)
+    groups = [turn.request.namespace for turn in turns]
+    counts = sorted((groups.count(group) for group in set(groups)), reverse=True)
+
+    assert len(counts) == crowded.MIX_GROUPS
+    assert counts[0] > 5 * counts[-1]
+    assert 4_000 < min(turn.prompt_tokens for turn in turns) < 8_000
+    assert 30_000 < max(turn.prompt_tokens for turn in turns) <= 41_200
+    assert {turn.output_tokens // 400 for turn in turns} == {0, 1, 2}
+
+
+def test_samples_of_a_prompt_come_at_once() -> None:
+    """8 to 16 of each, equal to the byte, at one moment; their answers are not equally long."""
+    groups: dict[int, list[Turn]] = {}
+    for turn in _turns(SCENARIOS["sample_groups"]("at", 3).workload):
+        groups.setdefault(turn.end_key, []).append(turn)
+
+    assert all(8 <= len(group) <= 16 for group in groups.values())
+    assert all(len({turn.at_s for turn in group}) == 1 for group in groups.values())
+    assert all(len({turn.output_tokens for turn in group}) > 4 for group in groups.values())
+
+
+@pytest.mark.parametrize("load", ["light", "at"])
+def test_overfull_chats_are_half_as_large_again_as_the_caches(load: str) -> None:
+    """In the middle of the run the contexts of all chats are 1.5 x what the caches hold, and each chat goes on where it
+    was; how long people think is what the load changes."""
+    scenario = crowded.overfull_chats(load, 3)
+    workload, held = scenario.workload, fleet_kv_tokens(scenario.setting)
+    middle = [chat[2].prompt_tokens for chat in workload.sessions]
+    waits = [turn.think_s for chat in workload.sessions for turn in chat[1:]]
+
+    assert sum(middle) == pytest.approx(1.5 * held, rel=0.05)
+    assert workload.active == len(workload.sessions) == workload.warm_up
+    assert sum(waits) / len(waits) == pytest.approx(workload.active / scenario.load, rel=0.1)
+    for before, after in pairwise(workload.sessions[0]):
+        shared = before.prompt_tokens // BLOCK_TOKENS
+        assert before.engine_keys[:shared] == after.engine_keys[:shared]
+        assert after.prompt_tokens == before.prompt_tokens + 800
+
+
+def test_huge_prompts_are_cold_and_fit() -> None:
+    """One of forty has 100,000 to 400,000 tokens that nobody else has, none in the second half, and no replica refuses
+    it."""
+    scenario = SCENARIOS["huge_cold"]("light", 3)
+    turns = _turns(scenario.workload)
+    huge = [turn for turn in turns if turn.prompt_tokens > 50_000]
+    begins = [turn.engine_keys[0] for turn in turns]
+
+    assert len(huge) == crowded.HUGE_UNTIL // crowded.HUGE_EACH
+    assert max(turn.number for turn in huge) < 0.55 * len(turns)
+    assert min(turn.prompt_tokens for turn in huge) >= 100_000
+    assert 350_000 < max(turn.prompt_tokens for turn in huge) <= 400_000
+    assert all(begins.count(turn.engine_keys[0]) == 1 for turn in huge)
+    longest = max(turn.prompt_tokens + turn.output_tokens for turn in huge)
+    assert longest < scenario.setting.calibration.context_tokens_max < scenario.setting.calibration.kv_tokens
+
+
+def test_impatient_clients_ask_what_others_ask() -> None:
+    """The same sessions, of clients that wait a minute and try three times."""
+    made = SCENARIOS["impatient_sessions"]("twice", 6)
+
+    assert made.workload.sessions == SCENARIOS["claude_code"]("twice", 6).workload.sessions
+    assert (made.setting.patience_s, made.setting.retries) == (60.0, 2)
+    assert loads_of("impatient_sessions") == ("above", "twice")
+
+
+def test_every_load_of_a_scenario_is_known() -> None:
+    """Loads by name only, and the ladder says which stages it has."""
+    assert all(set(loads_of(name)) <= set(LOADS) for name in SCENARIOS)
+    assert {loads_of(name) for name in ("mooncake", "four_routers")} == {COMMON_LOADS}
+    with pytest.raises(SettingError, match="no stage 'light'"):
+        generated.ladder_honest("light", 1)
 
 
 def test_faults_are_within_the_run() -> None:

@@ -10,7 +10,10 @@ from loadtest.simulation.placing import Placer, Rule, Sight
 from loadtest.simulation.replicas import VirtualReplica
 from loadtest.simulation.rules import ROWS
 from loadtest.simulation.rules.books import Booked
+from loadtest.simulation.rules.cold_pool import ColdPool
+from loadtest.simulation.rules.dualmap import DualMap
 from loadtest.simulation.rules.dynamo import Dynamo
+from loadtest.simulation.rules.infera import Infera
 from loadtest.simulation.rules.lbgr import Lbgr, Remainder
 from loadtest.simulation.rules.llmd_affinity import LlmdAffinity
 from loadtest.simulation.rules.llmd_weights import LlmdWeights, by_capped_share, by_range, by_share
@@ -18,6 +21,8 @@ from loadtest.simulation.rules.lmetric import LMetric
 from loadtest.simulation.rules.lpwl import Lpwl
 from loadtest.simulation.rules.mooncake_conductor import MooncakeConductor
 from loadtest.simulation.rules.prefill_times import prefill_s
+from loadtest.simulation.rules.remaining_work import WorkClasses
+from loadtest.simulation.rules.sticky_override import StickyOverride
 from loadtest.simulation.setting import Fault, Setting
 from loadtest.simulation.turns import Turn, open_workload, prepare
 from loadtest.simulation.world import World
@@ -161,6 +166,97 @@ def test_dynamo_adds_prefill_blocks_to_distinct_active_blocks() -> None:
     rule.ended(second, "a", 0.3)
     choose(rule, third, on_a, on_b)
     assert rule._cost(on_a) == 1 + 0 + 2
+
+
+def test_work_classes_part_replicas_by_what_is_left_to_compute() -> None:
+    """Two of three replicas are for up to 8,192 tokens: 8,000 of 40,000 left go there by what is left, and to the third
+    by length; whoever holds 0.80 goes where it is held. Within a class the least work in flight decides."""
+    remaining, total = WorkClasses("r", remaining=True), WorkClasses("t", remaining=False)
+    turn, busy = turns((1,), (2,))
+    three = [candidate("a", 31_000, 9_000), candidate("b", 31_900, 8_100), candidate("c", 0, 40_000)]
+    assert choose(remaining, turn, *three) == "b"  # c has long work, which is its class, and more of it
+    assert choose(total, turn, *three) == "c"
+    book(remaining, busy, "b", 500_000)
+    assert choose(remaining, turn, *three) == "c"  # fits its class too
+    short = [candidate(name, 0, 8_192) for name in NAMES]
+    assert choose(remaining, turn, *short) == "a"
+    assert choose(remaining, turn, candidate("a", 0, 8_193), candidate("c", 0, 8_193)) == "c"
+    assert choose(remaining, turn, candidate("a", 0, 90_000), candidate("c", 80_000, 10_000)) == "c"
+    assert choose(remaining, turn, candidate("a", 80_000, 10_000), candidate("c", 0, 90_000)) == "a"
+
+
+def test_cold_pool_confines_long_misses_and_drains_its_replica_meanwhile() -> None:
+    """65,536 tokens that nobody holds go to c, the last of three, however busy; until its first token others go past
+    it, and after that by cost. What is mostly cached is no miss."""
+    rule = ColdPool()
+    cold, warm, half = turns((1, 2), (3, 4), (5, 6))
+    anywhere = [candidate(name, 0, 65_536) for name in NAMES]
+    assert choose(rule, cold, *anywhere) == "c"
+    rule.placed(cold, "c", 0.0)
+    on_c = [candidate("a", 0, 2_000), candidate("b", 0, 2_000), candidate("c", 2_000, 0)]
+    assert choose(rule, warm, *on_c) in {"a", "b"}
+    assert choose(rule, warm, candidate("c", 2_000, 0)) == "c", "there are no others"
+    assert choose(rule, half, candidate("a", 65_537, 65_536), candidate("c", 0, 131_073)) == "a"
+    rule.first_token(cold, "c", 1.0)
+    assert choose(rule, warm, *on_c) == "c"
+    assert choose(rule, cold, *[candidate(name, 0, 65_535) for name in ("a", "b")], candidate("c", 1, 65_534)) == "c"
+
+
+def test_infera_charges_misses_and_lets_them_fade() -> None:
+    """An idle fleet ties, and the first of three is picked; its 4 missed blocks, x 0.97 at the next pick, send the next
+    cold prompt to the second; a prompt that it holds whole costs a nothing but what it still carries."""
+    rule = Infera()
+    one, two, held, tiny = turns((1, 2, 3, 4), (5, 6, 7, 8), (1, 2, 3, 4), ())
+    cold = [candidate(name, 0, 4 * BLOCK) for name in NAMES]
+    assert choose(rule, one, *cold) == "a"
+    assert rule.recent == {"a": 4.0}
+    assert choose(rule, two, *cold) == "b"
+    assert rule.recent == pytest.approx({"a": 4 * 0.97, "b": 4.0})
+    on_a = [candidate("a", 4 * BLOCK, 0), candidate("b", 0, 4 * BLOCK)]
+    assert choose(rule, held, *on_a) == "a"  # 0 + 3.88 against 4 + 4
+    assert rule.recent["a"] == pytest.approx(4 * 0.97**2)
+    rule.placed(held, "a", 0.0)  # four distinct blocks are in flight there
+    assert choose(rule, two, candidate("a", 0, 4 * BLOCK), candidate("b", 0, 4 * BLOCK)) == "b"
+    assert choose(rule, tiny, *[candidate(name, 0, 1) for name in NAMES]) == "c"
+    assert rule.recent["c"] == 1.0
+
+
+def test_sticky_override_leaves_a_session_only_at_twice_the_mean() -> None:
+    """Pinned to the least loaded; 600 open of a mean of 300 is not over 2 x, 601 of less is; then it is pinned anew."""
+    rule, (turn, again, other, last) = StickyOverride(), turns((1,), (1,), (2,), (3,))
+    again.session = turn.session
+    three = [candidate(name, 0, 300) for name in NAMES]
+    assert choose(rule, turn, *three) == "a"
+    book(rule, other, "a", 100, cached=500)
+    book(rule, last, "b", 300)
+    assert rule.pending == {"a": 600, "b": 300}
+    rule.first_token(other, "a", 1.0)
+    assert choose(rule, again, *three[:2]) == "a"  # 600 <= 2 x 450
+    assert choose(rule, again, *three) == "a"  # 600 <= 2 x 300
+    rule.ended(last, "b", 2.0)
+    assert choose(rule, again, *three[1:]) in {"b", "c"}, "who is gone is not waited for"
+    rule.pinned[again.session] = "a"
+    assert choose(rule, again, *three) in {"b", "c"}  # 600 > 2 x 200
+    assert rule.pinned[again.session] in {"b", "c"}
+
+
+def test_dualmap_takes_the_longer_match_of_two_until_it_is_too_late() -> None:
+    """Of three replicas two are a prefix's, the same ones each time. The one that holds it is taken up to 5 s x 15,928
+    tokens/s = 79,640 tokens; after that the one with less to do. The third is never asked, however idle."""
+    rule = DualMap()
+    turn, same, busy = turns((*range(8), 90), (*range(8), 91), (50,))
+    cold = [candidate(name, 0, 9 * BLOCK) for name in NAMES]
+    choose(rule, turn, *cold)
+    first, second = (c.id for c in rule._pair(cold))
+    assert first != second
+    choose(rule, same, *cold)
+    assert [c.id for c in rule._pair(cold)] == [first, second]
+    by_name = {name: candidate(name, 0, 2_000) for name in NAMES} | {second: candidate(second, 1_360, 640)}
+    assert choose(rule, turn, *by_name.values()) == second
+    book(rule, busy, second, 79_000)
+    assert choose(rule, turn, *by_name.values()) == second
+    book(rule, same, second, 1)
+    assert choose(rule, turn, *by_name.values()) == first
 
 
 def test_mooncake_takes_the_least_queue_and_prefill_time() -> None:

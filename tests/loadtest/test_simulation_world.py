@@ -60,6 +60,8 @@ SETTINGS = st.builds(
     event_loss=st.sampled_from([0.0, 0.2]),
     faults=st.lists(FAULTS, max_size=3).map(tuple),
     timeout_s=st.sampled_from([3.0, 300.0]),
+    patience_s=st.sampled_from([None, 0.2, 2.0]),
+    retries=st.integers(0, 2),
     seed=st.integers(1, 3),
 )
 ROW = st.sampled_from(["warm", "round_robin", "longest_match", "least_loaded"])
@@ -88,7 +90,8 @@ def assert_kept(world: World, result: Result, workload: Workload) -> None:
     assert not world._open
     for sent in result.sent:
         assert sent.e2e_s is not None
-        assert 0 <= sent.e2e_s <= world.setting.timeout_s + 1e-9
+        assert 0 <= sent.e2e_s <= world.setting.longest_s + 1e-9
+        assert 1 <= sent.tries <= 1 + world.setting.retries
         if not sent.failure:
             assert sent.ttft_s is not None
             assert sent.ttft_s <= sent.e2e_s
@@ -182,7 +185,9 @@ def wrong(world: World, router: int) -> int:
         keys = turn.engine_keys.tolist()
         said = knowledge.held(world._tokens(turn), world.now_s)
         for name, replica in world.replicas.items():
-            count += said[name].tokens != BLOCK * len(replica.model.pool.match(keys, len(keys)))
+            held = said.get(name) or knowledge.empty(name)
+            assert held is not None
+            count += held.tokens != BLOCK * len(replica.model.pool.match(keys, len(keys)))
     return count
 
 
@@ -331,3 +336,22 @@ def test_faults_that_overlap_last_as_long_as_the_longest() -> None:
     begun = [s.due_s + s.ttft_s for s in result.sent if s.ttft_s and s.lease and s.lease.replica == "http://replica-0"]
     assert not [at_s for at_s in begun if 2.0 < at_s < 22.0]
     assert max(begun) > 22.0
+
+
+def test_a_client_that_had_no_token_in_time_asks_again_and_counts_from_its_first_try() -> None:
+    """Eight prompts of 40,000 tokens, 3.4 s of prefill each, one after the other. Who has waited 5 s without a token
+    leaves and comes again, and whoever has no try left fails; who has begun to answer is not cut off."""
+    requests = [ask(0.0, (number,) * 625, 500) for number in range(8)]
+    workload = open_workload("t", turns_of(requests), BLOCK)
+    patient = Setting(replicas=1, kv_tokens=400_000)
+    _, calm = run(workload, patient)
+    _, hasty = run(workload, replace(patient, patience_s=5.0, retries=2))
+    _, once = run(workload, replace(patient, patience_s=5.0))
+
+    assert [sent.tries for sent in calm.sent] == [1] * 8
+    assert [sent.failure for sent in once.sent].count("timeout") == sum(sent.tries > 1 for sent in hasty.sent)
+    assert any(sent.tries > 1 and not sent.failure and (sent.ttft_s or 0) > 5.0 for sent in hasty.sent)
+    assert all(sent.e2e_s == 5.0 for sent in once.sent if sent.failure)
+    assert all((sent.e2e_s or 0) > 5.0 for sent in once.sent if not sent.failure), "500 tokens take longer"
+    assert replace(patient, patience_s=5.0, retries=2).longest_s == 310.0
+    assert all(sent.e2e_s == 15.0 for sent in hasty.sent if sent.failure)

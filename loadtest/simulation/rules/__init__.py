@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from loadtest.simulation.rules import aibrix, cache_aware
 from loadtest.simulation.rules.at_random import AtRandom
 from loadtest.simulation.rules.clairvoyant import Clairvoyant
+from loadtest.simulation.rules.cold_pool import ColdPool
+from loadtest.simulation.rules.dualmap import DualMap
 from loadtest.simulation.rules.dynamo import Dynamo
 from loadtest.simulation.rules.hash_unbounded import HashUnbounded
+from loadtest.simulation.rules.infera import Infera
 from loadtest.simulation.rules.kubeai import PrefixHash
 from loadtest.simulation.rules.lbgr import Lbgr
 from loadtest.simulation.rules.llmd_affinity import LlmdAffinity
@@ -23,7 +26,9 @@ from loadtest.simulation.rules.lpwl import Lpwl
 from loadtest.simulation.rules.mooncake_conductor import MooncakeConductor
 from loadtest.simulation.rules.preble import ExploitExplore
 from loadtest.simulation.rules.ray_serve import PrefixAffinity
+from loadtest.simulation.rules.remaining_work import WorkClasses
 from loadtest.simulation.rules.shared_cache import SharedCache
+from loadtest.simulation.rules.sticky_override import StickyOverride
 from router.core.policies import POLICIES, Policy
 
 
@@ -59,6 +64,25 @@ _SCORED = {
     "lpwl": RowSource(Lpwl, "LPWL, gahow/agentic-kvc 2026-05: no parameters"),
     "mooncake_conductor": RowSource(
         MooncakeConductor, "Mooncake, FAST '25, algorithm 1: the calibration's own prefill times, no rejection"
+    ),
+    "remaining_work": RowSource(
+        lambda: WorkClasses("remaining_work", remaining=True),
+        "llm-d-router #2559 (2026-08) without pulls: half of the replicas for up to 8,192 uncached tokens",
+    ),
+    "total_length": RowSource(
+        lambda: WorkClasses("total_length", remaining=False),
+        "llm-d's context-length-aware, what #2559 is held against: the same by length of the prompt",
+    ),
+    "dynamo_cold_pool": RowSource(
+        ColdPool,
+        "Dynamo draft #12806 (2026-08) as far as stated: 65,536 uncached tokens, a quarter of the replicas",
+    ),
+    "infera": RowSource(Infera, "AMD Infera 5890f7f (2026-08): overlap weight 1.0, recent misses x 0.97 a pick"),
+    "sticky_override": RowSource(
+        StickyOverride, "gahow/agentic-kvc 012d73f596 (2026-05): sessions stay below 2 x the mean of open prompt tokens"
+    ),
+    "dualmap": RowSource(
+        DualMap, "DualMap (ICLR 2026) as far as stated: first 1,024 tokens on two rings, TTFT of 5 s at 15,928 tok/s"
     ),
     "lbgr": RowSource(Lbgr, "LBGR, arXiv 2601.18999 and code: 1 ms a character, 31/32 every 20 ms, forgetting 0.95"),
 }

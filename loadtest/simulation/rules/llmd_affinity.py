@@ -34,6 +34,10 @@ class LlmdAffinity(Booked):
         self._turns = Turns()
 
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        return self._turns.one_of(least(self._sticky(candidates) or candidates, self._load_share))
+
+    def _sticky(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Who holds enough of the prompt; nobody, where they are too far behind the others."""
         sticky: list[Candidate] = []
         others: list[Candidate] = []
         for c in candidates:
@@ -42,8 +46,8 @@ class LlmdAffinity(Booked):
         if sticky and others:
             ahead_tokens = min(map(self._waiting, sticky)) - min(map(self._waiting, others))
             if ahead_tokens / PREFILL_TOKENS_PER_MS > PENALTY_MAX_MS:
-                sticky = []
-        return self._turns.one_of(least(sticky or candidates, self._load_share))
+                return []
+        return sticky
 
     def _load_share(self, candidate: Candidate) -> float:
         return min(1.0, (self._waiting(candidate) + candidate.uncached_tokens) / LOAD_TOKENS_MAX)
