@@ -24,7 +24,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import demo, flags, rivals
+from loadtest import flags, rivals
 from loadtest.agree_cases import PEERS, POLICIES, RULES, SLICES, Case, cases_of, shipped
 from loadtest.agree_http import Run, over_http
 from loadtest.agree_report import (
@@ -39,6 +39,7 @@ from loadtest.agree_report import (
     peer_cells,
     pooled,
 )
+from loadtest.agree_table import TABLE, judged, median_row, table_cells, verdict_lines
 from loadtest.calibration import CALIBRATIONS
 from loadtest.children import ChildError
 from loadtest.client import ReplayError
@@ -76,6 +77,14 @@ class Agreement:
         parts = [Part(run.row, run.sent, run.counted) for run in self._runs[number]]
         return pooled(parts, self._cases[number].settings, HTTP)
 
+    def raced(self, number: int) -> Row:
+        """A case's runs as the race of peers tells them."""
+        settings = self._cases[number].settings
+        if settings.workload not in TABLE:
+            return self.http(number).row
+        runs, scale = self._runs[number], settings.time_scale
+        return median_row([replace(run.row, case=HTTP, time_scale=scale, wire_s=run.wire_s) for run in runs])
+
     def compare(self, number: int) -> Comparison:
         """A case's runs, and as many simulated ones as were asked for, in front of replicas of the same names."""
         case, runs = self._cases[number], self._runs[number]
@@ -111,8 +120,9 @@ async def agree(options: argparse.Namespace, command: str) -> int:
     agreement = Agreement(cases, options, errors)
     await agreement.replay_all()
     if options.peers:
-        rows = [agreement.http(number).row for number in range(len(cases))]
-        status = _tell_peers(console, rows, as_markdown=options.markdown)
+        rows = [agreement.raced(number) for number in range(len(cases))]
+        rows += judged([row for row in rows if row.workload in TABLE])
+        status = _tell(console, rows, as_markdown=options.markdown)
     else:
         comparisons = [agreement.compare(number) for number in range(len(cases))]
         console.print(agreement_table(comparisons))
@@ -125,17 +135,33 @@ async def agree(options: argparse.Namespace, command: str) -> int:
     return status if options.check else 0
 
 
+def _tell(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> int:
+    """Both kinds of races of peers; 1 if warm misses what is wanted in either."""
+    of_table = [row for row in rows if row.workload in TABLE]
+    status = 0
+    if peers := [row for row in rows if row.workload not in TABLE]:
+        status = _tell_peers(console, peers, as_markdown=as_markdown)
+    if of_table:
+        _print(console, table_cells(of_table), as_markdown=as_markdown)
+        console.print("\n".join(verdict_lines(of_table)), highlight=False, markup=False, soft_wrap=True)
+    return 1 if any(row.ok is False for row in of_table) else status
+
+
+def _print(console: Console, cells: Sequence[Sequence[str]], *, as_markdown: bool) -> None:
+    if as_markdown:
+        console.print(markdown(cells), highlight=False, markup=False, soft_wrap=True)
+        return
+    drawn = Table()
+    for number, head in enumerate(cells[0]):
+        drawn.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
+    for line in cells[1:]:
+        drawn.add_row(*line)
+    console.print(drawn)
+
+
 def _tell_peers(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> int:
     """1 if a request failed, or a rival was faster than warm."""
-    if as_markdown:
-        console.print(markdown(rows), highlight=False, markup=False, soft_wrap=True)
-    else:
-        drawn = Table()
-        for number, head in enumerate(HEADS):
-            drawn.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
-        for line in peer_cells(rows):
-            drawn.add_row(*line)
-        console.print(drawn)
+    _print(console, [HEADS, *peer_cells(rows)], as_markdown=as_markdown)
     ours = {row.workload: row.ttft_p90_s or 0.0 for row in rows if row.policy == "warm"}
     slower = [row for row in rows if (row.ttft_p90_s or 0.0) < ours.get(row.workload, 0.0)]
     return 1 if slower or any(row.errors or row.rejected for row in rows) else 0
@@ -179,20 +205,20 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m loadtest agree", description="The same slice over HTTP and in the simulation, side by side."
     )
     add, rows, count = parser.add_argument, (*POLICIES, *RULES), flags.whole(1, 10_000)
-    add(
-        "--workloads", type=_among(tuple(SLICES)), default=tuple(SLICES), metavar="NAMES", help=f"of {','.join(SLICES)}"
-    )
+    slices = (*SLICES, *TABLE)
+    add("--workloads", type=_among(slices), default=tuple(SLICES), metavar="NAMES", help=f"of {','.join(slices)}")
+    add("--table", dest="workloads", action="store_const", const=tuple(TABLE), help=f"all of {','.join(TABLE)}")
     add("--rows", type=_among(rows), metavar="NAMES", help=f"of {','.join(rows)}")
     add("--peers", action="store_true", help="only over HTTP: real routers raced, p90 TTFT as multiples of ours")
     add("--runs", type=count, default=5, metavar="N", help="over HTTP, put together (5)")
     add("--simulations", type=count, default=15, metavar="N", help="simulated runs, put together (15)")
     add("--requests", type=count, metavar="N", help="of each run (default: the slice's)")
-    add("--replicas", type=count, default=demo.REPLICAS, metavar="N", help=f"engines ({demo.REPLICAS})")
+    add("--replicas", type=count, metavar="N", help="engines (default: the slice's)")
     scale = flags.positive(1_000)
     add("--time-scale", type=scale, metavar="X", help="engines' speed-up over life (default: the slice's)")
     add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
     add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
-    add("--check", action="store_true", help="exit 1 where the worlds disagree, or a peer is faster than warm")
+    add("--check", action="store_true", help="exit 1 where worlds disagree, or peers are better than warm")
     add("--markdown", action="store_true", help="print the race of peers as a table of Markdown")
     add("--json", type=Path, metavar="FILE", help="write the rows")
     return parser

@@ -9,10 +9,12 @@ from importlib import resources
 
 from rich.console import Console
 
-from loadtest import demo, rivals
+from loadtest import agree_table, demo, rivals
 from loadtest.agree_http import Behind
+from loadtest.agree_table import TABLE
 from loadtest.replay import ReplaySettings
 from loadtest.simulation.rules import ROWS
+from loadtest.simulation.setting import CALIBRATION
 from loadtest.traces import Session, Trace, read_trace
 
 POLICIES = ("warm", "round_robin", "least_loaded")
@@ -44,7 +46,9 @@ class Case:
 
 
 def shipped(settings: ReplaySettings) -> Trace:
-    """The trace of a slice, from the package."""
+    """The trace of a slice: shipped with the package, or a scenario of the simulation."""
+    if settings.workload in TABLE:
+        return agree_table.trace_of(settings.workload)
     name = SLICES[settings.workload or ""].trace
     with resources.as_file(resources.files("loadtest") / "data" / f"{name}.jsonl.gz") as path:
         return spread(read_trace(path))
@@ -85,6 +89,8 @@ def cases_of(options: argparse.Namespace, said: Console) -> list[Case]:
 
 
 def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+    if name in TABLE:
+        return _of_table(name, row, rival, options)
     slice_ = SLICES[name]
     settings = ReplaySettings(
         url="",
@@ -101,5 +107,24 @@ def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Nam
         policy="cache_aware" if rival else row,
         router=rival.name if rival else rivals.OURS,
     )
-    behind = Behind(options.replicas, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
+    behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
+    return Case(settings, behind, rival or row, RULES.get(row, row))
+
+
+def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+    settings = replace(
+        agree_table.settings_of(name, options.requests, options.time_scale),
+        model=demo.MODEL,
+        policy="cache_aware" if rival else row,
+        router=rival.name if rival else rivals.OURS,
+    )
+    setting = agree_table.scenario_of(name).setting
+    behind = Behind(
+        options.replicas or setting.replicas,
+        demo.MODEL,
+        CALIBRATION,
+        setting.kv_tokens_of(setting.calibration),
+        agree_table.TICK_S,
+        scaled=True,
+    )
     return Case(settings, behind, rival or row, RULES.get(row, row))

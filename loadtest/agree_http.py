@@ -24,6 +24,7 @@ from loadtest.overhead_process import Process, started
 from loadtest.replay import Progress, ReplaySettings, Sent, replayed
 from loadtest.report import Row
 from loadtest.traces import Trace
+from router.settings import AdmissionSettings
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.1
@@ -40,6 +41,11 @@ class Behind:
     model: str
     calibration: str
     kv_tokens: int
+    tick_s: float | None = None
+    """Wall time in which an answer has at most one event, but for its first and last token; None: the engine's own."""
+    scaled: bool = False
+    """Whether the times for which our router holds requests back are simulated seconds, as the answers' are. A rival's
+    timers run by the wall clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Run:
     """Of each replica: prompt tokens looked up, and found."""
     wire_s: float
     """Mean simulated seconds that first tokens took beyond what the engines say: client, router and HTTP, which burn
-    real time, times the time scale."""
+    real time, times the time scale. What a router says that it had them wait is left out."""
 
 
 class _Readiness(msgspec.Struct):
@@ -78,15 +84,18 @@ async def over_http(
             calibration=behind.calibration,
             kv_tokens=behind.kv_tokens,
             time_scale=settings.time_scale,
+            tick_s=behind.tick_s,
+            tell_ttft=behind.scaled,
         ) as urls,
-        _ours(urls, policy) if isinstance(policy, str) else _rival(urls, policy) as url,
+        _ours(urls, policy, _waits(settings, behind)) if isinstance(policy, str) else _rival(urls, policy) as url,
     ):
         chosen = replace(settings, url=url, replicas=tuple(urls), model=behind.model)
         row, sent = await replayed(trace, chosen, progress)
         async with aiohttp.ClientSession() as session:
             counted = await read_counters(session, urls)
             engines_s = await _engines_ttft_s(session, urls)
-    waited = [each.answer.ttft_s * settings.time_scale for each in sent if each.answer.ttft_s is not None]
+    answers = [each.answer for each in sent if each.answer.ttft_s is not None]
+    waited = [((each.ttft_s or 0.0) - each.waited_s) * settings.time_scale for each in answers]
     wire_s = max(0.0, fmean(waited) - engines_s) if waited else 0.0
     return Run(row, sent, tuple(urls), counted, wire_s)
 
@@ -101,9 +110,18 @@ async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -
     return sums["sum"] / sums["count"] if sums["count"] else 0.0
 
 
+def _waits(settings: ReplaySettings, behind: Behind) -> list[str]:
+    """Settings of our router: for how long it holds back and lets wait."""
+    if not behind.scaled:
+        return []
+    ours = AdmissionSettings()
+    times_s = {"hold_s": ours.hold_s, "wait_s": ours.wait_s}
+    return [f"admission.{name}={time_s / settings.time_scale:g}" for name, time_s in times_s.items()]
+
+
 @asynccontextmanager
-async def _ours(urls: Sequence[str], policy: str) -> AsyncIterator[str]:
-    async with router(urls, policy=policy, host=HOST) as (url, _):
+async def _ours(urls: Sequence[str], policy: str, settings: Sequence[str]) -> AsyncIterator[str]:
+    async with router(urls, policy=policy, host=HOST, settings=settings) as (url, _):
         yield url
 
 

@@ -57,6 +57,8 @@ class ReplaySettings:
     """Open loop: how much faster than recorded requests arrive."""
     time_scale: float = 1.0
     requests_max: int = REQUESTS_MAX
+    warm_up: int = 0
+    """The first so many requests are sent and count for nothing but what they leave in the caches."""
     sessions_active: int = 16
     think_max_s: float = 60.0
     ramp_s: float = 0.0
@@ -125,6 +127,8 @@ class Sent:
     answer: Answer
     replay: bool
     """The same prompt, byte for byte, was sent earlier in the run."""
+    counts: bool = True
+    """False for a request of the warm-up."""
 
 
 class _Run:
@@ -138,6 +142,8 @@ class _Run:
         self._settings = settings
         self._progress = progress
         self._prompts: set[object] = set()
+        self._number = 0
+        self._counted_from: float | None = None
 
     async def open_loop(self, trace: Trace) -> None:
         settings = self._settings
@@ -150,7 +156,7 @@ class _Run:
                 due = start + self.last_at_s / settings.time_scale
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 tasks.create_task(self._send(session, request, body, due))
-        self.duration_wall_s = time.perf_counter() - start
+        self._ended(start)
 
     async def closed_loop(self, trace: Trace) -> None:
         settings = self._settings
@@ -162,7 +168,11 @@ class _Run:
             for _ in range(settings.sessions_active):
                 wait_s = rng.uniform(0, settings.ramp_s) / settings.time_scale
                 tasks.create_task(self._user(sessions, budget, wait_s))
-        self.duration_wall_s = time.perf_counter() - start
+        self._ended(start)
+
+    def _ended(self, start: float) -> None:
+        """The run lasted from its first request that counts, where there is a warm-up, and else from its start."""
+        self.duration_wall_s = time.perf_counter() - (self._counted_from or start)
 
     async def _user(self, sessions: Iterator[Session], budget: Iterator[int], wait_s: float) -> None:
         """Sessions one after the other, until there are no more or the run's requests are used up."""
@@ -183,10 +193,14 @@ class _Run:
         key = request.prompt_key()
         replay = key in self._prompts
         self._prompts.add(key)
+        counts, self._number = self._number >= self._settings.warm_up, self._number + 1
+        if counts and self._settings.warm_up and self._counted_from is None:
+            self._counted_from = due
         headers = {"Content-Type": "application/json", **self._settings.headers}
         if self._settings.session_header:
             headers[self._settings.session_header] = session.name
-        self.sent.append(Sent(session.name, request, await self._client.send(body, due, headers), replay))
+        answer = await self._client.send(body, due, headers)
+        self.sent.append(Sent(session.name, request, answer, replay, counts))
         if self._progress:
             self._progress(len(self.sent))
 
@@ -201,8 +215,11 @@ def row_of(
     duration_wall_s: float,
     counted: Sequence[tuple[float, float]],
 ) -> Row:
-    """The row of a run; `counted` are each engine's tokens looked up and found. Percentiles are over all requests: one
-    that failed counts as having taken the whole timeout."""
+    """The row of a run; `counted` are each engine's tokens looked up and found. Percentiles are over all requests that
+    count: one that failed counts as having taken the whole timeout. Engines count the warm-up too, so that where there
+    is one, hits are those of the answers' usage."""
+    if not all(sent.counts for sent in requests):
+        requests, counted = [sent for sent in requests if sent.counts], []
     answers = [sent.answer for sent in requests]
     scale, duration_s = settings.time_scale, duration_wall_s * settings.time_scale
     good = [a for a in answers if not a.failure]
@@ -225,6 +242,7 @@ def row_of(
         ttft_p90_s=percentile(ttfts, 90),
         ttft_p99_s=percentile(ttfts, 99),
         e2e_p50_s=percentile(e2es, 50),
+        e2e_p90_s=percentile(e2es, 90),
         e2e_p99_s=percentile(e2es, 99),
         output_tokens_per_s=sum(a.completion_tokens for a in good) / duration_s if duration_s else None,
         goodput=len(within) / duration_s if settings.ttft_limit_s is not None and duration_s else None,
@@ -233,7 +251,24 @@ def row_of(
         requests_by_replica=dict(by_replica),
     )
     _hit_rates(row, requests, counted)
+    _at_engines(row, answers, settings)
     return row
+
+
+def _at_engines(row: Row, answers: Sequence[Answer], settings: ReplaySettings) -> None:
+    """90 % of the times to first token without real time, and as they would be at life's own speed; of engines that
+    say theirs."""
+    if not any(answer.engine_ttft_s is not None for answer in answers):
+        return
+    scale, meant_s, life_s = settings.time_scale, [], []
+    for answer in answers:
+        if answer.ttft_s is None:
+            meant_s.append(settings.timeout_s)
+            life_s.append(settings.timeout_s)
+            continue
+        meant_s.append((answer.engine_ttft_s or 0.0) + scale * answer.waited_s)
+        life_s.append(meant_s[-1] + max(0.0, answer.ttft_s - meant_s[-1] / scale))
+    row.ttft_engine_p90_s, row.ttft_life_p90_s = percentile(meant_s, 90), percentile(life_s, 90)
 
 
 def _hit_rates(row: Row, sent: Sequence[Sent], counted: Sequence[tuple[float, float]]) -> None:
