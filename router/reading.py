@@ -26,6 +26,7 @@ from router.core.dialects.repairs import Repairs, in_order
 from router.core.dialects.seen import Seen
 from router.core.dialects.wire import nests_deeper, step_of
 from router.core.facts import Ask
+from router.core.identity import FEWER_TOOLS, with_fewer_tools
 from router.core.miss import Sighting
 from router.core.models import NoReplica, UnknownModel
 from router.core.observatory.looks import Look
@@ -255,13 +256,22 @@ class Reader:
             if salt is not None:
                 ask.salt = salt(ask.salt)
             model = self._model(ask, caller, required=True)
-            return ask, model, _hashed(ask, model)
-        run = asyncio.get_running_loop().run_in_executor
-        ask, chain = await run(self._aside, _read_long, dialect, request, keep, self._seen_long, self._depth_max, salt)
+            return ask, model, _hashed(ask, model, self._placer, fewer_tools=self._leaves_out(ask, model))
+        run, placer = asyncio.get_running_loop().run_in_executor, self._placer
+        ask, chain = await run(
+            self._aside, _read_long, dialect, request, keep, self._seen_long, self._depth_max, salt, placer
+        )
         model = self._model(ask, caller, required=True)
-        if chain is None and ask.model is None:
-            chain = await run(self._aside, _hashed, ask, model)
+        if chain is None and ask.prompt is not None:
+            fewer_tools = self._leaves_out(ask, model)
+            chain = await run(self._aside, partial(_hashed, ask, model, placer, fewer_tools=fewer_tools))
         return ask, model, chain
+
+    def _leaves_out(self, ask: Ask, model: str | None) -> bool:
+        """Whether the model's engines leave out the tools that this request may not call."""
+        if ask.prompt is None or ask.prompt.fewer_tools is None or model is None:
+            return False
+        return FEWER_TOOLS.issuperset(self._placer.engines(model))
 
     def _salting(self, caller: Caller) -> Callable[[bytes], bytes] | None:
         """Makes an isolated tenant's salt of what the caller gave."""
@@ -327,11 +337,13 @@ def _may_have_tools(ask: Ask) -> bool:
     return head.startswith(TOOLS)
 
 
-def _hashed(ask: Ask, model: str | None) -> Chain | None:
+def _hashed(ask: Ask, model: str | None, placer: Placer, *, fewer_tools: bool = False) -> Chain | None:
     """In the thread in which it was parsed (core/dialects/seen.py)."""
     if ask.prompt is None or model is None:
         return None
-    return chain_of(ask, model)
+    if fewer_tools:
+        ask.prompt = with_fewer_tools(ask.prompt)
+    return chain_of(ask, placer.known_as(model))
 
 
 def _must_name_model(path: str, caller: Caller) -> bool:
@@ -383,8 +395,10 @@ def _read_long(
     seen: Seen,
     depth_max: int,
     salt: Callable[[bytes], bytes] | None,
+    placer: Placer,
 ) -> tuple[Ask, Chain | None]:
-    """Put together, parse, and hash for the model that is named; a request that names none is hashed once it is known.
+    """Put together, parse, and hash for the model that is named. A request that names none is hashed once it is known;
+    so is one whose tools may not all be called, once it is known whether its engines leave those out.
 
     Each step holds the interpreter for milliseconds, and the event loop, which lets go of it between any two sockets,
     would get to one socket in between. So behind a very long body's steps the thread rests, and the loop gets to all.
@@ -398,7 +412,9 @@ def _read_long(
     if salt is not None:
         ask.salt = salt(ask.salt)
     time.sleep(pause_s)
-    chain = _hashed(ask, ask.model)
+    chain = None
+    if ask.prompt is not None and ask.prompt.fewer_tools is None:
+        chain = _hashed(ask, ask.model, placer)
     time.sleep(pause_s)
     return ask, chain
 

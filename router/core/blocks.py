@@ -47,7 +47,14 @@ class _Known:
     keys: list[int]  # the first `full` of them; the list is shared with those who know more
     full: int
     rest: bytes  # what is left behind the last full block
-    points: dict[int, int]  # offset -> key there: begins of assistant messages, end of the first user message
+    # Offset -> key there: begins of assistant messages, end of the first user message. Of that one a negative offset
+    # where the head has template arguments: its key is without them.
+    points: dict[int, int]
+
+    @property
+    def upto(self) -> int:
+        """Where the beginning ends: points behind that are of other prompts."""
+        return self.full * BLOCK_BYTES + len(self.rest)
 
 
 def chain_of(ask: Ask, model: str) -> Chain | None:
@@ -60,6 +67,10 @@ def chain_of(ask: Ask, model: str) -> Chain | None:
     root = root_key(model.encode(errors="surrogatepass"), ask.salt, kind) if ask.salt else _unsalted(model, kind)
     if prompt.joint is not None:
         return _joined(prompt, prompt.joint, root)
+    return _whole(prompt, root)
+
+
+def _whole(prompt: Prompt, root: int) -> Chain:
     text = prompt.text
     keys = chain(text, root)
     spans = prompt.assistant_spans[-SPANS_MAX:]
@@ -67,13 +78,26 @@ def chain_of(ask: Ask, model: str) -> Chain | None:
     starts = tuple([(key_at(text, keys, root, start), start, end) for start, end in spans]) if spans else ()
     end_key = key_at(text, keys, root, len(text))
     first = prompt.first_user_end
+    if prompt.arguments[1]:
+        return Chain(keys, root, end_key, starts, _bare_key(text, root, prompt.arguments, first))
     return Chain(keys, root, end_key, starts, end_key if first == len(text) else key_at(text, keys, root, first))
+
+
+def _bare_key(text: bytes, root: int, arguments: tuple[int, int], end: int) -> int:
+    """Key of `text[:end]` without the template's arguments in it: whatever they are, a conversation has one place on
+    the ring."""
+    start, behind = arguments
+    bare = text[:start] + text[behind:end]
+    return key_at(bare, chain(bare, root), root, len(bare))
 
 
 def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
     """The same chain, from where it is known on; and what later prompts may ask for is remembered."""
     identity = (root, joint.head)
     known = joint.before.chains.get(identity) if joint.before else None
+    first, bare = prompt.first_user_end, prompt.arguments[1] > 0
+    if bare and known is not None and (first > known.upto or -first not in known.points):
+        known = None  # the first user message ends behind it
     if joint.before and known is None:
         whole = joint.whole()
         if whole is None:
@@ -84,10 +108,10 @@ def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
     tail = _Tail(text, root, known)
     end_key = tail.key_at(prompt.size)
     starts = tuple([(tail.key_at(start), start, end) for start, end in spans[-SPANS_MAX:]])
-    first_key = tail.key_at(prompt.first_user_end)
+    first_key = tail.bare_key(text, prompt.arguments, first) if bare else tail.key_at(first)
     news = joint.ends if known or not joint.before else [joint.before, *joint.ends]
     if news:
-        tail.remember(news, identity, spans, prompt.first_user_end)
+        tail.remember(news, identity, spans, {-first: first_key} if bare else {first: first_key})
     return Chain(tail.keys.copy() if news else tail.keys, root, end_key, starts, first_key)
 
 
@@ -101,8 +125,7 @@ class _Tail:
             self._text, self._at, self.keys = text, 0, chain(text, root)
             return
         self._text, self._at = known.rest + text, known.full * BLOCK_BYTES
-        upto = self._at + len(known.rest)  # what lies behind is of another prompt
-        self._points = {at: key for at, key in known.points.items() if at <= upto}
+        self._points = {at: key for at, key in known.points.items() if -known.upto <= at <= known.upto}
         self.keys = known.keys[: known.full]
         self.keys += chain(self._text, self.keys[-1] if self.keys else root)
 
@@ -115,12 +138,22 @@ class _Tail:
         tail = self._text[full * BLOCK_BYTES - self._at : end - self._at]
         return xxh3_64_intdigest(tail + _END, self.keys[full - 1] if full else self._root)
 
+    def bare_key(self, text: bytes, arguments: tuple[int, int], end: int) -> int:
+        """As `_bare_key`; `text` is the whole prompt where that is not known."""
+        found = self._points.get(-end)
+        return _bare_key(text, self._root, arguments, end) if found is None else found
+
     def remember(
-        self, ends: Sequence[Beginning], identity: tuple[int, bytes], spans: Sequence[tuple[int, int]], first: int
+        self,
+        ends: Sequence[Beginning],
+        identity: tuple[int, bytes],
+        spans: Sequence[tuple[int, int]],
+        first: dict[int, int],
     ) -> None:
-        """Let these beginnings know their chains. They share a list of keys and a table of points."""
+        """Let these beginnings know their chains. They share a list of keys and a table of points. `first` is the point
+        at the end of the first user message."""
         head = len(identity[1])
-        points = self._points | {start: self.key_at(start) for start, _ in spans} | {first: self.key_at(first)}
+        points = self._points | {start: self.key_at(start) for start, _ in spans} | first
         for each in ends:
             size = head + each.size
             full = size // BLOCK_BYTES

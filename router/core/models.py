@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from router.core.facts import Grade
 from router.core.fleet import Fleet
+from router.core.identity import Names
 from router.core.knowledge import Knowledge
 from router.core.member import Member
 from router.core.tokens import ModelTokens
@@ -31,6 +32,7 @@ class Models:
     def __init__(self, fleet: Fleet, knowledge: Knowledge) -> None:
         self._fleet = fleet
         self._knowledge = knowledge
+        self.names = Names()
         self._tokens: dict[str, ModelTokens] = {}
         self._untokened: dict[str, str] = {}  # model -> why its prompts cannot be turned into tokens
 
@@ -67,7 +69,8 @@ class Models:
         return model, "", ""
 
     def tokens(self, model: str) -> ModelTokens:
-        """What is learned of a model's tokens."""
+        """What is learned of a model's tokens, under whichever of its names."""
+        model = self.names.known_as(model)
         known = self._tokens.get(model)
         if known is None:
             if len(self._tokens) >= MODELS_MAX:
@@ -100,7 +103,8 @@ class Models:
                 self._untokened.pop(next(iter(self._untokened)))
             self._untokened[model] = why
             for member in self._fleet.members.values():
-                self.judge(member)
+                if model in member.models:
+                    self.judge(member)
         return news
 
     def compare_counts(self, model: str, ours: int, theirs: int) -> None:
@@ -110,5 +114,11 @@ class Models:
 
     def judge(self, member: Member) -> None:
         """Events are of no use to a replica none of whose models has a tokenizer, nor while none is known."""
-        troubles = [self._untokened.get(name, NOT_YET) for name in member.models] or [NO_MODELS]
-        self._knowledge.untokened(member.id, troubles[0] if all(troubles) else "")
+        why = "" if member.models else NO_MODELS
+        for name in member.models:
+            trouble = self._untokened.get(name, NOT_YET)
+            if not trouble:
+                why = ""
+                break
+            why = why or trouble  # the first one's
+        self._knowledge.untokened(member.id, why)

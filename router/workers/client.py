@@ -155,6 +155,10 @@ class RemotePlacer:
         """Kinds of engines that serve it, by the hub's last view."""
         return self._known.engines(model)
 
+    def known_as(self, model: str) -> str:
+        """The name that its chains begin with, by the hub's last view."""
+        return self._known.known_as(model)
+
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
         return not self._why_lost and self._known.follows

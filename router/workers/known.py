@@ -58,6 +58,10 @@ class Known:
         """Kinds of engines that serve it."""
         return self._view.engines.get(model, ())
 
+    def known_as(self, model: str) -> str:
+        """The name that its chains begin with. In any thread: a view is never changed."""
+        return self._view.names.get(model, model)
+
     def resolve(self, model: str | None) -> str:
         """The model meant. Raises UnknownModel, or NoReplica when nothing is ready."""
         if model in self._serving:

@@ -144,7 +144,8 @@ class HubServer:
             for model in member.models.values():
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
-        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids, engines)])
+        names = dict(router.models.names.others)
+        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids, engines, names)])
 
 
 class Link(asyncio.Protocol):

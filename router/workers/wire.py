@@ -235,6 +235,7 @@ class View(Struct, tag=2, array_like=True):
     tokens: dict[str, TokenView]
     ids: bool  # whether placements shall carry token ids besides their keys
     engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
+    names: dict[str, str] = {}  # model -> the other name that its chains begin with
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):

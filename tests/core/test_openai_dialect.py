@@ -34,9 +34,10 @@ def chat(*messages: dict[str, Any], **fields: Any) -> Prompt:
     return prompt
 
 
-def image(url: str) -> dict[str, Any]:
+def image(url: str, **more: str) -> dict[str, Any]:
     """A user message of a text and a picture."""
-    return {"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": url}]}
+    given: Any = {"url": url, **more} if more else url
+    return {"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": given}]}
 
 
 TEXT = st.text("aé\u4e2d\x1e \n", max_size=6)
@@ -89,14 +90,20 @@ DIFFERENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "functions": ([SYSTEM, USER], {"functions": TOOLS}),
     "documents": ([SYSTEM, USER], {"documents": [{"text": "x"}]}),
     "template": ([SYSTEM, USER], {"chat_template": "{{ messages }}"}),
-    "template arguments": ([SYSTEM, USER], {"chat_template_kwargs": {"enable_thinking": False}}),
+    "template arguments": ([SYSTEM, USER], {"chat_template_kwargs": {"date": "today"}}),
+    "another template argument": ([SYSTEM, USER], {"chat_template_kwargs": {"date": "tomorrow"}}),
     "effort": ([SYSTEM, USER], {"reasoning_effort": "low"}),
     "tool calls": ([SYSTEM, USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}], {}),
-    "another call": ([SYSTEM, USER, {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "c2"}]}], {}),
+    "another call": (
+        [SYSTEM, USER, {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": {"name": "go"}}]}],
+        {},
+    ),
     "an answer": ([SYSTEM, USER, {"role": "assistant", "content": "Swabia"}], {}),
     "an answer with reasoning": ([SYSTEM, USER, {"role": "assistant", "content": "Swabia", "reasoning": "hm"}], {}),
     "image": ([image("https://x/1.png")], {}),
     "another image": ([image("https://x/2.png")], {}),
+    "an image looked at closely": ([image("https://x/1.png", detail="high")], {}),
+    "an image processed otherwise": ([image("https://x/1.png")], {"mm_processor_kwargs": {"max_pixels": 9}}),
     "image data": ([image("data:image/png;base64,AAAA")], {}),
     "salt": ([SYSTEM, USER], {"cache_salt": "s"}),
     "another salt": ([SYSTEM, USER], {"cache_salt": "t"}),
@@ -169,7 +176,7 @@ def test_completions_prompts() -> None:
     assert parse(COMPLETIONS, prompt=["abc", "de"]).prompt == Prompt(b"abc\x1ede", 3)
     ids = parse(COMPLETIONS, prompt=[1, 2, 70_000]).prompt
     assert ids is not None
-    assert (len(ids.text), ids.bytes_per_token, ids.opaque_bytes) == (12, 4, 12)
+    assert (len(ids.text), ids.bytes_per_token, ids.opaque_bytes) == (12, 4, 0)
     assert parse(COMPLETIONS, prompt=[[1, 2], [70_000]]).prompt == ids
     assert end_keys(COMPLETIONS, {"prompt": [0x61616161]}) != end_keys(COMPLETIONS, {"prompt": "aaaa"})
     assert parse(EMBEDDINGS, input=["abc"], prompt="x").prompt == Prompt(b"abc", 3)

@@ -118,6 +118,9 @@ def test_images_separate_prompts() -> None:
     prompt = parse(text="<image>x", image_data=["u1", "u2"]).prompt
     assert prompt is not None
     assert (prompt.opaque_bytes, prompt.bytes_per_token) == (2_048, None)
+    ids = parse(input_ids=[1, 2], image_data="u").prompt
+    assert ids is not None
+    assert (ids.size, ids.opaque_bytes, ids.bytes_per_token) == (1_032, 1_024, 4)
     assert parse(input_ids=[1, 2], image_data="u").prompt != parse(input_ids=[1, 2]).prompt
     assert text_of(text="x", image_data=[]) == text_of(text="x")
 

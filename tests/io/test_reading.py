@@ -7,7 +7,7 @@ import pytest
 
 from router.core.dialects import PATHS
 from router.core.keys import TokenPrompt
-from router.placing import Placer, TokenView
+from router.placing import Placer, TokenView, Wanted
 from router.reading import Reader
 from router.receiving import Connection, Request
 from router.tokens import Tokens
@@ -29,6 +29,17 @@ class Following:
     def resolve(self, model: str) -> str:
         """As it is called."""
         return model
+
+    def __init__(self, engine: str = "vllm") -> None:
+        self.engine = engine
+
+    def engines(self, _: str) -> tuple[str, ...]:
+        """All of one kind."""
+        return (self.engine,)
+
+    def known_as(self, model: str) -> str:
+        """`n` is another name of `m`."""
+        return "m" if model == "n" else model
 
     def follows(self) -> bool:
         """They are."""
@@ -56,16 +67,54 @@ class Asked:
 async def test_every_dialect_becomes_tokens(path: str, offload_bytes_min: int) -> None:
     """Where events are followed, a prompt of any dialect is wanted as token ids, short or long."""
     tokens = Asked()
+    wanted = await understood(path, offload_bytes_min, Following(), tokens, model="m", **BODIES[path])
+    assert tokens.paths == [path]
+    assert wanted.tokens is not None
+    assert wanted.ask.decoded is None
+
+
+async def understood(
+    path: str, offload_bytes_min: int, placer: Following, tokens: Asked | None = None, **fields: object
+) -> Wanted:
+    """What is read of a request with these fields, on the event loop or beside it."""
     reader = Reader(
-        cast("Placer", Following()), cast("Tokens", tokens), offload_bytes_min=offload_bytes_min, ask_usage=False
+        cast("Placer", placer), cast("Tokens", tokens), offload_bytes_min=offload_bytes_min, ask_usage=False
     )
-    request, body = Request(cast("Connection", None)), json.dumps({"model": "m", **BODIES[path]}).encode()
+    request, body = Request(cast("Connection", None)), json.dumps(fields).encode()
     request.method, request.target, request.path = "POST", path, path
     request.bring([body], len(body))
     try:
-        question = await reader.understand(request, "id")
+        return (await reader.understand(request, "id")).wanted
     finally:
         reader.close()
-    assert tokens.paths == [path]
-    assert question.wanted.tokens is not None
-    assert question.wanted.ask.decoded is None
+
+
+@pytest.mark.parametrize("offload_bytes_min", [0, 1 << 20])
+async def test_another_name_of_a_model_is_the_same_prompt(offload_bytes_min: int) -> None:
+    """Engines share the cache, so keys and place are the same; the request goes to who serves the name."""
+    one, other = [
+        await understood("/v1/chat/completions", offload_bytes_min, Following(), model=model, messages=CHAT)
+        for model in "mn"
+    ]
+    assert (one.chain, one.ring_key) == (other.chain, other.ring_key)
+    assert (one.model, other.model) == ("m", "n")
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "description": "x" * 600}} for name in ("look", "go")]
+
+
+@pytest.mark.parametrize("offload_bytes_min", [0, 1 << 20])
+async def test_tools_that_may_not_be_called_are_left_out_by_who_leaves_them_out(offload_bytes_min: int) -> None:
+    """SGLang shows a model only the tools that `tool_choice` allows, vLLM shows it all: the keys are of what it
+    sees."""
+
+    async def keys(engine: str, tools: list[Any], **more: object) -> object:
+        said = {"model": "m", "messages": CHAT, "tools": tools, **more}
+        wanted = await understood("/v1/chat/completions", offload_bytes_min, Following(engine), **said)
+        assert wanted.ask.prompt is not None
+        return wanted.chain, wanted.ring_key, wanted.ask.prompt.size
+
+    named = {"type": "function", "function": {"name": "go"}}
+    for choice, left in (("none", []), (named, TOOLS[1:]), ("required", TOOLS), ("auto", TOOLS)):
+        assert await keys("sglang", TOOLS, tool_choice=choice) == await keys("sglang", left)
+        assert await keys("vllm", TOOLS, tool_choice=choice) == await keys("vllm", TOOLS)

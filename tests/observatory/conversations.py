@@ -112,13 +112,8 @@ def pieces(talk: Talk, style: Style) -> list[bytes]:
     for message in talk.messages:
         piece = b"\x1e" + message.role.encode() + b"\x1f" + message.text.encode()
         if message.calls:
-            made = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-                for c in message.calls
-            ]
+            made = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in message.calls]
             piece += b"\x1dtool_calls\x1f" + dense(made)
-        if message.call_id:
-            piece += b"\x1dtool_call_id\x1f" + dense(message.call_id)
         out.append(piece)
     return out
 

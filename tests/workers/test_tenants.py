@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from router.core.facts import Ask
+from router.core.facts import Ask, ServedModel
 from router.placing import UnknownResponse, Wanted
 from tests.fakes import FakeEngine, status
 from tests.keyring import ADMIN, SECRET, Keyring, bearer
@@ -62,6 +62,20 @@ async def test_workers_know_kinds_of_engines(tmp_path: Path) -> None:
             assert not placer.engines("x")
         await until(lambda: not placer.placing)
         assert set(placer.engines("m")) == kinds
+
+
+async def test_workers_know_names_of_one_model(tmp_path: Path) -> None:
+    """As the hub does, so that their chains are its chains; and still without the hub."""
+    path, hub = tmp_path / "hub", StubHub("http://a", "http://b")
+    for id_ in ("http://a", "http://b"):
+        hub.router.observe_models(id_, [ServedModel("m", root="/x"), ServedModel("other", root="/x")])
+    async with worker(path) as placer:
+        async with serving(hub, path):
+            await until(lambda: placer.placing)
+            assert placer.known_as("other") == placer.known_as("m") == "m"
+        await until(lambda: not placer.placing)
+        assert placer.known_as("other") == "m"
+        assert placer.known_as("unknown") == "unknown"
 
 
 async def test_keys_with_several_processes(tmp_path: Path) -> None:

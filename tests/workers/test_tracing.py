@@ -21,7 +21,7 @@ async def test_each_worker_sends_its_own_spans(engine: FakeEngine, monkeypatch: 
         more = {"tracing__endpoint": collector.url, "tracing__sample_ratio": "1"}
         async with command(engine, workers=2, **more) as running:
             asked = 0
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len({got.resource["service.instance.id"] for got in collector.spans}) < 2:
                     async with aiohttp.ClientSession() as session, session.post(running.url + CHAT, json=body()) as r:
                         assert r.status == 200
@@ -47,7 +47,7 @@ async def test_spans_that_workers_drop_are_counted(engine: FakeEngine, monkeypat
             for _ in range(5):
                 async with session.post(running.url + CHAT, json=body()) as r:
                     assert r.status == 200
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 page = ""
                 while "\nwarmroute_spans_dropped_total 20.0\n" not in page:
                     async with session.get(running.admin_url + "/metrics") as r:

@@ -4,13 +4,15 @@ They stand in the order most templates use: tools and template arguments, then e
 
     RS role US content [GS field US json]...
 
-with generation parameters left out. vLLM 0.32 turns every API's request into one list of OpenAI messages before it
-renders the template (entrypoints/anthropic/serving.py, entrypoints/openai/responses/utils.py); the dialects do as it
-does and write the result here, so that a conversation is one chain however it is spoken.
+with generation parameters left out, and with them what tells nothing of a prompt's beginning: template arguments that
+act only behind it (LATE_ARGUMENTS), and the ids of tool calls. vLLM 0.32 turns every API's request into one list of
+OpenAI messages before it renders the template (entrypoints/anthropic/serving.py, openai/responses/utils.py there);
+the dialects do as it does and write the result here, so that a conversation is one chain however it is spoken.
 
 JSON that the template prints is decoded and encoded again: white space and escapes do not matter, but the order of
 keys does, as it does to `tojson` in a template, except where the engine builds the object anew (the outer fields of
-tools and of calls). A message adds bytes only at the end: an appended conversation extends its own canonical bytes.
+tools and of calls) and among template arguments, which are variables and are sorted. A message adds bytes only at the
+end: an appended conversation extends its own canonical bytes.
 """
 
 from __future__ import annotations
@@ -25,13 +27,24 @@ from xxhash import xxh3_128_digest
 
 from router.core.blocks import SPANS_MAX
 from router.core.dialects.wire import UNREADABLE
-from router.core.facts import Beginning, Joint, Prompt
+from router.core.facts import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
-# An image is hundreds of tokens, not its URL's length: it stands as 1,024 bytes, about 256 tokens.
-OPAQUE_REPEATS = 64
+# An image is hundreds of tokens, not its URL's length: it stands as so many digests. How many tokens that are is
+# learned (core/tokens.py); what is already hashed must not change with it.
+OPAQUE_REPEATS = OPAQUE_BYTES // 16
 # Claude Code's attribution line changes with every request; vLLM drops it from system prompts, so that they match.
 BILLING_HEADER = "x-anthropic-billing-header"
+# Template arguments that are not part of a chain, since they act behind a conversation's beginning: on the generation
+# prompt (Qwen3, DeepSeek V3.1), on what users said (GLM 4.5 puts `/nothink` behind it), or on which reasoning of past
+# answers is shown. Turned on and off they leave a conversation in one cache, which the engine reuses up to where they
+# act. Some templates use the same names at their beginning (SmolLM3, Granite 3, Gemma 4). There a replica is credited
+# with a beginning that it holds under the other value only: once for each value and replica, since it holds both then.
+LATE_ARGUMENTS = frozenset((
+    "add_generation_prompt", "clear_thinking", "continue_final_message", "drop_thinking", "enable_thinking",
+    "preserve_thinking", "thinking", "truncate_history_thinking",
+))  # fmt: skip
+NO_EFFORT = "none"  # thinking switched off: engines tell templates that by `enable_thinking` too
 
 Part = str | bytes  # text, or the identity of something that is not text
 
@@ -40,8 +53,8 @@ class Chat:
     """Writes one prompt: head fields first, then messages, then `prompt`."""
 
     __slots__ = (
-        "_before", "_first_user_end", "_head", "_head_hint", "_hint", "_opaque_bytes", "_out", "_size", "_spans",
-        "begins",
+        "_arguments", "_before", "_fewer_tools", "_first_user_end", "_head", "_head_hint", "_hint", "_opaque_bytes",
+        "_out", "_size", "_spans", "begins", "media",
     )  # fmt: skip
 
     def __init__(self, before: Beginning | None = None) -> None:
@@ -51,6 +64,9 @@ class Chat:
         self._before = before
         self._size, self._first_user_end, self._opaque_bytes = 0, 0, 0  # of messages, without the head
         self._head_hint, self._hint = 0, 0  # behind the last breakpoint, in the head and in the messages
+        self._arguments = (0, 0)
+        self._fewer_tools: tuple[int, bytes] | None = None
+        self.media = b""  # how the engine is to process what is no text: it hashes that with it
         self.begins = True  # no message yet was the user's: what is marked by breakpoints is still wanted
         self._spans: list[tuple[int, int]] = []
         if before is not None:
@@ -62,12 +78,34 @@ class Chat:
         """A field of the request that the template sees, such as its arguments."""
         self._head += (GS, name.encode(), US, value)
 
-    def tools(self, tools: object) -> None:
-        """The tools, each put together as the engine does; none leave no trace."""
+    def argument(self, name: str, value: bytes) -> None:
+        """Likewise, of the arguments of the template: they follow each other. Empty: there is none."""
+        if not value:
+            return
+        start = sum(map(len, self._head))
+        self.head(name, value)
+        self._arguments = (self._arguments[0] if self._arguments[1] else start, sum(map(len, self._head)))
+
+    def effort(self, effort: object) -> None:
+        """How much the model is asked to reason. Templates that know it say so to it at their beginning (gpt-oss); all
+        others are told only whether to think."""
+        if effort and effort != NO_EFFORT:
+            self.argument("reasoning_effort", msgspec.json.encode(effort))
+
+    def tools(self, tools: object, choice: object = None) -> None:
+        """The tools, before all else, each put together as the engine does; none leave no trace. `choice` is the
+        request's `tool_choice`: some engines leave out what may not be called (`Prompt.fewer_tools`)."""
         if isinstance(tools, list):
             tools = [_tool(tool) for tool in tools]
-        if tools:
-            self.head("tools", msgspec.json.encode(tools))
+        if not tools:
+            return
+        self.head("tools", msgspec.json.encode(tools))
+        if choice == "none" or isinstance(choice, dict):
+            named = choice.get("function") if isinstance(choice, dict) else None
+            name = named.get("name") if isinstance(named, dict) else None
+            left = [tool for tool in tools if _name(tool) == name] if name and isinstance(tools, list) else []
+            fewer = GS + b"tools" + US + msgspec.json.encode(left) if left else b""
+            self._fewer_tools = (sum(map(len, self._head)), fewer)
 
     def system(self, text: str) -> None:
         """A system prompt that the request has beside its messages."""
@@ -77,13 +115,14 @@ class Chat:
         """The client marks what the head has up to now, but for its last bytes, as worth caching."""
         self._head_hint = sum(map(len, self._head)) - behind_bytes
 
-    def rendered(self, head: bytes, hint_bytes: int) -> None:
+    def rendered(self, heading: Heading) -> None:
         """All of the head, as `heading` gave it."""
-        self._head, self._head_hint = [head], hint_bytes
+        head, self._head_hint, self._arguments, self._fewer_tools = heading
+        self._head = [head]
 
-    def heading(self) -> tuple[bytes, int]:
-        """All of the head, and where in it the last breakpoint is."""
-        return b"".join(self._head), self._head_hint
+    def heading(self) -> Heading:
+        """All of the head."""
+        return b"".join(self._head), self._head_hint, self._arguments, self._fewer_tools
 
     def texts(self, messages: Sequence[dict[str, Any]], at: int = 0) -> int:
         """Messages from `at` on, as long as each is a text and has no other fields, as most are; returns how many there
@@ -134,7 +173,7 @@ class Chat:
             if isinstance(part, str):
                 out.append(part.encode())
             else:
-                filler = xxh3_128_digest(part) * OPAQUE_REPEATS
+                filler = xxh3_128_digest(part + self.media) * OPAQUE_REPEATS
                 out.append(filler)
                 self._opaque_bytes += len(filler)
         if breakpoints and self.begins:
@@ -170,7 +209,7 @@ class Chat:
 
     def joined(self, ends: list[Beginning], whole: Callable[[], Prompt | None]) -> Prompt:
         """What was written behind `before`, as a prompt that hangs together with others."""
-        (head, _), before = self.heading(), self._before
+        head, before = self.heading()[0], self._before
         prompt = self._prompt(b"".join(self._out if before else [head, *self._out]), len(head))
         prompt.skipped_bytes = len(head) + before.size if before else 0
         prompt.joint = Joint(head, before, ends, whole)
@@ -179,6 +218,7 @@ class Chat:
     def _prompt(self, text: bytes, head: int) -> Prompt:
         spans = tuple([(start + head, end + head) for start, end in self._spans]) if self._spans else ()
         prompt = Prompt(text, head + (self._first_user_end or self._size), spans, self._opaque_bytes)
+        prompt.arguments, prompt.fewer_tools = self._arguments, self._fewer_tools
         hint = head + self._hint if self._hint else self._head_hint
         if 0 < hint < prompt.first_user_end:
             prompt.hint_bytes = hint
@@ -203,22 +243,30 @@ def _tool(tool: object) -> object:
 _TOOL = ("type", "function")
 
 
+def _name(tool: object) -> object:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def calls(tool_calls: object) -> bytes:
-    """Tool calls in one order of keys: engines rebuild them, vLLM in another order for every API."""
+    """Tool calls in one order of keys: engines rebuild them, vLLM in another order for every API. Without their ids,
+    which most templates do not print (Mistral's and Kimi's do), and which some clients make anew each turn: then a
+    conversation would be another from its first call on. What is credited by mistake is, where a template prints them,
+    what follows the first call of such a client; its place is the same, since what is before that call is there."""
     return msgspec.json.encode([_call(each) for each in tool_calls] if isinstance(tool_calls, list) else tool_calls)
 
 
-def call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
+def call(name: str, arguments: object) -> dict[str, Any]:
     """A tool call as a chat has it; `arguments` is JSON or what it decodes to."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _call(given: object) -> object:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(function, dict):
         return given
-    made = call(given.get("id", ""), function.get("name", ""), _arguments(function.get("arguments")))
-    return made | {name: value for name, value in given.items() if name not in made and value is not None}
+    made = call(function.get("name", ""), _arguments(function.get("arguments")))
+    return made | {n: value for n, value in given.items() if n not in made and n != "id" and value is not None}
 
 
 def _arguments(arguments: object) -> object:
@@ -234,6 +282,14 @@ def _arguments(arguments: object) -> object:
 def canonical(raw: Raw) -> bytes:
     """JSON without white space and needless escapes, keys in their order."""
     return msgspec.json.encode(msgspec.json.decode(raw))
+
+
+def arguments(raw: Raw) -> bytes:
+    """Named arguments as JSON, by name, without those that act late; b"" where none is left."""
+    given = msgspec.json.decode(raw)
+    if isinstance(given, dict):
+        given = {name: given[name] for name in sorted(given) if name not in LATE_ARGUMENTS}
+    return msgspec.json.encode(given) if given else b""
 
 
 @overload

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import wire
-from router.core.dialects.chat import BILLING_HEADER, Chat, Part, call, calls, canonical
+from router.core.dialects.chat import BILLING_HEADER, NO_EFFORT, Chat, Part, arguments, call, calls
 from router.core.dialects.messages_input import Block, Body, Head, Message
 from router.core.dialects.seen import Place, Seen, ends_of
 from router.core.dialects.wire import ABSENT, UNREADABLE
-from router.core.facts import Ask, Beginning, Prompt
+from router.core.facts import Ask, Beginning, Heading, Prompt
 
 
 class _Unknown(ValueError):
@@ -101,7 +101,7 @@ def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place) -> Prompt 
         return None
     chat = Chat(place.mark.beginning)
     parts = [fields.tools, fields.system, fields.chat_template_kwargs, fields.output_config, fields.thinking]
-    chat.rendered(*seen.rendered(parts, lambda: _heading(fields)))
+    chat.rendered(seen.rendered(parts, lambda: _heading(fields)))
     ends: list[tuple[int, Beginning]] = []
     for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
         _message(chat, _decode_message(message))
@@ -114,7 +114,7 @@ def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place) -> Prompt 
     return chat.joined(seen.learn(place, body, ends), whole)
 
 
-def _heading(fields: Head) -> tuple[bytes, int]:
+def _heading(fields: Head) -> Heading:
     chat = Chat()
     _head(chat, fields)
     return chat.heading()
@@ -141,12 +141,11 @@ def _head(chat: Chat, fields: _Body | Head) -> None:
         if tools and wire.given(tools[-1].cache_control):
             chat.head_breakpoint()
     if wire.given(fields.chat_template_kwargs):
-        chat.head("chat_template_kwargs", canonical(fields.chat_template_kwargs))
+        chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
     effort = (wire.as_type(dict, fields.output_config) or {}).get("effort")
     if (wire.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
-        effort = "none"  # as vLLM has it for templates that can do without thinking
-    if effort:
-        chat.head("reasoning_effort", msgspec.json.encode(effort))
+        effort = NO_EFFORT  # as vLLM has it for templates that can do without thinking
+    chat.effort(effort)
     if wire.given(fields.system):
         content = _decode_blocks(fields.system)
         if system := _system_text(content):
@@ -192,8 +191,7 @@ def _message(chat: Chat, message: Message) -> None:
     breakpoints: tuple[int, ...] = ()
     for block in content:
         if block.type == "tool_use":
-            arguments = msgspec.json.decode(block.input) if wire.given(block.input) else {}
-            made.append(call(block.id or "", block.name or "", arguments))
+            made.append(call(block.name or "", msgspec.json.decode(block.input) if wire.given(block.input) else {}))
         elif block.type == "tool_result" and role == "user":
             _tool_result(chat, block)
         elif block.type == "thinking":
@@ -205,8 +203,8 @@ def _message(chat: Chat, message: Message) -> None:
     if role == "user" and not parts:
         return
     fields = [("tool_calls", calls(made))] if made else []
-    if thoughts:
-        fields.append(("reasoning", msgspec.json.encode("".join(thoughts))))
+    if thought := "".join(thoughts):
+        fields.append(("reasoning", msgspec.json.encode(thought)))
     chat.message(role, parts, fields, breakpoints)
 
 
@@ -233,7 +231,7 @@ def _tool_result(chat: Chat, block: Block) -> None:
     if any(part.type == "tool_reference" for part in blocks):
         raise _Unknown("tool_reference")
     text = content if isinstance(content, str) else "\n".join(part.text or "" for part in blocks if part.type == "text")
-    chat.message("tool", (text,), [("tool_call_id", msgspec.json.encode(block.tool_use_id or ""))])
+    chat.message("tool", (text,))
     images = [_image(part.source) for part in blocks if part.type == "image"]
     if images:
         chat.message("user", images)

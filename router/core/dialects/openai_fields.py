@@ -20,12 +20,14 @@ class PartFields(msgspec.Struct):
     type: str = ""
     text: str | None = None
     image_url: Raw = ABSENT
+    detail: Raw = ABSENT
 
 
 class UrlFields(msgspec.Struct):
     """`image_url` where it is an object."""
 
     url: str = ""
+    detail: Raw = ABSENT
 
 
 class RestFields(msgspec.Struct):
@@ -36,11 +38,13 @@ class RestFields(msgspec.Struct):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
     functions: Raw = ABSENT
     documents: Raw = ABSENT
     chat_template: Raw = ABSENT
     chat_template_kwargs: Raw = ABSENT
     reasoning_effort: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
     cache_salt: str | None = None
     extra_key: Raw = ABSENT
     prompt_cache_key: str | None = None

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import wire
-from router.core.dialects.chat import RS, Chat, Part, calls, canonical
+from router.core.dialects.chat import RS, US, Chat, Part, arguments, calls, canonical
 from router.core.dialects.inputs import Body, Odd, decode_openai
 from router.core.dialects.openai_fields import (
     PartFields,
@@ -30,15 +30,16 @@ from router.core.dialects.openai_fields import (
 )
 from router.core.dialects.seen import Seen, ends_of
 from router.core.dialects.wire import ABSENT, UNREADABLE, given
-from router.core.facts import Ask, Beginning, Prompt
+from router.core.facts import Ask, Beginning, Heading, Prompt
 
 TOKEN_ID_BYTES = 4
 
 
-HEAD = ("functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
+HEAD = ("functions", "documents", "chat_template", *ARGUMENTS)
 _head_fields = attrgetter(*HEAD)
 _NO_HEAD = (ABSENT,) * len(HEAD)
-FIELDS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content")
+FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
 def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
@@ -54,10 +55,7 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
     except UNREADABLE:
         return None
     try:
-        chat = Chat()
-        _head(chat, fields)
-        _messages(chat, fields.messages)
-        return _ask(fields, chat.prompt())
+        return _ask(fields, _chat_prompt(fields, fields.messages))
     except UNREADABLE:
         return _ask(fields, None)
 
@@ -89,10 +87,10 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
         return None
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
-    if messages is None:
+    if messages is None or wire.given(fields.mm_processor_kwargs):  # which may stand behind messages seen without them
         return None
     chat = Chat(place.mark.beginning)
-    chat.rendered(*seen.rendered(_head_parts(fields), lambda: _heading(fields)))
+    chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
     ends: list[tuple[int, Beginning]] = []
     for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
         _message(chat, decode_message(message))
@@ -106,10 +104,10 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
 
 
 def _head_parts(fields: QuickFields | RestFields) -> list[Raw]:
-    return [fields.tools, *_head_fields(fields)]
+    return [fields.tools, fields.tool_choice, *_head_fields(fields)]
 
 
-def _heading(fields: QuickFields | RestFields) -> tuple[bytes, int]:
+def _heading(fields: QuickFields | RestFields) -> Heading:
     chat = Chat()
     _head(chat, fields)
     return chat.heading()
@@ -134,8 +132,10 @@ def _given_prompt(raw: Raw) -> Prompt | None:
         return None
 
 
-def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
+def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
+    if fields.mm_processor_kwargs is not ABSENT and wire.given(fields.mm_processor_kwargs):
+        chat.media = arguments(fields.mm_processor_kwargs)
     _head(chat, fields)
     _messages(chat, messages)
     return chat.prompt()
@@ -143,15 +143,21 @@ def _chat_prompt(fields: Body, messages: list[dict[str, Any]]) -> Prompt:
 
 def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
     if fields.tools is not ABSENT and given(fields.tools):
-        tools = msgspec.json.decode(fields.tools)
-        chat.tools(tools)
+        tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
+        chat.tools(tools, None if choice is ABSENT else wire.as_type(str, choice) or wire.as_type(dict, choice))
         if isinstance(tools, list) and tools and _marked(tools[-1]):
             chat.head_breakpoint()
     raws = _head_fields(fields)
     if raws == _NO_HEAD:  # compared by identity, as nearly always
         return
     for name, raw in zip(HEAD, raws, strict=True):
-        if raw is not ABSENT and given(raw):
+        if raw is ABSENT or not given(raw):
+            continue
+        if name == "reasoning_effort":
+            chat.effort(msgspec.json.decode(raw))
+        elif name in ARGUMENTS:
+            chat.argument(name, arguments(raw))
+        else:
             chat.head(name, canonical(raw))
 
 
@@ -167,7 +173,7 @@ def _message(chat: Chat, message: dict[str, Any]) -> None:
     if len(message) == 2 and isinstance(content, str) and isinstance(role, str):
         chat.text(role, content)
         return
-    fields = [(name, _field(name, message[name])) for name in FIELDS if message.get(name) is not None]
+    fields = [(name, _field(name, message[name])) for name in FIELDS if message.get(name)]  # "" and [] say nothing
     breakpoints = _breakpoints(message, content) if chat.begins else ()
     chat.message(_string(message.get("role", "")), _parts(content), fields, breakpoints)
 
@@ -223,8 +229,14 @@ def _part(raw: Raw) -> Part:
         return part
     if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
         return part.text
-    url = wire.as_type(str, part.image_url) or (wire.as_type(UrlFields, part.image_url) or UrlFields()).url
-    return url.encode() if url else bytes(raw)
+    url, detail = wire.as_type(str, part.image_url), part.detail
+    if not url:
+        given_url = wire.as_type(UrlFields, part.image_url) or UrlFields()
+        url, detail = given_url.url, given_url.detail
+    if not url:
+        return bytes(raw)
+    how = wire.as_type(str, detail) if detail is not ABSENT else None
+    return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
 
 
 def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
@@ -245,4 +257,4 @@ def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
         text = RS.join(texts)
         return Prompt(text, len(texts[0]))
     text = array("I", ids).tobytes()
-    return Prompt(text, len(text), opaque_bytes=len(text), bytes_per_token=TOKEN_ID_BYTES)
+    return Prompt(text, len(text), bytes_per_token=TOKEN_ID_BYTES)

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from router.core import sse
 from router.core.dialects import wire
-from router.core.dialects.chat import Chat, call, calls, canonical
+from router.core.dialects.chat import Chat, arguments, call, calls
 from router.core.dialects.openai import OpenAI
 from router.core.dialects.openai_prompt import content_parts
 from router.core.dialects.responses_input import responses_input
@@ -40,6 +40,7 @@ class _Body(msgspec.Struct):
     tools: Raw = ABSENT
     reasoning: Raw = ABSENT
     chat_template_kwargs: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
     prompt: Raw = ABSENT
     previous_input_messages: Raw = ABSENT
     previous_response_id: Raw = ABSENT
@@ -60,7 +61,6 @@ class _Item(msgspec.Struct):
     content: str | list[Raw] | None = None
     summary: list[_Text] = []
     encrypted_content: str | None = None
-    call_id: str = ""
     name: str = ""
     namespace: str | None = None
     arguments: str = ""
@@ -97,7 +97,7 @@ class _Assistant:
 
     def write(self, chat: Chat) -> None:
         fields = [("tool_calls", calls(self.calls))] if self.calls else []
-        if self.reasoning is not None:
+        if self.reasoning:
             fields.append(("reasoning", msgspec.json.encode(self.reasoning)))
         chat.message("assistant", () if self.text is None else (self.text,), fields)
 
@@ -211,6 +211,8 @@ def _prompt(fields: _Body) -> Prompt | None:
         return None
     try:
         chat = Chat()
+        if wire.given(fields.mm_processor_kwargs):
+            chat.media = arguments(fields.mm_processor_kwargs)
         _head(chat, fields)
         if instructions := wire.as_type(str, fields.instructions):
             chat.message("system", (instructions,))
@@ -230,10 +232,8 @@ def _head(chat: Chat, fields: _Body) -> None:
             [made for tool in msgspec.json.decode(fields.tools, type=list[dict[str, Any]]) for made in _tool(tool)]
         )
     if wire.given(fields.chat_template_kwargs):
-        chat.head("chat_template_kwargs", canonical(fields.chat_template_kwargs))
-    effort = (wire.as_type(dict, fields.reasoning) or {}).get("effort")
-    if effort:
-        chat.head("reasoning_effort", msgspec.json.encode(effort))
+        chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
+    chat.effort((wire.as_type(dict, fields.reasoning) or {}).get("effort"))
 
 
 def _tool(tool: dict[str, Any]) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ def _items(chat: Chat, items: Iterable[_Item]) -> None:
             open_.write(chat)
             open_ = None
         if item.type in ("function_call_output", "custom_tool_call_output"):
-            chat.message("tool", content_parts(item.output), [("tool_call_id", msgspec.json.encode(item.call_id))])
+            chat.message("tool", content_parts(item.output))
         elif item.type == "message" and item.role:
             chat.message(item.role, content_parts(item.content))
         else:
@@ -284,8 +284,8 @@ def _join(chat: Chat, open_: _Assistant | None, item: _Item) -> _Assistant:
     if item.type in ("function_call", "custom_tool_call"):
         name = f"{item.namespace}__{item.name}" if item.namespace else item.name
         # vLLM shows the model a custom tool as a function of one string, named `input`.
-        arguments = {"input": item.input} if item.type == "custom_tool_call" else item.arguments
-        into.calls.append(call(item.call_id, name, arguments))
+        given = {"input": item.input} if item.type == "custom_tool_call" else item.arguments
+        into.calls.append(call(name, given))
         return into
     reasoning = item.type == "reasoning"
     if (into.reasoning if reasoning else into.text) is not None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
-from router.core.facts import Beginning
+from router.core.facts import Beginning, Heading
 
 CELL_BYTES = 8 << 10
 CELLS_MIN = 4  # a shorter body is read in the time that looking for it and learning it take
@@ -76,7 +76,7 @@ class Seen:
         self._young: dict[int, Mark | str] = {}
         self._old: dict[int, Mark | str] = {}
         self._bytes = 0
-        self._heads: dict[int, tuple[bytes, int]] = {}
+        self._heads: dict[int, Heading] = {}
 
     def apart(self, whose: bytes) -> None:
         """From now on, what was read for others is not found: how long reading takes would tell of it. b"": all who
@@ -132,7 +132,7 @@ class Seen:
             self._old, self._young, self._bytes = self._young, {}, 0
             self._heads.clear()
 
-    def rendered(self, parts: Sequence[Raw], make: Callable[[], tuple[bytes, int]]) -> tuple[bytes, int]:
+    def rendered(self, parts: Sequence[Raw], make: Callable[[], Heading]) -> Heading:
         """What `make` makes of these parts of a body, if long: tools come with every turn, and are long."""
         if sum(map(len, parts)) < CELL_BYTES:
             return make()

@@ -292,9 +292,8 @@ def _prompt(fields: _Body) -> Prompt | None:
         media = b"".join(xxh3_128_digest(item) * OPAQUE_REPEATS for item in _media(fields))
         if wire.given(fields.input_ids):
             text = array("I", [id_ for prompt in _lists(_decode_ids(fields.input_ids)) for id_ in prompt]).tobytes()
-            if not media:
-                return Prompt(text, len(text), opaque_bytes=len(text), bytes_per_token=TOKEN_ID_BYTES) if text else None
-            return Prompt(media + text, len(media) + len(text), opaque_bytes=len(media) + len(text))
+            whole = media + text
+            return Prompt(whole, len(whole), (), len(media), TOKEN_ID_BYTES) if whole else None
         if not wire.given(fields.text):
             return None
         given = _decode_text(fields.text)

@@ -142,8 +142,6 @@ def _in_one(one: _Message, other: _Message, index: int, places: Places, told: Ch
         found.path = places.field(index, field, (), 0, 0)[0]
         return found
     changed = change_of(old, new)
-    if name == "tool_call_id" or changed.steps[1:] == ("id",):
-        told = told or Change.IDENTIFIER
     found = _changed(changed if told is None else changed._replace(change=told))
     arguments = common_prefix(_arguments(old, changed.steps), _arguments(new, changed.steps))
     found.path, found.at_bytes = places.field(index, name, changed.steps, found.at, arguments)

@@ -121,7 +121,7 @@ class Places:
                 return f"{path}.{arguments}", _in_text(given, canonical_at)
             return joined(f"{path}.{arguments}", steps[3:]), at
         rest = steps[2:] if flat and steps[1:2] == ("function",) else steps[1:]
-        return joined(path, _named(rest, self._dialect)), at
+        return joined(path, rest), at
 
     def _value(self, path: str) -> Any:  # noqa: ANN401  # JSON of any kind
         value: Any = self._body
@@ -143,11 +143,6 @@ class Places:
         except (AttributeError, KeyError, TypeError, ValueError):
             pass  # not what the dialect would have read
         return Made(f"messages[{index}]")
-
-
-def _named(steps: Steps, dialect: str) -> Steps:
-    """Responses call `call_id` what chats call `id`."""
-    return ("call_id", *steps[1:]) if dialect == "responses" and steps[:1] == ("id",) else steps
 
 
 def _in_text(given: str, canonical_at: int) -> int:
@@ -251,7 +246,7 @@ def _of_result(path: str, block: dict[str, Any]) -> Iterator[Made]:
     texts = _texts(f"{path}.content", content)
     if parts:
         texts = [text for text, part in zip(texts, parts, strict=False) if part.get("type") == "text"]
-    yield Made(path, texts, fields={"tool_call_id": f"{path}.tool_use_id"})
+    yield Made(path, texts)
     if any(part.get("type") == "image" for part in parts):
         yield Made(path, [(f"{path}.content", _OPAQUE_BYTES, 0)])
 
@@ -277,7 +272,7 @@ def _of_responses(body: dict[str, Any]) -> Iterator[Made]:
             yield open_
             open_ = None
         if kind in ("function_call_output", "custom_tool_call_output"):
-            yield Made(path, _texts(f"{path}.output", item.get("output")), fields={"tool_call_id": f"{path}.call_id"})
+            yield Made(path, _texts(f"{path}.output", item.get("output")))
         else:
             yield Made(path, _texts(f"{path}.content", item.get("content")))
     if open_ is not None:
