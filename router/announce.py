@@ -3,7 +3,9 @@
 An engine never repeats what it stored before we listened. vLLM (0.30 and later) does so for one request whose
 `vllm_xargs` hold `kv_cache_report_mode: full`: it stores again, in words only, every block the prompt hit. So when an
 answer shows more cached tokens than the events knew, a request of one token with just those tokens is sent, at most
-one every INTERVAL_S. While it runs, stores of blocks already known are taken for repetitions, not for second copies.
+one every INTERVAL_S. Every router of the engine hears the answer, so where any of them asks, all have to know that
+stores may be repetitions and no second copies: `events.announce` is to be on in all of them, or in none (see
+core/kv_ledger.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 30.0
-LAST_EVENTS_S = 0.5  # its events may come behind the answer
 
 
 class Announcer:
@@ -47,16 +48,12 @@ class Announcer:
             await asyncio.sleep(INTERVAL_S)
 
     async def announce(self, wanted: Unannounced) -> None:
-        """Send one request and listen; a failure costs nothing but the knowledge."""
-        self._router.knowledge.announcing(wanted.replica, on=True)
+        """Send one request; a failure costs nothing but the knowledge."""
         try:
             await self._request(wanted)
-            await asyncio.sleep(LAST_EVENTS_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fields = {"replica": wanted.replica, "why": type(error).__name__}
             log.warning("replica was asked in vain to announce what it holds", extra={"fields": fields})
-        finally:
-            self._router.knowledge.announcing(wanted.replica, on=False)
 
     async def _request(self, wanted: Unannounced) -> None:
         # One token more than is cached: the engine never takes the last one from its cache.

@@ -64,6 +64,7 @@ class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs t
     medium: str
     group: int
     prefix: bool  # whether this group of layers answers for a whole prefix
+    again: bool | None = False  # whether the engine only repeats what it stored before; None: it does not say
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -139,6 +140,7 @@ def slices(event: Event, blocks_max: int) -> Iterator[Event]:
             event.medium,
             event.group,
             event.prefix,
+            event.again,
         )
 
 
@@ -212,7 +214,22 @@ def _stored(fields: dict[str, Any], hashes: list[int], medium: str, group: int) 
         adapter, salted, extras = _extras(listed, adapter, salted, root=parent is None)
     if parent is not None:
         salted = b""
-    return Stored(hashes, parent, tokens, block_tokens, adapter, salted, extras, medium, group, prefix=True)
+    again = _again(fields, medium, root=parent is None)
+    return Stored(hashes, parent, tokens, block_tokens, adapter, salted, extras, medium, group, True, again)
+
+
+def _again(fields: dict[str, Any], medium: str, *, root: bool) -> bool | None:
+    """Whether this store repeats an older one, as a vLLM does for a request with `kv_cache_report_mode: full`.
+
+    Such a report is one event for all blocks that the prompt hit, so it begins with the first block, and looks like
+    the store of a prompt that hit none (vLLM 0.32 v1/core/block_pool.py, emit_cached_block_events). A store behind a
+    parent is always a new copy. vLLM's pull request 51699 adds the field `origin`, which tells them apart. SGLang
+    repeats nothing, and names no groups.
+    """
+    origin = fields.get("origin")
+    if origin is not None:
+        return bool(origin == "REUSED")
+    return None if root and medium == "GPU" and fields.get("group_idx") is not None else False
 
 
 def _hashes(given: list[Any]) -> list[int]:

@@ -12,6 +12,7 @@ What is rare is kept beside, so that the common block costs one entry here and o
 * Copies. An engine stores a block twice, in GPU and CPU memory, or for two groups of layers, and takes each copy back
   on its own. Copies are counted per place (medium, group), packed into one integer of 16 bits a place; a block whose
   copies are the usual ones, one on the GPU for each group, has no entry. It is of use while every group has a copy.
+  A block that only a tier holds counts as held like any other; only copies on the GPU take room in the KV pool.
 * Orphans. A block whose parent has no known name cannot be keyed. It is set aside, its copies counted all the same,
   and gets its key when the parent gets one; it is never taken for a root.
 * Expectations, and several blocks of one key: see kv_credit.py.
@@ -39,6 +40,10 @@ GROUPS_MAX = 64  # remembered as not answering for a prefix
 ASIDE_BLOCK_BYTES = 512  # an orphan with larger blocks than 128 tokens counts as several
 JOIN_BLOCKS = 512  # orphans keyed with one event, in about a millisecond
 TRIM_KEYS = 1024  # names forgotten at a time: finding the oldest of a dict costs a scan
+# Upper bounds, for a ledger whose tables have just grown; tests/core measures them with tracemalloc (CPython 3.11).
+BLOCK_BYTES = 320  # one block held: two table slots, hash, key, mask
+NAME_BYTES = 192  # one name of a block no longer held
+ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -48,19 +53,25 @@ _NOT_HELD = -1  # no key
 class Ledger:
     """The blocks of one engine under its name in `masks`. At most `blocks_max` are held, `aside_max` of them without
     a key, and about `names_max` names of blocks no longer held are kept.
+
+    With `repeats`, somebody has the engine repeat what it stored (see announce.py), and a store that may be such a
+    repetition is no second copy of what is held in its place. Where it was a copy after all, the block is believed
+    gone with the first one: too little credit, where the other mistake would leave credit for ever.
     """
 
-    def __init__(self, masks: Masks, name: str, *, blocks_max: int, aside_max: int, names_max: int) -> None:
+    def __init__(
+        self, masks: Masks, name: str, *, blocks_max: int, aside_max: int, names_max: int, repeats: bool = False
+    ) -> None:
         self._blocks_max, self._aside_max, self._names_max = blocks_max, aside_max, names_max
-        self._idempotent = False
+        self._repeats = repeats
         self.tails = Tails()
         self._slack = max(1, min(TRIM_KEYS, names_max // 8))
-        self.stored = 0  # copies taken, announcements of held ones excepted
+        self.stored = 0  # copies taken, repetitions excepted
         self.removed = 0  # copies gone
         self.unknown_removals = 0
         self.joined = 0  # blocks set aside that got their key later
         self.aside_dropped = 0  # blocks in events set aside and then forgotten
-        self.forgotten = 0  # blocks not taken because `blocks_max` are held
+        self.forgotten = 0  # blocks not taken because `blocks_max` are held, or given up for others' room
         self.other_size = 0  # blocks not taken because they are not `block_tokens` long
         self.conflicts = 0  # hashes given to two different contents
         self._credit = Credit(masks, name, expected_max=blocks_max)
@@ -68,7 +79,7 @@ class Ledger:
         self._reset()
 
     def _reset(self) -> None:
-        self.block_tokens: int | None = None  # of the engine: what its first event says
+        self.block_tokens: int | None = None  # of the engine: what the GPU's first event of a prefix group says
         self._places: dict[tuple[str, int], int] = {}  # -> shift of its count
         self._groups: dict[int, int] = {}  # group -> mask of the counts of its places
         self._others: set[int] = set()  # groups that do not answer for a whole prefix
@@ -78,6 +89,7 @@ class Ledger:
     def _empty(self) -> None:
         self.complete = True
         self.aside = 0  # blocks in events set aside
+        self._gpu_copies = 0  # of all blocks held, with a key or without, in all groups
         self._held: dict[int, int | None] = {}  # hash -> key, None while it has none
         self._copies: dict[int, int] = {}  # hash -> counts, where they are not _usual
         self._aside: OrderedDict[int, Stored] = OrderedDict()  # serial -> event
@@ -92,13 +104,38 @@ class Ledger:
         """Blocks held and of use: with a key, and a copy in every group."""
         return self._credit.blocks
 
+    @property
+    def gpu_blocks(self) -> int:
+        """Blocks of the KV pool that what is held takes: copies on the GPU, a second copy of one block and blocks
+        without a key included, whatever tiers hold besides."""
+        return -(-self._gpu_copies // (len(self._groups) or 1))  # a block of tokens is one block in each group
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes that blocks, names and orphans may take, at most; expectations, which open leases bound, excepted."""
+        return len(self._held) * BLOCK_BYTES + len(self._names) * NAME_BYTES + self._aside_weight * ASIDE_BYTES
+
+    def shed(self, bytes_min: int) -> None:
+        """Forget what takes at least `bytes_min` bytes, or everything: orphans first, then the newest blocks, which are
+        ends of prompts more often than beginnings that others share. The ledger is incomplete until the next clear.
+        """
+        self.complete = False
+        left = self.bytes_used - bytes_min
+        while self._aside and self.bytes_used > left:
+            self._drop_oldest()
+        while self._held and self.bytes_used > left:
+            given, key = self._held.popitem()
+            counts = self._copies.pop(given, self._usual)
+            self._gpu_copies -= self._on_gpu(counts)
+            if key is not None and self._whole(counts):
+                self._credit.take(key)
+            self.forgotten += 1
+        if self.bytes_used > left:
+            self._names.clear()
+
     def holds(self, key: int) -> bool:
         """Whether the block with this key is held or expected."""
         return self._credit.holds(key)
-
-    def announcing(self, on: bool) -> None:
-        """While on, a block stored where a copy is known to be is that copy, announced again."""
-        self._idempotent = on
 
     def clear(self) -> None:
         """Nothing is held, at once, and no hash is known by name."""
@@ -148,7 +185,11 @@ class Ledger:
         if shift is None:
             return
         keys = self._keys_of(event)
-        self._take(event.hashes, keys, shift)
+        stored = self.stored
+        again = self._repeats if event.again is None else event.again
+        self._take(event.hashes, keys, shift, again)
+        if event.medium == "GPU":
+            self._gpu_copies += self.stored - stored
         if None in keys:
             self._set_aside(event)
         if self._waiting:
@@ -156,6 +197,8 @@ class Ledger:
 
     def _fits(self, event: Stored) -> bool:
         if self.block_tokens is None:
+            if event.medium != "GPU":  # a tier may publish in chunks of many blocks: LMCache's have 256 tokens
+                return False
             self.block_tokens = event.block_tokens
         elif self.block_tokens != event.block_tokens:
             # vLLM caches a part of a block of a hybrid model under its own size (block_pool.cache_partial_block).
@@ -212,7 +255,7 @@ class Ledger:
     def _known(self, given: int) -> int | None:
         return self._held.get(given) or self._names.get(given)
 
-    def _take(self, hashes: Sequence[int], keys: Sequence[int | None], shift: int) -> None:
+    def _take(self, hashes: Sequence[int], keys: Sequence[int | None], shift: int, again: bool) -> None:
         held, names = self._held, self._names
         one = 1 << shift
         whole = one == self._usual or self._whole(one)
@@ -222,7 +265,7 @@ class Ledger:
             if given in held:
                 if key is not None:
                     self._call(given, key)
-                self._copy(given, shift)
+                self._copy(given, shift, again)
                 continue
             if len(held) >= self._blocks_max:
                 self.forgotten += 1
@@ -255,11 +298,11 @@ class Ledger:
         self.stored += len(hashes)
         return True
 
-    def _copy(self, given: int, shift: int) -> None:
-        """One copy more of a block that is held."""
+    def _copy(self, given: int, shift: int, again: bool) -> None:
+        """One copy more of a block that is held; with `again` only where none is known to be."""
         counts = self._copies.get(given, self._usual)
         here = counts >> shift & _COUNT
-        if here and (self._idempotent or here == _COUNT):
+        if here and (again or here == _COUNT):
             return
         self.stored += 1
         self._recount(given, counts, counts + (1 << shift))
@@ -330,7 +373,10 @@ class Ledger:
         for given in event.hashes:
             if self._held.get(given, 0) is None:
                 del self._held[given]
-                self._copies.pop(given, None)
+                self._gpu_copies -= self._on_gpu(self._copies.pop(given, self._usual))
+
+    def _on_gpu(self, counts: int) -> int:
+        return sum(counts >> shift & _COUNT for (medium, _), shift in self._places.items() if medium == "GPU")
 
     def catch_up(self, blocks_max: int) -> bool:
         """Key what waited for blocks that are known by now, about `blocks_max` blocks; True if more is left. Every
@@ -367,13 +413,19 @@ class Ledger:
             if event.group not in self._others:
                 self.unknown_removals += len(event.hashes)
             return
+        removed = self.removed
+        if 1 << shift == self._usual and self._copies.keys().isdisjoint(event.hashes):
+            self._remove_last(event.hashes)
+        else:
+            self._remove_copies(event.hashes, shift)
+        if event.medium == "GPU":
+            self._gpu_copies -= self.removed - removed
+
+    def _remove_copies(self, hashes: Sequence[int], shift: int) -> None:
         held, copies = self._held, self._copies
         one = 1 << shift
         whole = one == self._usual or self._whole(one)
-        if one == self._usual and copies.keys().isdisjoint(event.hashes):
-            self._remove_last(event.hashes)
-            return
-        for given in event.hashes:
+        for given in hashes:
             counts = copies.get(given, self._usual) if given in held else 0
             if not counts >> shift & _COUNT:
                 self.unknown_removals += 1

@@ -120,11 +120,15 @@ class Tails:
             del self._tails[lease]
             self._ended.discard(lease)
 
-    def behind(self, now_s: float) -> bool:
-        """Whether blocks of an answer that ended are still to be heard of."""
+    def waits(self, now_s: float) -> bool:
+        """Whether there is an answer that ended, not all of whose blocks are heard of or given up."""
         for lease in [lease for lease in self._ended if self._tails[lease].due_s <= now_s]:
             self._close(lease, missed=True)
-        return bool(self._ended) and self._missed <= MISSED_MAX
+        return bool(self._ended)
+
+    def behind(self, now_s: float) -> bool:
+        """Whether blocks of an answer that ended are still to be heard of."""
+        return self.waits(now_s) and self._missed <= MISSED_MAX
 
     def continued(self, keys: Sequence[int], root: int, now_s: float) -> bool:
         """Whether a prompt with these keys goes on behind an answer whose blocks are still to be heard of."""

@@ -65,6 +65,7 @@ class Engine:
     outbox: list[Numbered] = field(init=False)
     next_seq: int = field(init=False)
     unreadable: bool = field(init=False)  # whether this process has said what cannot be read
+    doubled: bool = False  # whether a block that was stored with a prompt's first was there already
     _cpu: OrderedDict[int, None] = field(init=False)
     _to_cpu: list[int] = field(init=False)  # stored in the last step: copied while the next one runs
     _window: deque[int] = field(init=False)
@@ -96,6 +97,16 @@ class Engine:
         self.running.append(one)
         self._step()
         return len(matched) * BLOCK_TOKENS
+
+    def report(self, identity: Identity, tokens: Sequence[int], origin: str) -> None:
+        """Prefill a prompt for somebody who wants to be told what it hits (vLLM's `kv_cache_report_mode: full`): that
+        is stored again, in words only. With `origin` the event says so."""
+        hashes = self._hashes(identity, tokens)
+        hit = hashes[: len(self.pool.match(hashes, (len(tokens) - 1) // BLOCK_TOKENS))]
+        if hit:
+            ids = list(tokens[: len(hit) * BLOCK_TOKENS])
+            self._say_stored(identity, hit, None, ids, 0, "full_attention", origin)
+        self.admit(identity, tokens)
 
     def admit_twice(self, identity: Identity, tokens: Sequence[int]) -> None:
         """Two equal prompts in one step: neither sees the other's blocks, so both are computed and stored."""
@@ -217,6 +228,8 @@ class Engine:
         one = event.tag
         assert isinstance(one, Request)
         first, keys = event.first_block, list(event.keys)
+        held = list(self.pool._keys.values())
+        self.doubled |= event.parent is None and any(held.count(key) > 1 for key in keys)
         ids = one.tokens[first * BLOCK_TOKENS : (first + len(keys)) * BLOCK_TOKENS]
         self._say_stored(one.identity, keys, event.parent, ids, 0, "full_attention")
         if self.flavour.window:
@@ -245,7 +258,14 @@ class Engine:
         self._queued.append(self._encode("BlockStored", block_hashes=[self._wire(key)], **fields, group_idx=0))
 
     def _say_stored(
-        self, identity: Identity, keys: list[int], parent: int | None, ids: list[int], group: int, kind: str
+        self,
+        identity: Identity,
+        keys: list[int],
+        parent: int | None,
+        ids: list[int],
+        group: int,
+        kind: str,
+        origin: str = "",
     ) -> None:
         adapter, salt = identity
         extra: list[list[str] | None] = [[adapter] if adapter else None for _ in keys]
@@ -262,7 +282,7 @@ class Engine:
             "extra_keys": extra,
             "group_idx": group,
             "kv_cache_spec_kind": kind,
-        }
+        } | ({"origin": origin} if origin else {})
         self._queued.append(self._encode("BlockStored", **said))
 
     def _removed(self, keys: list[int], medium: str, group: int) -> None:

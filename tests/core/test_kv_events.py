@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from router.core import kv_events
 from router.core.kv_events import Batch, Cleared, Event, MalformedBatch, Removed, Stored, decode, slices
@@ -50,7 +51,7 @@ def _a_map(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-PLAIN = Stored([HASH, 2], None, _ids(1, 86, 3122, 202), 2, "", b"", None, "GPU", 0, prefix=True)
+PLAIN = Stored([HASH, 2], None, _ids(1, 86, 3122, 202), 2, "", b"", None, "GPU", 0, prefix=True, again=None)
 ARRAY_0_10 = ["BlockStored", [HASH, 2], None, [1, 86, 3122, 202], 2, None, "GPU"]
 
 
@@ -74,7 +75,27 @@ ARRAY_0_10 = ["BlockStored", [HASH, 2], None, [1, 86, 3122, 202], 2, None, "GPU"
 )
 def test_every_shape_of_an_event_is_the_same_event(event: Any) -> None:
     """Arrays of every version, maps, fields missing at the end and fields unknown: one and the same."""
-    assert _stored(event) == PLAIN
+    assert structs.replace(_stored(event), again=None) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("event", "again"),
+    [
+        (_a_map(), None),
+        (_a_map(origin="NEW"), False),
+        (_a_map(origin="REUSED"), True),
+        (_a_map(origin="REUSED", parent_block_hash=5), True),
+        (_a_map(origin=["?"]), False),
+        (_a_map(parent_block_hash=5), False),
+        (_a_map(medium="CPU"), False),
+        (_a_map(group_idx=None), False),
+        (ARRAY_0_10, False),
+    ],
+)
+def test_a_store_may_be_a_repetition(event: Any, again: bool | None) -> None:
+    """vLLM's report of what a prompt hit begins with the prompt and looks like any such store, unless it says `origin`;
+    a store behind a parent, a tier's, and that of an engine which names no groups are new."""
+    assert _stored(event).again is again
 
 
 @pytest.mark.parametrize(
@@ -301,13 +322,14 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slices_are_the_same_in_pieces() -> None:
     """Blocks, tokens and extras in order; each piece is the child of the one before; the salt stays with the root."""
     extras = (b"a", None, None, b"d", b"e")
-    whole = Stored([1, 2, 3, 4, 5], 9, _ids(*range(10)), 2, "ad", b"s", extras, "GPU", 0, prefix=True)
+    whole = Stored([1, 2, 3, 4, 5], 9, _ids(*range(10)), 2, "ad", b"s", extras, "GPU", 0, prefix=True, again=None)
     parts = [part for part in slices(whole, 2) if isinstance(part, Stored)]
     assert [part.hashes for part in parts] == [[1, 2], [3, 4], [5]]
     assert [part.parent for part in parts] == [9, 2, 4]
     assert b"".join(part.tokens for part in parts) == whole.tokens
     assert [len(part.tokens) for part in parts] == [16, 16, 8]
     assert [part.salt for part in parts] == [b"s", b"", b""]
+    assert [part.again for part in parts] == [None] * 3
     assert [part.extras for part in parts] == [(b"a", None), (None, b"d"), (b"e",)]
     assert list(slices(whole, 5)) == [whole]
     assert list(slices(Removed([1, 2, 3], "CPU", 1), 2)) == [Removed([1, 2], "CPU", 1), Removed([3], "CPU", 1)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import tracemalloc
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from router.core.blocks import token_chain, token_root
 from router.core.kv_events import Cleared, Removed, Stored
-from router.core.kv_ledger import JOIN_BLOCKS, Ledger
+from router.core.kv_ledger import BLOCK_BYTES, JOIN_BLOCKS, Ledger
 from router.core.masks import Masks
 
 SIZE = 2  # tokens of a block
@@ -33,9 +35,10 @@ def _stored(
     medium: str = "GPU",
     group: int = 0,
     prefix: bool = True,
+    again: bool | None = False,
 ) -> Stored:
     """A letter stands for a block whose tokens are all that letter; no letters: a tier's event, hashes alone."""
-    return Stored(hashes, parent, _ids(tokens, size), size, adapter, salt, extras, medium, group, prefix)
+    return Stored(hashes, parent, _ids(tokens, size), size, adapter, salt, extras, medium, group, prefix, again)
 
 
 def _gone(*hashes: int, medium: str = "GPU", group: int = 0) -> Removed:
@@ -53,9 +56,12 @@ def _keys(letters: str, adapter: str = "", salt: bytes = b"", size: int = SIZE) 
 class _Engine:
     """A ledger and the map it writes to."""
 
-    def __init__(self, blocks_max: int = MANY, aside_max: int = MANY, names_max: int = MANY) -> None:
+    def __init__(
+        self, blocks_max: int = MANY, aside_max: int = MANY, names_max: int = MANY, *, repeats: bool = False
+    ) -> None:
         self.masks = Masks()
-        self.ledger = Ledger(self.masks, "r", blocks_max=blocks_max, aside_max=aside_max, names_max=names_max)
+        limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
+        self.ledger = Ledger(self.masks, "r", **limits, repeats=repeats)
 
     def hears(self, *events: Stored | Removed | Cleared) -> None:
         for event in events:
@@ -306,6 +312,49 @@ def test_blocks_have_a_bound() -> None:
     assert engine.depth("a") == 0
 
 
+def test_what_is_shed_is_the_newest() -> None:
+    """Beginnings of prompts stay; what was forgotten is not credited, whatever is removed or stored later, and the
+    ledger is incomplete until a clear."""
+    engine = _Engine()
+    engine.hears(_stored([1, 2, 3, 4], "abcd"), _stored([4], "d", 3), _stored([9], "z", parent=8))
+    before = engine.ledger.bytes_used
+    engine.ledger.shed(5 * BLOCK_BYTES)  # the orphan takes three
+    assert before - engine.ledger.bytes_used >= 5 * BLOCK_BYTES
+    assert not engine.ledger.complete
+    assert engine.ledger.aside == 0
+    assert engine.ledger.blocks == engine.ledger.gpu_blocks == engine.depth("abcd") == 2
+    engine.hears(_stored([4], "d", 3), _gone(4, 3))
+    assert engine.depth("abcd") == 2
+    engine.ledger.shed(1 << 30)
+    assert engine.ledger.bytes_used == engine.ledger.gpu_blocks == engine.depth("abcd") == 0
+    engine.hears(Cleared(), _stored([1], "a"))
+    assert engine.ledger.complete
+    assert engine.depth("a") == 1
+
+
+@pytest.mark.parametrize("blocks", [30_000, 90_000])
+def test_a_ledger_takes_no_more_than_it_says(blocks: int) -> None:
+    """Filled, and after much churn: blocks, names of blocks that are gone, and orphans, by what Python allocates."""
+    rng = random.Random(blocks)
+    tracemalloc.start()
+    try:
+        engine = _Engine(*[1 << 20] * 3)
+        empty = tracemalloc.get_traced_memory()[0]
+        for turn in range(3):
+            for _ in range(blocks // 8):
+                ids, hashes = rng.randbytes(8 * 4 * SIZE), [rng.getrandbits(64) for _ in range(8)]
+                engine.hears(Stored(hashes, None, ids, SIZE, "", b"", None, "GPU", 0, prefix=True))
+            for _ in range(blocks // 100):
+                ids, hashes = rng.randbytes(4 * 128), [rng.getrandbits(64)]
+                engine.hears(Stored(hashes, rng.getrandbits(64), ids, 128, "", b"", None, "GPU", 0, prefix=True))
+            taken = tracemalloc.get_traced_memory()[0] - empty
+            assert engine.ledger.bytes_used / 3 < taken < engine.ledger.bytes_used
+            if turn < 2:
+                engine.hears(Removed(list(engine.ledger._held)[::2], "GPU", 0))
+    finally:
+        tracemalloc.stop()
+
+
 def test_names_have_a_bound() -> None:
     """Of blocks no longer held about `names_max` names are kept, the latest; a child of an older one has to wait."""
     engine = _Engine(names_max=80)
@@ -316,19 +365,65 @@ def test_names_have_a_bound() -> None:
     assert engine.ledger.aside == 1
 
 
-def test_announcements_are_no_copies(engine: _Engine) -> None:
-    """While announcing, a held block stored again is the same copy, and an unknown one is taken."""
+def test_repetitions_are_no_copies() -> None:
+    """Where somebody has the engine repeat what it stored, whoever that is and whenever: a store that may be such a
+    repetition takes what is unknown, and is the same copy of what is held. A tier's is a copy of its own."""
+    engine = _Engine(repeats=True)
     engine.hears(_stored([2], "b", parent=1))
-    engine.ledger.announcing(on=True)
-    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], "ab"), _stored([1], medium="CPU"))
+    engine.hears(*[_stored([1, 2], "ab", again=None)] * 3, _stored([1], medium="CPU"))
     assert engine.depth("ab") == 2
-    engine.ledger.announcing(on=False)
     engine.hears(_gone(2))
     assert engine.depth("ab") == 1
     engine.hears(_gone(1))
     assert engine.depth("ab") == 1
     engine.hears(_gone(1, medium="CPU"))
     assert engine.depth("ab") == 0
+
+
+@pytest.mark.parametrize(("repeats", "again", "copies"), [(True, False, 2), (False, True, 1), (False, None, 2)])
+def test_what_an_engine_says_of_a_store_counts(repeats: bool, again: bool | None, copies: int) -> None:
+    """A store that surely is new is a second copy, also where others may be repetitions (vLLM computes the last block
+    of a prompt again each time); one that surely is a repetition never is; and where nobody asks for repetitions, one
+    of which nothing is known is a copy."""
+    engine = _Engine(repeats=repeats)
+    engine.hears(_stored([1, 2], "ab"), _stored([2], "b", 1, again=again))
+    for _ in range(copies):
+        assert engine.depth("ab") == 2
+        engine.hears(_gone(2))
+    assert engine.depth("ab") == 1
+    assert engine.ledger.unknown_removals == 0
+
+
+def test_only_copies_on_the_gpu_take_room_there(engine: _Engine) -> None:
+    """A second copy takes a block more and one without a key takes one too; a tier's takes none, and counts as held."""
+    engine.hears(_stored([1, 2, 3], "abc"), _stored([1, 2, 3], medium="CPU"), _stored([3], "c", 2))
+    engine.hears(_stored([8], "x", parent=7))
+    assert (engine.ledger.blocks, engine.ledger.gpu_blocks) == (3, 5)
+    engine.hears(_gone(1, 2, 3))
+    assert (engine.ledger.blocks, engine.ledger.gpu_blocks) == (3, 2)
+    engine.hears(_gone(3, 8), _gone(1, medium="CPU"))
+    assert (engine.ledger.blocks, engine.ledger.gpu_blocks) == (2, 0)
+
+
+def test_a_block_of_two_groups_takes_room_once(engine: _Engine) -> None:
+    """The pool's tokens are told for all groups together, so what one group has and what both have take the same."""
+    engine.hears(_stored([1, 2], "ab"), _stored([1], "a", group=1))
+    assert engine.ledger.gpu_blocks == 2
+    engine.hears(_stored([2], "b", 1, group=1))
+    assert engine.ledger.gpu_blocks == 2
+
+
+def test_a_tiers_chunks_do_not_set_the_block_size(engine: _Engine) -> None:
+    """A tier that is heard first, in chunks of many blocks, is passed over; the GPU's blocks are what counts."""
+    engine.hears(_stored([50], "p", size=16 * SIZE, medium="CPU"), _stored([51], "q", 50, size=16 * SIZE, medium="CPU"))
+    assert engine.ledger.block_tokens is None
+    engine.hears(_stored([1, 2], "ab"))
+    assert engine.ledger.block_tokens == SIZE
+    assert engine.depth("ab") == 2
+    assert engine.ledger.other_size == 0
+    engine.hears(_stored([52], "r", size=16 * SIZE, medium="CPU"))
+    assert engine.ledger.other_size == 1
+    assert engine.depth("ab") == 2
 
 
 def test_another_block_size_is_not_taken(engine: _Engine) -> None:
@@ -429,6 +524,7 @@ Block = tuple[int, str]  # namespace (SGLang's extra_key: other hashes, same tok
 Place = tuple[str, int]
 PLACES: list[Place] = [("GPU", 0), ("GPU", 1), ("CPU", 0), ("CPU", 1)]
 BLOCKS = st.tuples(st.integers(0, 1), st.text("ab", min_size=1, max_size=4))
+AGAIN = st.sampled_from([False, False, None, True])
 
 
 def _hash(block: Block) -> int:
@@ -448,10 +544,10 @@ class Machine(RuleBasedStateMachine):
 
     bounds = ROOMY
 
-    @initialize(groups=st.integers(1, 2))
-    def _begin(self, groups: int) -> None:
-        self.groups = groups
-        self.engine = _Engine(*self.bounds)
+    @initialize(groups=st.integers(1, 2), repeats=st.booleans())
+    def _begin(self, groups: int, repeats: bool) -> None:
+        self.groups, self.repeats = groups, repeats
+        self.engine = _Engine(*self.bounds, repeats=repeats)
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -460,9 +556,8 @@ class Machine(RuleBasedStateMachine):
         self.named: set[Block] = set()
         self.opened: set[int] = set()
         self.expected: dict[str, set[int]] = {}  # letters -> leases
-        self.announces = False
 
-    def _store(self, block: Block, count: int, place: Place, with_tokens: bool) -> None:
+    def _store(self, block: Block, count: int, place: Place, with_tokens: bool, again: bool | None = False) -> None:
         medium, group = place
         if group >= self.groups:
             return
@@ -471,13 +566,14 @@ class Machine(RuleBasedStateMachine):
         blocks = [(space, letters[:end]) for end in range(first, len(letters) + 1)]
         tokens = letters[first - 1 :] if with_tokens else ""
         parent = _hash((space, letters[: first - 1])) if first > 1 else None
-        self.engine.hears(_stored([_hash(one) for one in blocks], tokens, parent, medium=medium, group=group))
+        hashes = [_hash(one) for one in blocks]
+        self.engine.hears(_stored(hashes, tokens, parent, medium=medium, group=group, again=again))
         if group not in self.opened:
             if medium != "GPU" or not with_tokens:
                 return
             self.opened.add(group)
         for one in blocks:
-            if not (self.announces and self.copies[place, one]):
+            if not ((self.repeats if again is None else again) and self.copies[place, one]):
                 self.copies[place, one] += 1
         if with_tokens and not (medium == "CPU" and parent is None):
             self.told.update(blocks)
@@ -507,10 +603,10 @@ class Machine(RuleBasedStateMachine):
             )
         }
 
-    @rule(block=BLOCKS, count=st.integers(1, 4))
-    def _stored(self, block: Block, count: int) -> None:
+    @rule(block=BLOCKS, count=st.integers(1, 4), again=AGAIN)
+    def _stored(self, block: Block, count: int, again: bool | None) -> None:
         for group in range(self.groups):
-            self._store(block, count, ("GPU", group), with_tokens=True)
+            self._store(block, count, ("GPU", group), True, again)
 
     @rule(block=BLOCKS, count=st.integers(1, 4), place=st.sampled_from(PLACES), with_tokens=st.booleans())
     def _stored_somewhere(self, block: Block, count: int, place: Place, with_tokens: bool) -> None:
@@ -548,15 +644,8 @@ class Machine(RuleBasedStateMachine):
         self.expected = {letters: owners for letters, owners in self.expected.items() if owners}
 
     @rule()
-    def _announcing(self) -> None:
-        self.announces = not self.announces
-        self.engine.ledger.announcing(self.announces)
-
-    @rule()
     def _clear(self) -> None:
-        announces = self.announces
         self._forget_all()
-        self.announces = announces
         self.engine.hears(Cleared())
 
     def _believed(self) -> set[int]:
@@ -573,6 +662,8 @@ class Machine(RuleBasedStateMachine):
         assert self._believed() == truth
         ledger = self.engine.ledger
         assert ledger.blocks == len(self._useful_blocks())
+        on_gpu = sum(copies for (place, _), copies in self.copies.items() if place[0] == "GPU")
+        assert ledger.gpu_blocks == -(-on_gpu // max(1, len(self.opened)))
         # The overlays hold what is rare, and nothing else.
         assert ledger._usual not in ledger._copies.values()
         assert not ledger._names.keys() & ledger._held.keys()
@@ -586,6 +677,12 @@ class Bounded(Machine):
 
     bounds = (5, 3, 2)
 
+    @rule(size=st.integers(1, 4_000))
+    def _shed(self, size: int) -> None:
+        left = max(0, self.engine.ledger.bytes_used - size)
+        self.engine.ledger.shed(size)
+        assert self.engine.ledger.bytes_used <= left
+
     @invariant()
     def _agrees(self) -> None:
         if not hasattr(self, "engine"):
@@ -594,6 +691,8 @@ class Bounded(Machine):
         assert self._believed() <= possible
         ledger = self.engine.ledger
         assert len(ledger._held) <= 5
+        counts = [ledger._copies.get(given, ledger._usual) for given in ledger._held]
+        assert ledger._gpu_copies == sum(map(ledger._on_gpu, counts))
         assert ledger.aside <= 3
         assert ledger._copies.keys() <= ledger._held.keys()
 

@@ -31,7 +31,7 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 
 def _router(url: str) -> Router:
-    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16, repeats=True)
     router.replace([Replica(url)])
     router.models.observe_tokens("m", "")
     router.knowledge.untokened(url, "")
@@ -47,7 +47,7 @@ def _prompt(tokens: int) -> TokenPrompt:
 async def test_a_repetition_is_asked_for_and_is_no_second_copy(engine: FakeEngine) -> None:
     """One request of one token, with what was cached and one token more; what it stores again is held once."""
     router, prompt = _router(engine.url), _prompt(64)
-    event = Stored([1, 2, 3, 4], None, prompt.ids, BLOCK, "", b"s", None, "GPU", 0, True)
+    event = Stored([1, 2, 3, 4], None, prompt.ids, BLOCK, "", b"s", None, "GPU", 0, True, None)
     router.knowledge.apply(engine.url, event, 0.0)
 
     async def repeats(fake: FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -66,11 +66,18 @@ async def test_a_repetition_is_asked_for_and_is_no_second_copy(engine: FakeEngin
     assert (seen.json["max_tokens"], seen.json["cache_salt"]) == (1, "s")
     assert seen.json["vllm_xargs"] == {"kv_cache_report_mode": "full"}
     router.knowledge.apply(engine.url, Removed([1, 2, 3, 4], "GPU", 0), 2.0)
-    assert router.knowledge.held(prompt, 2.0)[engine.url].tokens == 0
-    router.knowledge.apply(engine.url, event, 3.0)
-    router.knowledge.apply(engine.url, event, 3.0)
-    router.knowledge.apply(engine.url, Removed([1, 2, 3, 4], "GPU", 0), 4.0)
-    assert router.knowledge.held(prompt, 4.0)[engine.url].tokens == 64  # two copies, one gone
+    assert router.knowledge.held(prompt, 2.0) == {}
+
+
+async def test_what_another_router_has_repeated_is_no_second_copy_either(engine: FakeEngine) -> None:
+    """It comes at any time, and nothing here was asked for."""
+    router, prompt = _router(engine.url), _prompt(64)
+    event = Stored([1, 2, 3, 4], None, prompt.ids, BLOCK, "", b"s", None, "GPU", 0, True, None)
+    router.knowledge.apply(engine.url, event, 0.0)
+    router.knowledge.apply(engine.url, event, 1.0)
+    assert router.knowledge.held(prompt, 1.0)[engine.url].tokens == 64
+    router.knowledge.apply(engine.url, Removed([1, 2, 3, 4], "GPU", 0), 2.0)
+    assert router.knowledge.held(prompt, 2.0) == {}
 
 
 async def test_a_replica_that_refuses_costs_nothing(engine: FakeEngine) -> None:
@@ -81,7 +88,7 @@ async def test_a_replica_that_refuses_costs_nothing(engine: FakeEngine) -> None:
     router.unannounced.append(Unannounced(engine.url, "m", _prompt(64), 48))
     watching = asyncio.create_task(announcer.watch())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not engine.seen:
                 await asyncio.sleep(0.01)
     finally:

