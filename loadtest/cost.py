@@ -8,6 +8,8 @@ the other; what they do not add up to is the event loop and the hops between thr
 
 Events are followed from their bytes: decode, and apply to what the router knows. Bytes a block are what tracemalloc
 counts as held for it.
+
+With `--replicas` it is measured instead how placing grows with the fleet (cost_growth.py).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import flags
+from loadtest.cost_growth import growth_rows
 from loadtest.cost_model import TOOLS, Talks, tokenizer_folder
 from loadtest.cost_world import (
     BLOCK_TOKENS,
@@ -55,6 +58,7 @@ from router.core.knowledge import Knowledge
 LONG, SHORT = (99_000, 97), (640, 7)  # tokens and messages at first; an odd number, so that the last is the user's
 LONG_A_RUN, SHORT_A_RUN = 4, 40  # conversations side by side
 OTHER_BLOCKS = 20_000
+REPLICAS_MAX = 10_000
 EVENT_BLOCKS, POOL_BLOCKS = 100_000, 30_000
 EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}  # as an engine with a few requests in each step sends them
 GOALS = {"extend_100k_ms": 3.0, "cold_100k_ms": 12.0, "extend_1k_ms": 0.3}
@@ -259,15 +263,16 @@ def event_rows(runs: int, told: Callable[[int], None]) -> list[Row]:
 # The command
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Row], title: str) -> Table:
     """Cases, goals and what was got."""
-    drawn = Table(title="what exact knowledge costs", title_justify="left")
-    for title, justify in (("case", "left"), ("got", "right"), ("goal", "right"), ("", "left")):
-        drawn.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    drawn = Table(title=title, title_justify="left")
+    for head, justify in (("case", "left"), ("got", "right"), ("goal", "right"), ("", "left")):
+        drawn.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in rows:
         got = row.got or 0.0
         shown = f"{got:,.0f}" if got >= 100 else f"{got:.3f}"
-        drawn.add_row(row.case, shown, row.goal or "", "" if row.ok is None else "ok" if row.ok else "missed")
+        case = row.case if row.replicas is None else f"{row.case}, {row.replicas:,} replicas"
+        drawn.add_row(case, shown, row.goal or "", "" if row.ok is None else "ok" if row.ok else "missed")
     return drawn
 
 
@@ -276,6 +281,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     console = Console(stderr=True)
     try:
+        if options.replicas:
+            with progress_bar(console, "sizes of fleet", len(options.replicas)) as told:
+                grown = growth_rows(options.replicas, options.runs, told)
+            return _reported(grown, "what replicas cost", options, argv)
         folder = options.tokenizer or tokenizer_folder()
         if options.profile:
             uvloop.run(profile(folder, LONG if options.profile == "long" else SHORT))
@@ -287,10 +296,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CostError, ImportError, OSError) as error:
         print(f"cost: {error}", file=sys.stderr)
         return 2
-    Console().print(table(rows))
+    return _reported(rows, "what exact knowledge costs", options, argv)
+
+
+def _reported(rows: list[Row], title: str, options: argparse.Namespace, argv: Sequence[str] | None) -> int:
+    Console().print(table(rows, title))
     if options.json:
         write_json(options.json, "cost " + " ".join(argv if argv is not None else sys.argv[1:]), rows)
     return 1 if options.check and any(row.ok is False for row in rows) else 0
+
+
+def _sizes(text: str) -> list[int]:
+    whole = flags.whole(1, REPLICAS_MAX)
+    return [whole(part) for part in text.split(",")]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -298,6 +316,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--runs", type=flags.whole(1), default=5, metavar="N", help="medians are of so many (5)")
     add("--tokenizer", type=Path, metavar="PATH", help="a model's folder; default: one trained on this machine")
+    add(
+        "--replicas",
+        type=_sizes,
+        metavar="N,N,...",
+        help="instead: what placing costs with so many, such as 8,64,256,1000",
+    )
     add("--check", action="store_true", help="exit 1 when a goal is missed")
     add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")
     add("--json", type=Path, metavar="FILE", help="write the rows")

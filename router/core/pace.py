@@ -9,10 +9,16 @@ Of peers only requests count that found nobody waiting: engines prefill short pr
 tokens but the first seem to take no time. Peers without such tokens in that span say nothing; without any, nobody is
 slow. So engines that are all slow alike stay, and so does one that is two or three times slower than others: the
 policy sends less to it.
+
+Each answer asks, so peers are only looked at where all of the eight took longer than SLOW_MS and longer than the model
+says, which is rare where nobody is slow: the model is learned from all. And LEVELS_MAX of them are enough to say what
+is usual, not always the same ones: the median of so many is close to that of a thousand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, islice
 from statistics import median
 
 from router.core.fleet import Fleet
@@ -22,6 +28,7 @@ from router.core.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
 SLOW, SLOW_MS = 5.0, 50.0
 STILL_SLOW = 3.0  # of one trial, later
 PEER_TOKENS_MIN = 2  # first tokens of a peer in the same span
+LEVELS_MAX = 32  # peers that have a say
 
 
 def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: int) -> bool:
@@ -29,13 +36,15 @@ def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: i
     took_ms = lease.own_ms
     if took_ms is None or lease.first_token_s is None:
         return False
-    expected_ms = fleet.prefill.model.ms(uncached, cached)
+    expected_ms = member.speeds.prefill.model.ms(uncached, cached)
     if expected_ms < FLEET_FLOOR_MS:
         expected_ms = FLEET_FLOOR_MS
-    if uncached < LEARN_TOKENS_MIN and expected_ms < fleet.short_ms:
-        expected_ms = fleet.short_ms
+    if uncached < LEARN_TOKENS_MIN and expected_ms < member.speeds.short_ms:
+        expected_ms = member.speeds.short_ms
     member.timed.append(Timed(lease.first_token_s, took_ms, lease.queued, expected_ms))
     if took_ms <= expected_ms or len(member.timed) < TIMED_MAX:
+        return False
+    if any(each.took_ms <= SLOW_MS or each.took_ms <= each.expected_ms for each in member.timed):
         return False
     level = _level(fleet, member, min(each.at_s for each in member.timed))
     return level is not None and all(_slower(each, SLOW, level) for each in member.timed)
@@ -54,12 +63,25 @@ def _slower(timed: Timed, times: float, level: float) -> bool:
 
 def _level(fleet: Fleet, member: Member, since_s: float) -> float | None:
     """What the member's peers took since then, by the yardstick: their median."""
-    levels = []
-    for peer in fleet.usable():
-        if peer is member or peer.models.keys().isdisjoint(member.models):
+    levels = list[float]()
+    for peer in _peers(fleet, member):
+        if not peer.timed or peer.timed[-1].at_s < since_s:
             continue
         timed = [each for each in peer.timed if each.at_s >= since_s and not each.queued]
-        ratios = [each.took_ms / each.expected_ms for each in timed]
-        if len(ratios) >= PEER_TOKENS_MIN:
-            levels.append(median(ratios))
+        if len(timed) >= PEER_TOKENS_MIN:
+            levels.append(median([each.took_ms / each.expected_ms for each in timed]))
+            if len(levels) == LEVELS_MAX:
+                break
     return median(levels) if levels else None
+
+
+def _peers(fleet: Fleet, member: Member) -> Iterator[Member]:
+    """Usable members that have a model in common with it, others first each time."""
+    names = fleet.roster.kind(member)
+    for others, members in fleet.roster.kinds():
+        if others.isdisjoint(names):
+            continue
+        first = fleet.common.answers % len(members)
+        for peer in chain(islice(members, first, None), islice(members, first)):
+            if peer is not member:
+                yield peer

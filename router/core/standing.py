@@ -17,6 +17,7 @@ told when they end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from router.core import pace
 from router.core.breaker import Cause, State
@@ -34,9 +35,25 @@ class Standing:
     def __init__(self, fleet: Fleet, *, slow_start_s: float, stood: Callable[[str, State, str], None]) -> None:
         """`stood(replica, state, why)` hears when a breaker opens, and when it closes."""
         self._fleet = fleet
-        self.slow_start_s = slow_start_s
+        self._slow_start_s = slow_start_s
         self._tell = stood
+        # When guarded members may have no reason to be any more, the next one first, each at most once; whose breaker
+        # is open has no such time.
+        self._ends: list[tuple[float, str]] = []
+        self._ending: set[str] = set()  # whose are among them
         self.panics = 0  # placements on members that may not be fit, for want of others
+
+    @property
+    def slow_start_s(self) -> float:
+        """Seconds until a replica that came back is sent as much as others."""
+        return self._slow_start_s
+
+    @slow_start_s.setter
+    def slow_start_s(self, slow_start_s: float) -> None:
+        self._slow_start_s = slow_start_s
+        self._ends, self._ending = [], set()
+        for member in self._fleet.guarded.values():
+            self._look_at(member)
 
     # -- who may -------------------------------------------------------------------------------------------------
 
@@ -45,44 +62,73 @@ class Standing:
         them fail at everything. Raises Shed when all rest."""
         self._forget(now_s)
         guarded = self._fleet.guarded
-        if not members or not any(m.id in guarded for m in members):
+        if not members or not guarded:
             return members
-        awake = [m for m in members if m.rest_until_s <= now_s]
+        awake, trusted, free = list[Member](), list[Member](), list[Member]()
+        open_leases: tuple[int, int] | None = None
+        for m in members:
+            if m.id not in guarded:
+                free.append(m)
+                continue
+            if m.rest_until_s > now_s:
+                continue
+            awake.append(m)
+            if m.breaker.backoff_s and not m.breaker.allows(now_s):
+                continue
+            trusted.append(m)
+            if (age_s := now_s - m.back_s) < self._slow_start_s:
+                open_leases = open_leases or self._open_leases()
+                most = 1 + age_s / self._slow_start_s * (_mean_of_others(open_leases, m) + SLOW_START_LEASES)
+                if len(m.leases) >= most:
+                    continue
+            free.append(m)
+        if free:
+            return free
         if not awake:
             after_s = min(m.rest_until_s for m in members) - now_s
             raise Shed("overloaded", "Every replica that could answer asked to be left alone for now.", after_s)
-        trusted = [m for m in awake if m.breaker.allows(now_s)]
-        free = [m for m in trusted if m.id not in guarded or len(m.leases) < self._leases_max(m, now_s)]
         if not trusted:
             if retry:
                 awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.alive_s < ALIVE_S]
             self.panics += bool(awake)
-        return free or trusted or awake
+        return trusted or awake
 
-    def _leases_max(self, member: Member, now_s: float) -> float:
-        age_s = now_s - member.back_s
-        if age_s >= self.slow_start_s:
-            return float("inf")
-        peers = [len(m.leases) for m in self._fleet.usable() if m is not member]
-        mean = sum(peers) / len(peers) if peers else 0.0
-        return 1 + age_s / self.slow_start_s * (mean + SLOW_START_LEASES)
+    def _open_leases(self) -> tuple[int, int]:
+        """Of all usable members together, and how many they are: once for all that start slowly."""
+        usable = self._fleet.usable()
+        return sum([len(m.leases) for m in usable]), len(usable)
 
     def _forget(self, now_s: float) -> None:
         """Who came back begins now; who has no reason to be guarded any more is not."""
-        for member in list(self._fleet.guarded.values()):
-            if member.came_back:
+        returned, guarded = self._fleet.returned, self._fleet.guarded
+        if returned:
+            for member in list(returned.values()):
                 self._close(member, now_s, "its health checks are fine again")  # it may be another process
                 self._begin(member, now_s)
-            starts = now_s - member.back_s < self.slow_start_s
-            if not (starts or member.breaker.backoff_s or member.rest_until_s > now_s):
-                del self._fleet.guarded[member.id]
+        while self._ends and self._ends[0][0] <= now_s:
+            id_ = heappop(self._ends)[1]
+            self._ending.discard(id_)
+            if id_ in guarded and not self._look_at(guarded[id_], now_s):
+                del guarded[id_]
+
+    def _look_at(self, member: Member, now_s: float = float("-inf")) -> bool:
+        """Be reminded of a guarded member when it may have no reason to be any more; returns whether it has one now."""
+        if member.breaker.backoff_s:
+            return True  # until that is closed, by `_close`
+        until_s = max(member.back_s + self._slow_start_s, member.rest_until_s)
+        if until_s > now_s and member.id not in self._ending:
+            self._ending.add(member.id)
+            heappush(self._ends, (until_s, member.id))
+        return until_s > now_s
 
     def _begin(self, member: Member, now_s: float) -> None:
         member.came_back, member.back_s = False, now_s
+        self._fleet.returned.pop(member.id, None)
         self._guard(member)
 
     def _guard(self, member: Member) -> None:
         self._fleet.guarded[member.id] = member
+        self._look_at(member)
 
     # -- what requests say ---------------------------------------------------------------------------------------
 
@@ -127,11 +173,11 @@ class Standing:
             return
         if slow:
             self.trip(member, Cause.SLOW, "first tokens take five times as long as its peers'", now_s)
-            member.forget_pace()
+            self._fleet.forget_pace(member)
         elif member.breaker.backoff_s and member.breaker.cause is Cause.SLOW:
             if pace.trial_was_slow(self._fleet, member):
                 member.breaker.trip(Cause.SLOW, member.breaker.why, now_s)
-                member.forget_pace()
+                self._fleet.forget_pace(member)
             else:
                 self._close(member, now_s)
 
@@ -139,3 +185,11 @@ class Standing:
         if member.breaker.close():
             self._begin(member, now_s)
             self._tell(member.id, State.CLOSED, why)
+
+
+def _mean_of_others(open_leases: tuple[int, int], member: Member) -> float:
+    """Open leases of a usable member, less this one, which is one of them unless it is held."""
+    leases, members = open_leases
+    if not member.held:
+        leases, members = leases - len(member.leases), members - 1
+    return leases / members if members > 0 else 0.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import pytest
 
 from router.core import pace
@@ -103,3 +106,39 @@ def test_peers_are_compared_in_the_same_span(peer_s: float, queued: bool, slow: 
     lease = router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", only=member.id)
     lease.own_ms, lease.first_token_s = 1_000.0, 109.0
     assert pace.observe(router.fleet, member, lease, 1_000, 0) is slow
+
+
+def answers(count: int, took_ms: list[float], *, expected_ms: float = 40.0) -> int:
+    """How many peers are asked what they took when this is what the first of so many replicas took."""
+    router = World({f"http://{n}": Engine() for n in range(count)}).router
+    member, *peers = router.fleet.members.values()
+    asked = 0
+
+    class Asked(deque[Timed]):
+        """Counts who goes through it."""
+
+        def __iter__(self) -> Iterator[Timed]:
+            nonlocal asked
+            asked += 1
+            return super().__iter__()
+
+    for peer in peers:
+        peer.timed = Asked([Timed(100.0 + n, 40.0, False, 40.0) for n in range(8)], maxlen=8)
+    for n, each_ms in enumerate(took_ms):
+        member.timed.append(Timed(100.0 + n, each_ms, False, expected_ms))
+    lease = router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", only=member.id)
+    lease.own_ms, lease.first_token_s = took_ms[-1], 109.0
+    assert pace.observe(router.fleet, member, lease, 1_000, 0) is (min(took_ms) > 300)
+    return asked
+
+
+@pytest.mark.parametrize("once_ms", [45.0, 51.0])
+def test_one_that_was_in_time_spares_the_peers(once_ms: float) -> None:
+    """Where one of the eight took no longer than 50 ms, or than it should have, none of a thousand peers is asked."""
+    assert answers(1_000, [900.0] * 4 + [once_ms] + [900.0] * 3, expected_ms=once_ms + 1) == 0
+
+
+def test_a_few_peers_say_what_is_usual() -> None:
+    """For whoever looks slow some 32 of a thousand peers are asked; of a few all are."""
+    assert answers(1_000, [900.0] * 8) <= pace.LEVELS_MAX
+    assert answers(8, [900.0] * 8) == 7

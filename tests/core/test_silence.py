@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.facts import Ask, Replica, ServedModel
+from router.core.fleet import Fleet
+from router.core.policies import POLICIES
+from router.core.routing import Router
+from router.core.silence import Peers
 from tests.core.simulated import Engine, World
+from tests.core.work import interpreted, steps
 
 RUNS = int(os.environ.get("WARMROUTE_SILENCE_RUNS", "40"))  # 1,000 for a thorough look: two minutes
 
@@ -221,3 +227,69 @@ def test_a_long_prefill_beside_short_prompts() -> None:
         world.run(1.0)
     assert world.router.fleet.members["http://1"].on_time_s > world.now_s - 5
     assert (world.opened, world.moved) == ([], 0)
+
+
+def waiting(count: int, leases: int = 2) -> Router:
+    """A router whose replicas have answered nothing for a while, of which all owe something."""
+    router = Router(POLICIES["least_loaded"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    router.replace(Replica(f"http://{n}") for n in range(count))
+    for id_ in list(router.fleet.members):
+        router.observe_health(id_, True)
+        router.observe_models(id_, [ServedModel("m"), ServedModel(f"lora{len(id_)}", parent="m")])
+    for _ in range(leases * count):
+        router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", body_tokens=100)
+    return router
+
+
+@interpreted
+def test_a_silent_fleet_is_looked_at_once_and_not_once_for_each() -> None:
+    """Where nobody gave a sign of life a look is as much work a replica with 200 as with 50, and a slice of it is as
+    much in all."""
+
+    def spent(count: int) -> tuple[int, int]:
+        looks = waiting(count).look(103.0)
+        slices = [steps(lambda: next(looks, None)) for _ in range(count)]
+        return sum(slices), max(slices)
+
+    (few, _), (all_, longest) = spent(50), spent(200)
+    assert all_ < 4.4 * few
+    assert longest < 0.4 * all_
+    assert spent(400)[1] < 1.3 * longest
+
+
+def test_slices_find_whom_a_whole_look_finds() -> None:
+    """With a peer on time everybody else is stuck, in whatever slices; who left between two of them is passed over."""
+    whole, sliced = waiting(100), waiting(100)
+    for router in (whole, sliced):
+        router.fleet.members["http://42"].on_time_s = 104.9
+        router.fleet.members["http://42"].alive_s = 104.9
+    found, left = list[str](), {f"http://{n}" for n in range(100) if n % 10 == 0}
+    looks = sliced.look(105.0)
+    found += next(looks)
+    assert found
+    sliced.replace([m.replica for m in sliced.fleet.members.values() if m.id not in left - set(found)])
+    for each in looks:
+        found += each
+    stuck = whole.stuck(105.0)
+    assert len(stuck) == 99
+    assert [id_ for id_ in stuck if id_ not in left - set(found)] == found
+
+
+MEMBERS = st.lists(st.tuples(st.sets(st.sampled_from("mnx")), st.booleans(), st.integers(0, 5)), min_size=1, max_size=6)
+
+
+@given(members=MEMBERS, since=st.integers(0, 6))
+@settings(deadline=None)
+def test_peers_are_those_with_a_model_in_common(members: list[tuple[set[str], bool, int]], since: int) -> None:
+    """Whether one of them was on time is as by asking each, and whether there are any."""
+    fleet = Fleet()
+    fleet.replace([Replica(f"http://{n}") for n in range(len(members))])
+    for (names, fit, on_time), member in zip(members, fleet.members.values(), strict=True):
+        fleet.observe_models(member, [ServedModel(name) for name in names])
+        fleet.observe_health(member.id, fit)
+        member.on_time_s = float(on_time)
+    looked = Peers(fleet)
+    for member in fleet.members.values():
+        peers = [m for m in fleet.usable() if m is not member and not m.models.keys().isdisjoint(member.models)]
+        assert looked.any(member) is bool(peers)
+        assert looked.on_time(member, since) is any(m.on_time_s >= since for m in peers)

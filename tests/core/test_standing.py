@@ -13,6 +13,7 @@ from router.core.models import NoReplica
 from router.core.policies import POLICIES
 from router.core.routing import Router
 from router.core.standing import SLOW_START_LEASES
+from tests.core.work import interpreted, steps
 
 IDS = ["http://a", "http://b", "http://c"]
 
@@ -271,3 +272,63 @@ def test_a_retry_goes_to_whoever_has_not_just_failed() -> None:
     fail(router, IDS[1], 100.0, 1)
     assert {place(router, 100.1, exclude=frozenset(IDS[:1])).replica for _ in range(10)} == {IDS[2]}
     assert place(router, 100.1, exclude=frozenset((IDS[0], IDS[2]))).replica == IDS[1]
+
+
+def many(count: int, *, back: bool) -> Router:
+    """So many replicas with an open lease each; with `back` all of their checks failed, and all came back."""
+    router = router_of([f"http://{n}" for n in range(count)], slow_start_s=10.0)
+    for _ in range(count):
+        place(router, 0.0)
+    for ok in (False, True) if back else ():
+        for id_ in router.fleet.members:
+            router.observe_health(id_, ok, proof=not ok)
+    place(router, 1.0)
+    return router
+
+
+@interpreted
+def test_a_blip_of_all_checks_costs_no_more_than_twice() -> None:
+    """While all of 256 replicas start slowly a placement is at most twice the work that it is usually, and grows no
+    faster than the fleet."""
+
+    def spent(count: int, *, back: bool) -> int:
+        router = many(count, back=back)
+        assert len(router.fleet.guarded) == count * back
+        return steps(lambda: place(router, 3.0))
+
+    usual, blip = spent(256, back=False), spent(256, back=True)
+    assert blip < 2 * usual
+    assert blip < 4.5 * spent(64, back=True)
+
+
+@interpreted
+def test_who_is_still_guarded_is_not_looked_at_again_and_again() -> None:
+    """As long as no time is up nothing is done about guards, be they 20 or 400; when one is, only about that."""
+
+    def spent(count: int) -> tuple[int, int]:
+        router = many(count, back=True)
+        router.rest("http://7", 1.0 + 10.0 - 1.0)
+        router.fleet.members["http://7"].back_s = 0.0
+        router.standing.slow_start_s = 10.0
+        nothing = steps(lambda: router.standing._forget(5.0))
+        before = len(router.fleet.guarded)
+        something = steps(lambda: router.standing._forget(10.5))
+        assert before - len(router.fleet.guarded) == 1
+        return nothing, something
+
+    (few, one), (nothing, other) = spent(20), spent(400)
+    assert nothing == few
+    assert other < 1.1 * one
+
+
+def test_another_slow_start_counts_from_now_on() -> None:
+    """Members that start slowly stop when the setting says so, sooner or later than was thought."""
+    for slow_start_s, at_s, left in ((2.0, 4.0, 0), (30.0, 12.0, 3), (30.0, 32.0, 0)):
+        router = router_of(IDS, slow_start_s=10.0)
+        for ok in (False, True):
+            for id_ in IDS:
+                router.observe_health(id_, ok, proof=not ok)
+        place(router, 1.0)
+        router.configure(slow_start_s=slow_start_s, stuck_after_s=3.0)
+        place(router, at_s)
+        assert len(router.fleet.guarded) == left

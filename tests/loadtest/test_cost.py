@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import cost, cost_model
+from loadtest import cost, cost_growth, cost_model
 from loadtest.cost_world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
 from loadtest.report import Row
 from router.core.facts import Grade
@@ -140,3 +140,39 @@ def test_conversations_are_the_same_each_time() -> None:
     assert talks.messages("a", 2, 2, 50) == talks.messages("a", 0, 4, 50)[2:]
     assert talks.text("a", 50) != talks.text("b", 50)
     assert json.loads(cost.body_of(talks.messages("a", 0, 1, 50), tools=True))["model"] == MODEL
+
+
+def test_goals_of_placing_grow_with_the_fleet() -> None:
+    """They are those that were set for 8, 64, 256 and 1,000 replicas, and between and beyond these in proportion."""
+    assert [cost_growth.place_goal_ms(n) for n in (8, 64, 256, 1_000)] == pytest.approx([0.08, 0.12, 0.3, 1.0])
+    assert cost_growth.place_goal_ms(1) == 0.08
+    assert cost_growth.place_goal_ms(160) == pytest.approx(0.21)
+    assert cost_growth.place_goal_ms(2_000) == pytest.approx(2.0)
+
+
+def test_growth_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size of fleet has a row of each case, with what was expected; without a tokenizer, and judged on request."""
+    for name, value in {"PROMPTS": 2, "OPEN": 8, "JOINS": 2}.items():
+        monkeypatch.setattr(cost_growth, name, value)
+    file, words = tmp_path / "growth.json", ["--runs", "1", "--replicas", "3,20"]
+
+    assert cost.main([*words, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    cases = ["place_estimated", "open_request", "join", "look_slice", "place_exact", "place_blip"]
+    units = dict.fromkeys(cases, "ms") | {"open_request": "bytes"}
+    assert [(row["replicas"], row["case"]) for row in rows] == [
+        (n, f"{case}_{units[case]}") for n in (3, 20) for case in cases
+    ]
+    assert all(row["got"] > 0 for row in rows)
+    assert all(row["ok"] is (row["got"] <= row["expected"]) for row in rows)
+    assert all(row.get("timed", False) is (row["case"] != "open_request_bytes") for row in rows)
+    monkeypatch.setattr(cost_growth, "OPEN_GOAL_BYTES", 1.0)
+    assert cost.main([*words, "--check"]) == 1
+
+
+@pytest.mark.parametrize("words", ["0", "8,x", "", "8,,9", "20000"])
+def test_sizes_that_are_none_are_refused(words: str) -> None:
+    """What is no list of whole numbers ends the command before anything is measured."""
+    with pytest.raises(SystemExit) as ended:
+        cost.main(["--replicas", words])
+    assert ended.value.code == 2
