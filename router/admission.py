@@ -4,11 +4,15 @@ whether it had better be held back (core/holding.py).
 A request that waits is a ticket and a function to call when its turn has come: no task and no timer of its own.
 Turns are given when a lease comes back, and a few times a second for whatever else makes room. A retry neither waits
 nor counts: its request had its turn, and was taken in.
+
+All waiting is one wait with one end, `wait_s` from a request's arrival: for `hold_s` of that it may be held back, then
+it takes a place, or waits for one with all others. One that leaves or is turned away while it waits, and comes again
+within a minute, goes on waiting where it was (core/returning.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Generic, Protocol, TypeVar, cast
 
 from router.core.admission import Admission, Limits
@@ -17,6 +21,7 @@ from router.core.fair_queue import Pool, Ticket
 from router.core.holding import Holding
 from router.core.member import Lease
 from router.core.quotas import Quotas, Rates
+from router.core.returning import Returning
 from router.core.routing import Router
 
 NOBODY: frozenset[str] = frozenset()
@@ -40,16 +45,19 @@ class Places(Protocol[_W_contra]):
     """Whoever places what was admitted."""
 
     def route(
-        self, wanted: _W_contra, exclude: frozenset[str], full: Collection[str], held_s: float | None = None
+        self, wanted: _W_contra, exclude: frozenset[str], full: Collection[str], *, may_hold: bool = False
     ) -> Lease:
-        """A lease, on a replica that is not full if there is one. Raises NoReplica, and Held unless `held_s` is None:
-        the seconds for which it has been held."""
+        """A lease, on a replica that is not full if there is one. Raises NoReplica, and Held where it is better placed
+        later, if it `may_hold`."""
 
     def pool(self, wanted: _W_contra) -> Pool:
         """Who may take it."""
 
     def prompt_tokens(self, wanted: _W_contra) -> int:
         """Of its prompt, about."""
+
+    def identity(self, wanted: _W_contra) -> Hashable | None:
+        """By which it is known when it comes again; None where nothing tells."""
 
     def turned_away(self, wanted: _W_contra) -> None:
         """It will not be placed."""
@@ -83,6 +91,7 @@ class Admitter(Generic[_W]):
         self._admission = Admission(router, limits, stale_s=stale_s)
         self._holding: Holding[Ticket] = Holding()
         self._limits = limits
+        self._returning = Returning()
         self._released = False
         self._quotas = Quotas()
         self._charged: dict[int, tuple[str, int]] = {}  # lease -> tenant with a rate, tokens taken for it
@@ -102,8 +111,12 @@ class Admitter(Generic[_W]):
         """Take the rates of all tenants by name, in the place of those before."""
         self._quotas.configure(tenants)
 
+    def held(self) -> int:
+        """How many of those that wait are held back."""
+        return len(self._holding)
+
     def queued(self) -> tuple[dict[Priority, int], int]:
-        """How many wait by priority, held or not, and bytes of their bodies."""
+        """How many wait by priority, held back or for a place, and bytes of their bodies."""
         queue = self._admission.queue
         counts = {priority: queue.count(priority) for priority in Priority}
         for ticket in self._holding:
@@ -116,7 +129,7 @@ class Admitter(Generic[_W]):
         """A lease, or a ticket: then `answered` is called once with a lease or with what would have been raised,
         unless the ticket is taken back. With exclusions it is a retry. Raises NoReplica, Shed."""
         now_s, tenant, admission = self._clock(), wanted.tenant, self._admission
-        charged = self._charge(wanted, now_s, retry=bool(exclude))
+        charged, waited_s = self._charge(wanted, now_s, retry=bool(exclude)), 0.0
         try:
             if exclude:
                 return self._place(wanted, exclude, charged)
@@ -124,18 +137,21 @@ class Admitter(Generic[_W]):
             if not fits:
                 self._give_turns(now_s)  # to whoever was there before
                 fits = admission.fits(self._places.pool(wanted), tenant, now_s)
+            waited_s = self._returning.back(self._places.identity(wanted), now_s)
             if fits:
                 try:
-                    return self._place(wanted, exclude, charged, 0.0 if self._may_hold(wanted) else None)
+                    return self._place(wanted, exclude, charged, may_hold=self._may_hold(wanted, waited_s))
                 except Held:
-                    self._holding.add(ticket := self._ticket(wanted, answered, charged, now_s), now_s)
+                    ticket = self._ticket(wanted, answered, charged, now_s, waited_s)
+                    self._holding.add(ticket, ticket.since_s, tenant)
                     return ticket
-            ticket = self._ticket(wanted, answered, charged, now_s)
-            out = admission.wait(ticket, now_s)
+            ticket = self._ticket(wanted, answered, charged, now_s, waited_s)
+            out = admission.wait(ticket, now_s, len(self._holding), self._held_bytes())
         except Exception as error:
             if not exclude:
                 self._quotas.spend(tenant, -charged, now_s)
             if isinstance(error, Shed):
+                self._returning.left(self._places.identity(wanted), waited_s, now_s)
                 self._tell_shed(error.code, wanted)
             raise
         for other in out:
@@ -145,7 +161,9 @@ class Admitter(Generic[_W]):
     def take_back(self, ticket: Ticket) -> None:
         """Nobody waits for it any more. After its answer this changes nothing."""
         if self._admission.queue.remove(ticket) or self._holding.remove(ticket):
-            self._quotas.spend(ticket.tenant, -self._waiting_of(ticket).charged_tokens, self._clock())
+            waiting, now_s = self._waiting_of(ticket), self._clock()
+            self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+            self._returning.left(self._places.identity(waiting.wanted), now_s - ticket.since_s, now_s)
 
     def adopted(self, lease: Lease) -> None:
         """A lease was opened without asking."""
@@ -166,30 +184,29 @@ class Admitter(Generic[_W]):
         for ticket in self._admission.tick(now_s):
             self._turn_away(ticket, now_s)
         self._give_turns(now_s)
-        for ticket, held_s in self._holding.next_few(now_s, self._hold_s):
-            self._try(ticket, held_s, now_s)
+        self._try_held(now_s)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _place(self, wanted: _W, exclude: frozenset[str], charged_tokens: int, held_s: float | None = None) -> Lease:
-        lease = self._places.route(wanted, exclude, self._admission.full, held_s)
+    def _place(self, wanted: _W, exclude: frozenset[str], charged_tokens: int, *, may_hold: bool = False) -> Lease:
+        lease = self._places.route(wanted, exclude, self._admission.full, may_hold=may_hold)
         self._admission.opened(lease, wanted.tenant)
         if charged_tokens:
             self._charged[lease.id] = (wanted.tenant, charged_tokens)
         return lease
 
-    def _ticket(self, wanted: _W, answered: Answered, charged_tokens: int, now_s: float) -> Ticket:
+    def _ticket(self, wanted: _W, answered: Answered, charged_tokens: int, now_s: float, waited_s: float) -> Ticket:
         cost, waiting = self._places.prompt_tokens(wanted), _Waiting(wanted, answered, charged_tokens)
-        pool = self._places.pool(wanted)
-        return Ticket(wanted.tenant, wanted.priority, pool, cost, wanted.body_bytes, now_s, waiting)
+        pool, size_bytes = self._places.pool(wanted), wanted.body_bytes
+        return Ticket(wanted.tenant, wanted.priority, pool, cost, size_bytes, now_s, waiting, now_s - waited_s)
 
-    def _may_hold(self, wanted: _W) -> bool:
+    def _may_hold(self, wanted: _W, waited_s: float) -> bool:
         """Whether there is room to hold it here, and whoever sent it may be made to wait."""
-        if not self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
+        if waited_s >= self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
             return False
         if len(self._holding) + len(self._admission.queue) >= self._limits.queue_requests_max:
             return False
-        return self._held_bytes() + wanted.body_bytes <= self._limits.queue_bytes_max
+        return self._held_bytes() + self._admission.queue.size_bytes + wanted.body_bytes <= self._limits.queue_bytes_max
 
     @property
     def _hold_s(self) -> float:
@@ -198,28 +215,44 @@ class Admitter(Generic[_W]):
     def _held_bytes(self) -> int:
         return sum(ticket.size_bytes for ticket in self._holding) if self._holding else 0
 
-    def _try(self, ticket: Ticket, held_s: float, now_s: float) -> None:
-        """Place one that is held, if its time has come and there is room; too late, and it is turned away."""
+    def _try_held(self, now_s: float) -> None:
+        """Place those whose time has come, a few of the others if that does no harm any more."""
+        for ticket in self._holding.over(now_s, self._hold_s):
+            self._try(ticket, now_s, may_hold=False)
+        for ticket in self._holding.next_few():
+            self._try(ticket, now_s, may_hold=True)
+
+    def _try(self, ticket: Ticket, now_s: float, *, may_hold: bool) -> None:
+        """Place one that is held. Where its time has come and there is no place, it waits for one with all others."""
         if ticket not in self._holding:  # another's answer took it along
             return
-        waiting, hold_s = self._waiting_of(ticket), self._hold_s
-        too_late = held_s > hold_s + self._limits.queue_wait_s
+        waiting, admission = self._waiting_of(ticket), self._admission
         try:
-            if not self._admission.fits(ticket.pool, ticket.tenant, now_s):
-                if too_late and self._holding.remove(ticket):
-                    self._turn_away(ticket, now_s)
+            if not admission.fits(ticket.pool, ticket.tenant, now_s):
+                if not may_hold:
+                    self._queue_up(ticket, now_s)
                 return
-            more_s = held_s if held_s < hold_s else None
-            answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens, more_s)
+            answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens, may_hold=may_hold)
         except Held:
             return
         except Exception as error:  # whatever it is, it is theirs who asked
-            if isinstance(error, Shed) and not too_late:  # all have asked for a rest, which is over soon
+            if isinstance(error, Shed) and may_hold:  # all have asked for a rest, which is over soon
                 return
             self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
             answer = error
         self._holding.remove(ticket)
         self._answer(ticket, answer, now_s)
+
+    def _queue_up(self, ticket: Ticket, now_s: float) -> None:
+        """It was held, and waits for a place from now on; there is room for it, as it counted already."""
+        self._holding.remove(ticket)
+        if now_s - ticket.at_s >= self._limits.wait_s:
+            self._turn_away(ticket, now_s)
+            return
+        limits = self._limits
+        out = self._admission.queue.add(ticket, limits.queue_requests_max, limits.queue_bytes_max)
+        for other in [ticket] if out is None else out:  # limits may have become lower meanwhile
+            self._turn_away(other, now_s)
 
     def _give_turns(self, now_s: float) -> None:
         """Until there is no room for anybody. A lease that comes back meanwhile, from somebody who has just left, makes
@@ -240,7 +273,9 @@ class Admitter(Generic[_W]):
             self._giving = False
 
     def _turn_away(self, ticket: Ticket, now_s: float) -> None:
-        self._quotas.spend(ticket.tenant, -self._waiting_of(ticket).charged_tokens, now_s)
+        waiting = self._waiting_of(ticket)
+        self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+        self._returning.left(self._places.identity(waiting.wanted), now_s - ticket.since_s, now_s)
         self._answer(ticket, self._admission.overloaded(ticket.tenant, ticket.priority), now_s)
 
     def _answer(self, ticket: Ticket, answer: Lease | Exception, now_s: float) -> None:

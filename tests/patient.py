@@ -8,14 +8,14 @@ from router.core.facts import Candidate, Choice, Question
 
 
 class Patient:
-    """The first candidate, but not before `hold_ms`."""
+    """The first candidate; held back while `hold` is set."""
 
     name = "patient"
     cache_aware = True
 
     def __init__(self) -> None:
-        self.hold_ms = 1e9
+        self.hold = True
 
     def choose(self, _: Question, candidates: Sequence[Candidate]) -> Choice:
         """See Policy."""
-        return Choice(candidates[0].id, hold_ms=self.hold_ms)
+        return Choice(candidates[0].id, hold=self.hold)

@@ -62,12 +62,12 @@ class Limits(Protocol):
         """Bytes of their bodies."""
 
     @property
-    def queue_wait_s(self) -> float:
-        """Seconds each may wait."""
+    def wait_s(self) -> float:
+        """Seconds each may wait from its arrival, whatever for."""
 
     @property
     def hold_s(self) -> float:
-        """Seconds for which one that would push out too much may be held back; 0: none is."""
+        """Seconds of its waiting for which one that would evict too much may be held back; 0: none is."""
 
     @property
     def tenant_share_max(self) -> float:
@@ -82,7 +82,7 @@ class NoLimits:
     waiting_max: int = 1 << 30
     queue_requests_max: int = 0
     queue_bytes_max: int = 0
-    queue_wait_s: float = 0.0
+    wait_s: float = 0.0
     hold_s: float = 0.0
     tenant_share_max: float = 1.0
 
@@ -197,14 +197,15 @@ class Admission:
         members = self._router.candidates(*pool, now_s)
         return any(m.id not in self.full for m in members) and not self._has_its_share(pool, tenant, now_s)
 
-    def wait(self, ticket: Ticket, now_s: float) -> list[Ticket]:
-        """Let it wait; returns those that no longer do in its stead. Raises Shed when it is to be turned away."""
+    def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
+        """Let it wait for a place; returns those that no longer do in its stead. So many others are held back, with so
+        many bytes: limits are of both together. Raises Shed when it is to be turned away."""
         limits, queue = self._limits, self.queue
         self._rate.pass_time(now_s, waiting=bool(queue))
         rate = self._turns_per_s()
-        if rate and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.queue_wait_s:
+        if rate and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.wait_s:
             raise self.overloaded(ticket.tenant, ticket.priority)
-        out = queue.add(ticket, limits.queue_requests_max, limits.queue_bytes_max)
+        out = queue.add(ticket, max(0, limits.queue_requests_max - held), limits.queue_bytes_max - held_bytes)
         if out is None:
             raise self.overloaded(ticket.tenant, ticket.priority)
         return out
@@ -242,7 +243,7 @@ class Admission:
         for member in self._router.fleet.members.values():
             self._resize(member, now_s)
         self._survey()
-        return list(self.queue.expired(now_s - self._limits.queue_wait_s))
+        return list(self.queue.expired(now_s - self._limits.wait_s))
 
     # -- inside --------------------------------------------------------------------------------------------------
 

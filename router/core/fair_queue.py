@@ -4,7 +4,7 @@ Order: priority first. Within a priority tenants take turns by start-time fair q
 with prompt tokens as cost: a tenant's start tag is where its last turn ended, or the queue's virtual time when it
 begins to wait; the smallest tag has the next turn, and its start is then the virtual time. So tenants that keep
 waiting get equal parts of what is admitted, however much each of them asks for, and whoever asks for little waits for
-one turn of each other. Within a tenant, first come first served.
+one turn of each other. Within a tenant, first come first served; whoever comes again keeps its seniority.
 
 Requests that any replica of a model may take are a pool. One pool may have room while another has none, so turns are
 given to the first in order whose pool has room. Tags only grow while a tenant waits, so heaps may hold old ones: what
@@ -35,7 +35,12 @@ class Ticket:
     size_bytes: int
     at_s: float
     request: Any = None
+    since_s: float = -1.0  # from when its waiting counts: before `at_s` where it comes again; -1: `at_s`
     number: int = -1  # in order of arrival; -1: does not wait
+
+    def __post_init__(self) -> None:
+        if self.since_s < 0:
+            self.since_s = self.at_s
 
 
 _Fifo = dict[int, Ticket]  # by number, which is the order of arrival
@@ -129,13 +134,10 @@ class FairQueue:
         return None
 
     def expired(self, before_s: float) -> Iterator[Ticket]:
-        """Take out, one by one, who waits since before then."""
-        while self._waiting:
-            oldest = next(iter(self._waiting.values()))
-            if oldest.at_s > before_s:
-                return
-            self.remove(oldest)
-            yield oldest
+        """Take out, one by one, who came before then."""
+        for ticket in [each for each in self._waiting.values() if each.at_s <= before_s]:
+            self.remove(ticket)
+            yield ticket
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class FairQueue:
         lane = lanes[priority]
         self._waiting[number] = ticket
         for fifos in (lane.tenants, self._tenants[priority]):
-            fifos.setdefault(tenant, {})[number] = ticket
+            _enqueue(fifos.setdefault(tenant, {}), ticket)
         if tenant not in lane.listed:
             lane.listed.add(tenant)
             heappush(lane.heap, (self._starts[tenant], number, tenant))
@@ -230,3 +232,13 @@ class FairQueue:
             if requests <= 0 and size_bytes <= 0:
                 break
         return out
+
+
+def _enqueue(fifo: _Fifo, ticket: Ticket) -> None:
+    """At the end, or where one belongs that has waited before."""
+    last = next(reversed(fifo.values()), None)
+    fifo[ticket.number] = ticket
+    if last is not None and ticket.since_s < last.since_s:
+        in_order = sorted(fifo.items(), key=lambda item: (item[1].since_s, item[0]))
+        fifo.clear()
+        fifo.update(in_order)

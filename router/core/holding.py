@@ -1,64 +1,78 @@
 """Prompts that are held back while it would do more harm than good to begin with them.
 
-Where more conversations go on than the caches have room for, each prompt that is begun pushes out another one's, which
-is computed again and pushes out the next: replicas compute most of the time what they had before (thrashing; Denning,
-"Thrashing: its causes and prevention", AFIPS 1968, whose remedy this is: let in no more than there is room for). So
-whatever is mostly not cached anywhere, and would make others repeat far more work than it is itself, waits until those
-who are inside pause long enough, or end. Meanwhile their turns, which are short, go on undisturbed. How long it may
-wait is priced by the policy (`Choice.hold_ms`), and there is an end to it in any case: then it goes where it is
-cheapest.
+Where more conversations go on than the caches have room for, each prompt that is begun evicts another one's, which is
+computed again and evicts the next: replicas compute most of the time what they had before (thrashing; Denning,
+"Thrashing: its causes and prevention", AFIPS 1968, whose remedy this is: let in no more than there is room for). So a
+prompt that is mostly cached nowhere, and would make others repeat far more work than it is itself, waits while the
+fleet is busy. Meanwhile the turns of those who are inside, which are short, go on undisturbed.
 
-Some are asked again a few times a second, by turns: a price takes some ten microseconds a replica.
+What thrashes is the policy's to say (`Choice.hold`). How long anybody waits is bounded in any case: whoever has been
+held for `hold_s` goes where it is cheapest. A few are tried again several times a second, since a price takes some ten
+microseconds a replica: the oldest of each tenant, tenants by turns.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from itertools import islice
 from typing import Generic, TypeVar
 
 TICK_S = 0.25  # between two calls of `next_few`
-TRIES_MAX = 4  # at each of them
-HELD_MAX = 256  # who comes then is not held
+TRIES_MAX = 4  # held requests that are tried at each of them
+HELD_MAX = 256  # whoever comes while so many are held is not held
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Holding(Generic[T]):
-    """Who is held, and since when."""
+    """Who is held, for which tenant, and since when."""
 
     def __init__(self) -> None:
-        self._since_s: OrderedDict[T, float] = OrderedDict()  # in the order in which they are to be tried
+        self._held: dict[T, tuple[float, str]] = {}  # (since when, tenant)
+        self._turns: dict[str, int] = {}  # of tenants whose requests are held: the number of their last turn
+        self._turn = 0
 
     def __len__(self) -> int:
-        return len(self._since_s)
+        return len(self._held)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._since_s)
+        return iter(self._held)
 
     def __contains__(self, who: T) -> bool:
-        return who in self._since_s
+        return who in self._held
 
     @property
     def full(self) -> bool:
         """Whether no more may be held."""
-        return len(self._since_s) >= HELD_MAX
+        return len(self._held) >= HELD_MAX
 
-    def add(self, who: T, now_s: float) -> None:
-        """It is held from now on."""
-        self._since_s[who] = now_s
+    def add(self, who: T, since_s: float, tenant: str = "") -> None:
+        """Hold it, as if since then: one that comes again keeps its seniority."""
+        self._held[who] = since_s, tenant
 
     def remove(self, who: T) -> bool:
-        """It is no longer; returns whether it was."""
-        return self._since_s.pop(who, None) is not None
+        """Hold it no longer; returns whether it was held."""
+        return self._held.pop(who, None) is not None
 
-    def next_few(self, now_s: float, hold_s: float) -> list[tuple[T, float]]:
-        """Who is to be tried now, and the seconds it has been held: those first that have been for `hold_s`, by
-        turns, then whose turn it is."""
-        since_s = self._since_s
-        over = [who for who, at_s in since_s.items() if now_s - at_s >= hold_s]
-        few = list(islice(dict.fromkeys((*over, *islice(since_s, TRIES_MAX))), TRIES_MAX))
-        for who in few:
-            since_s.move_to_end(who)
-        return [(who, now_s - since_s[who]) for who in few]
+    def over(self, now_s: float, hold_s: float) -> list[T]:
+        """Who has been held for so long, the oldest first."""
+        due_s = now_s - hold_s
+        return [who for who, (since_s, _) in self._oldest_first() if since_s <= due_s]
+
+    def next_few(self) -> list[T]:
+        """Who is to be tried now: of each tenant the oldest, tenants by turns."""
+        waiting: dict[str, list[T]] = {}
+        for who, (_, tenant) in self._oldest_first():
+            waiting.setdefault(tenant, []).append(who)
+        self._turns = {tenant: self._turns.get(tenant, 0) for tenant in waiting}
+        few: list[T] = []
+        tried = dict.fromkeys(waiting, 0)
+        while len(few) < min(TRIES_MAX, len(self._held)):
+            tenant = min((each for each in waiting if tried[each] < len(waiting[each])), key=self._turns.__getitem__)
+            few.append(waiting[tenant][tried[tenant]])
+            tried[tenant] += 1
+            self._turn += 1
+            self._turns[tenant] = self._turn
+        return few
+
+    def _oldest_first(self) -> list[tuple[T, tuple[float, str]]]:
+        return sorted(self._held.items(), key=lambda item: item[1][0])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.admission import BURST_MAX, WINDOW_MIN, Admission, TurnRate
+from router.core.blocks import chain_of
 from router.core.facts import Ask, Ending, Load, Outcome, Priority, Replica, ServedModel, Shed, Usage
 from router.core.fair_queue import Ticket
 from router.core.member import Lease
@@ -16,7 +17,8 @@ from router.core.models import NoReplica
 from router.placing import LocalPlacer, Wanted
 from router.settings import AdmissionSettings
 from tests.core.overload import _no_page
-from tests.core.placing import MODEL, World
+from tests.core.placing import MODEL, World, chat
+from tests.patient import Patient
 
 OK = Outcome(Ending.OK, Usage(10, 10))
 
@@ -116,7 +118,7 @@ def test_absurd_or_missing_metrics_never_block(waiting: int | None) -> None:
 
 def test_stale_metrics_never_block() -> None:
     """What an engine said three probes ago says nothing any more: whoever waited because of it is placed."""
-    fleet = Fleet(queue_wait_s=100.0)
+    fleet = Fleet(wait_s=100.0)
     leases = [fleet.ask() for _ in range(50)]
     fleet.load("a", 50)
     waits = fleet.ask()
@@ -269,7 +271,7 @@ def test_limits_can_be_changed_while_some_wait() -> None:
 def test_a_tenant_with_its_share_waits_while_others_are_about() -> None:
     """While another asked within a minute, a tenant may hold three quarters of the places; the other finds room at
     once. After that minute, or alone, it may have all."""
-    fleet = Fleet(in_flight_max=8, queue_wait_s=1_000.0)
+    fleet = Fleet(in_flight_max=8, wait_s=1_000.0)
     (early,) = fleet.ask("b")
     answers = [fleet.ask("a") for _ in range(7)]
     assert [len(each) for each in answers] == [1] * 6 + [0]
@@ -294,7 +296,7 @@ class Tenant:
 def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
     """A prompt is taken as believed, its answer as counted; a request that failed, was retried and then answered is
     counted once; one that never got a place costs nothing."""
-    fleet = Fleet("ab", in_flight_max=1, queue_wait_s=10.0)
+    fleet = Fleet("ab", in_flight_max=1, wait_s=10.0)
     fleet.admission.set_tenants({"t": Tenant()})
 
     def level() -> float:
@@ -346,7 +348,7 @@ class Doors(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet("ab", in_flight_max=3, queue_requests_max=4, queue_wait_s=20.0, waiting_max=1)
+        self.fleet = Fleet("ab", in_flight_max=3, queue_requests_max=4, wait_s=20.0, waiting_max=1)
         self.open: list[Lease] = []
         self.waiting: dict[int, Ticket] = {}
         self.asked = self.answered = self.taken_back = 0
@@ -441,3 +443,71 @@ class Doors(RuleBasedStateMachine):
 
 Doors.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestDoors = Doors.TestCase
+
+
+def test_all_that_wait_are_bounded_together() -> None:
+    """What is held back and what waits for a place share one limit of requests, and one of bytes."""
+    fleet = Fleet(in_flight_max=1, queue_requests_max=3, queue_bytes_max=100)
+    fleet.world.router.policy = Patient()
+    held = [fleet.ask(size=10) for _ in range(2)]
+    assert fleet.admission.held() == 2
+    cast("Patient", fleet.world.router.policy).hold = False
+    assert len(fleet.ask(size=10)) == 1  # placed: the only place there is
+    queued = [fleet.ask(size=10) for _ in range(3)]
+    assert sum(fleet.admission.queued()[0].values()) == 3
+    assert [len(each) for each in held] == [0, 0]
+    assert sorted(len(each) for each in queued) == [0, 1, 1]
+    many = Fleet(in_flight_max=1, queue_bytes_max=25)
+    many.world.router.policy = Patient()
+    assert not many.ask(size=20)
+    assert len(many.ask(size=20)) == 1  # no room to hold it: it goes
+
+
+def test_one_deadline_for_all_waiting() -> None:
+    """Held back for a while and without a place then, a request is told so `wait_s` after it came, not later."""
+    fleet = Fleet(in_flight_max=1, hold_s=6.0, wait_s=10.0)
+    policy = fleet.world.router.policy = Patient()
+    held = fleet.ask()
+    policy.hold = False
+    fleet.ask()
+    fleet.world.now_s += 7.0
+    fleet.admission.tick()
+    assert (fleet.admission.held(), held) == (0, [])
+    assert sum(fleet.admission.queued()[0].values()) == 1
+    fleet.world.now_s += 3.1
+    fleet.admission.tick()
+    assert isinstance(held[0], Shed)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_who_comes_again_goes_on_waiting(told: bool) -> None:
+    """A client that leaves after eight seconds of being held, or is told 429, and asks for the same prompt again is
+    held for two seconds more, of ten; another prompt for all ten."""
+    fleet = Fleet(hold_s=10.0, wait_s=10.0)
+    fleet.world.router.policy = Patient()
+    ask = chat("the same")
+    chain = chain_of(ask, MODEL)
+
+    def again(asked: Wanted) -> tuple[list[Any], Ticket]:
+        answers: list[Any] = []
+        ticket = fleet.placer.ask(asked, frozenset(), answers.append)
+        assert isinstance(ticket, Ticket)
+        return answers, ticket
+
+    wanted = Wanted(ask, MODEL, chain, "k", body_bytes=1)
+    _, ticket = again(wanted)
+    fleet.world.now_s += 8.0
+    if told:
+        fleet.admission._turn_away(ticket, fleet.world.now_s)
+        fleet.admission._holding.remove(ticket)
+    else:
+        fleet.admission.take_back(ticket)
+    fleet.world.now_s += 5.0
+    answers, _ = again(wanted)
+    other, _ = again(Wanted(chat("another"), MODEL, chain_of(chat("another"), MODEL), "k", body_bytes=1))
+    fleet.world.now_s += 1.9
+    fleet.admission.tick()
+    assert answers == other == []
+    fleet.world.now_s += 0.2
+    fleet.admission.tick()
+    assert (len(answers), other) == (1, [])

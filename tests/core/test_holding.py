@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from router.core.holding import HELD_MAX, TRIES_MAX, Holding
 
 HOLD_S = 10.0
+TENANTS = "xyz"
 
 
 class HeldBack(RuleBasedStateMachine):
@@ -16,15 +17,16 @@ class HeldBack(RuleBasedStateMachine):
         """Nobody is held."""
         self.holding: Holding[int] = Holding()
         self.since_s: dict[int, float] = {}
-        self.now_s, self.next = 0.0, 0
+        self.tenants: dict[int, str] = {}
+        self.now_s, self.next = 100.0, 0
 
     @precondition(lambda self: not self.holding.full)
-    @rule(count=st.integers(1, 9))
-    def add(self, count: int) -> None:
-        """Some come."""
+    @rule(count=st.integers(1, 9), tenant=st.sampled_from(TENANTS), waited_s=st.sampled_from([0.0, 0.0, 4.0]))
+    def add(self, count: int, tenant: str, waited_s: float) -> None:
+        """Some come, or come again."""
         for _ in range(min(count, HELD_MAX - len(self.since_s))):
-            self.holding.add(self.next, self.now_s)
-            self.since_s[self.next] = self.now_s
+            self.holding.add(self.next, self.now_s - waited_s, tenant)
+            self.since_s[self.next], self.tenants[self.next] = self.now_s - waited_s, tenant
             self.next += 1
 
     @rule(which=st.integers(0, 1_000))
@@ -40,13 +42,16 @@ class HeldBack(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        """A few, and who has been held for too long before all others."""
-        few = self.holding.next_few(self.now_s, HOLD_S)
-        assert len(few) == min(TRIES_MAX, len(self.since_s))
-        assert all(held_s == self.now_s - self.since_s[who] for who, held_s in few)
-        over = {who for who, at_s in self.since_s.items() if self.now_s - at_s >= HOLD_S}
-        asked = {who for who, _ in few}
-        assert asked <= over if len(over) >= TRIES_MAX else asked >= over
+        """Whose time is over is said, oldest first; and of each tenant that is tried the oldest are tried first."""
+        over = self.holding.over(self.now_s, HOLD_S)
+        assert set(over) == {who for who, at_s in self.since_s.items() if at_s <= self.now_s - HOLD_S}
+        assert [self.since_s[who] for who in over] == sorted(self.since_s[who] for who in over)
+        few = self.holding.next_few()
+        assert len(set(few)) == len(few) == min(TRIES_MAX, len(self.since_s))
+        for tenant in TENANTS:
+            tried = [self.since_s[who] for who in few if self.tenants[who] == tenant]
+            waiting = sorted(at_s for who, at_s in self.since_s.items() if self.tenants[who] == tenant)
+            assert tried == waiting[: len(tried)]
         assert len(self.holding) == len(self.since_s)
         assert set(self.holding) == set(self.since_s)
 
@@ -54,13 +59,30 @@ class HeldBack(RuleBasedStateMachine):
 TestHeldBack = HeldBack.TestCase
 
 
-def test_all_have_their_turn() -> None:
-    """As many calls as it takes to ask each once, and everybody was asked once; those that have been held for too long,
-    and find no place, likewise."""
+def test_the_oldest_goes_first() -> None:
+    """Whoever has been held longest is tried at every call, until it is held no longer."""
     holding: Holding[int] = Holding()
-    for who in range(5 * TRIES_MAX):
-        holding.add(who, 0.0)
-    asked = [who for _ in range(5) for who, _ in holding.next_few(1.0, HOLD_S)]
-    assert sorted(asked) == list(range(5 * TRIES_MAX))
-    late = [who for _ in range(5) for who, _ in holding.next_few(HOLD_S, HOLD_S)]
-    assert sorted(late) == sorted(asked)
+    for who in range(50):
+        holding.add(who, float(who))
+    for _ in range(3):
+        assert holding.next_few() == list(range(TRIES_MAX))
+    holding.remove(0)
+    assert holding.next_few()[0] == 1
+
+
+def test_tenants_have_turns() -> None:
+    """A tenant with a hundred prompts held, all of them older, does not keep another one's from being tried."""
+    holding: Holding[int] = Holding()
+    for who in range(100):
+        holding.add(who, 0.0, "many")
+    holding.add(100, 5.0, "one")
+    assert 100 in holding.next_few()
+
+
+def test_one_that_comes_again_keeps_its_seniority() -> None:
+    """It is tried before those that came while it was away."""
+    holding: Holding[int] = Holding()
+    for who in range(TRIES_MAX):
+        holding.add(who, 10.0)
+    holding.add(99, 3.0)
+    assert holding.next_few()[0] == 99

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -53,17 +54,19 @@ async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEn
         second = asyncio.create_task(asked(client, app, stream=stream))
         await until(app, 1)
         assert 'warmroute_queued_requests{priority="normal"} 1.0' in await page(client, app)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         assert len(engine.seen) == 1
         engine.go_on.set()
         assert [(await each)[0] for each in (first, second)] == [200, 200]
         text = await page(client, app)
         assert "warmroute_queue_seconds_count 1.0" in text
         assert 'warmroute_queued_requests{priority="normal"} 0.0' in text
-        assert 'warmroute_overhead_seconds_bucket{le="0.25"} 2.0' in text
+        overhead = re.search(r"^warmroute_overhead_seconds_sum (\S+)$", text, re.MULTILINE)
         async with client.get(app.admin_url + "/admin/decisions") as response:
             newest = (await response.json())["decisions"][0]
-        assert newest["queued_s"] >= 0.25
+        assert newest["queued_s"] >= 0.9
+        assert overhead
+        assert float(overhead[1]) < newest["queued_s"]
         async with client.get(app.admin_url + "/admin/replicas") as response:
             (row,) = (await response.json())["replicas"]
         assert row["window"] == 1
@@ -105,7 +108,7 @@ async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, eng
         for each in leaving:
             each.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await until(app, 1)
         engine.go_on.set()
         assert [(await each)[0] for each in (first, stays)] == [200, 200]
@@ -115,9 +118,9 @@ async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, eng
 
 
 async def test_nobody_waits_for_ever(client: ClientSession, engine: FakeEngine) -> None:
-    """After queue_wait_s it is 429, and what is being answered goes on."""
+    """After wait_s it is 429, and what is being answered goes on."""
     engine.script.append(mute)
-    async with running(engine, admission__in_flight_max=1, admission__queue_wait_s=0.3) as app:
+    async with running(engine, admission__in_flight_max=1, admission__wait_s=0.3) as app:
         first = asyncio.create_task(asked(client, app))
         await engine.at_work.wait()
         status, body, _ = await asked(client, app)
@@ -177,7 +180,7 @@ async def test_who_is_held_goes_as_soon_as_that_is_better(
         assert app.hub.admission.queued()[1] > 0
         assert 'warmroute_queued_requests{priority="normal"} 1.0' in await page(client, app)
         assert not engine.seen
-        patient.hold_ms = 0.0
+        patient.hold = False
         assert (await held)[0] == 200
         async with client.get(app.admin_url + "/admin/decisions") as response:
             assert (await response.json())["decisions"][0]["queued_s"] > 0
@@ -189,7 +192,7 @@ async def test_who_is_held_goes_as_soon_as_that_is_better(
 async def test_nobody_is_held_for_longer_than_is_allowed(client: ClientSession, engine: FakeEngine) -> None:
     """After `admission.hold_s` it goes all the same; with 0 at once, however patient the policy is."""
     for hold_s in (0.3, 0):
-        async with running(engine, admission__hold_s=hold_s) as app, asyncio.timeout(5):
+        async with running(engine, admission__hold_s=hold_s) as app, asyncio.timeout(60):
             assert (await asked(client, app))[0] == 200
             assert idle(app)
 
@@ -197,13 +200,13 @@ async def test_nobody_is_held_for_longer_than_is_allowed(client: ClientSession, 
 @pytest.mark.usefixtures("patient")
 async def test_who_must_not_wait_is_not_held(client: ClientSession, engine: FakeEngine) -> None:
     """Those of high priority, those whose body would be too much to keep, and those beyond what may wait."""
-    async with running(engine, admission__queue_bytes_max=400) as app, asyncio.timeout(5):
+    async with running(engine, admission__queue_bytes_max=400) as app, asyncio.timeout(60):
         headers = {"x-warmroute-priority": "high"}
         async with client.post(app.url + CHAT, json={**BODY, "messages": []}, headers=headers) as response:
             assert response.status == 200
         assert len(str(BODY)) > 300
         assert (await asked(client, app, more="x" * 400))[0] == 200
-    async with running(engine, admission__queue_requests_max=2) as app, asyncio.timeout(5):
+    async with running(engine, admission__queue_requests_max=2) as app, asyncio.timeout(60):
         held = [asyncio.create_task(asked(client, app)) for _ in range(2)]
         await until(app, 2)
         assert (await asked(client, app))[0] == 200
@@ -220,7 +223,7 @@ async def test_a_client_that_leaves_while_held_is_gone(client: ClientSession, en
         for each in leaving:
             each.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await until(app, 0)
         assert not engine.seen
         assert idle(app)
@@ -230,14 +233,14 @@ async def test_who_is_held_finds_a_place_or_is_turned_away(
     client: ClientSession, engine: FakeEngine, patient: Patient
 ) -> None:
     """Held for long enough, it still needs a place: it waits for one as long as others do, and is told 429 then."""
-    limits = {"admission__in_flight_max": 1, "admission__hold_s": 0.3, "admission__queue_wait_s": 0.3}
-    async with running(engine, **limits) as app, asyncio.timeout(5):
+    limits = {"admission__in_flight_max": 1, "admission__hold_s": 0.3, "admission__wait_s": 0.3}
+    async with running(engine, **limits) as app, asyncio.timeout(60):
         held = [asyncio.create_task(asked(client, app)) for _ in range(2)]
         await until(app, 2)
         engine.script.append(mute)
-        patient.hold_ms = 0.0
+        patient.hold = False
         await engine.at_work.wait()
-        patient.hold_ms = 1e9
+        patient.hold = True
         done, (first,) = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         assert [each.result()[:1] for each in done] == [(429,)]
         engine.go_on.set()
@@ -247,10 +250,10 @@ async def test_who_is_held_finds_a_place_or_is_turned_away(
 
 async def test_who_is_held_does_not_mind_a_rest(client: ClientSession, engine: FakeEngine, patient: Patient) -> None:
     """While every replica has asked to be left alone it goes on waiting, and is answered behind that."""
-    async with running(engine) as app, asyncio.timeout(5):
+    async with running(engine) as app, asyncio.timeout(60):
         held = asyncio.create_task(asked(client, app))
         await until(app, 1)
-        patient.hold_ms = 0.0
+        patient.hold = False
         app.hub.placer.rest(engine.url, 0.6)
         await asyncio.sleep(0.4)
         assert queued(app) == 1
@@ -264,5 +267,5 @@ async def test_a_router_that_ends_lets_them_go(client: ClientSession, engine: Fa
         held = asyncio.create_task(asked(client, app))
         await until(app, 1)
         app.hub.drain()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await held)[0] == 200
