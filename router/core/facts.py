@@ -7,7 +7,7 @@ which runs the more often the more is made, does not count them. Compiled they a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -98,7 +98,7 @@ class Replica:
 
     def after(self, before: Replica) -> Replica:
         """The same engine, as far as known, with the facts of today: an instance that was known still is."""
-        return self if self.instance else replace(self, instance=before.instance)
+        return self if self.instance or not before.instance else replace(self, instance=before.instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,9 @@ class Load:
     prefix_caching: bool | None = None  # False: nothing is ever held
 
 
+OPAQUE_BYTES = 1_024  # of a prompt that stand for one part of it which is no text, such as an image
+
+
 @dataclass(slots=True, eq=False)
 class Beginning:
     """Where a message of a prompt ended: prompts that begin alike up to there share one. Sizes are canonical bytes
@@ -142,6 +145,11 @@ class Beginning:
     hint_bytes: int = 0  # behind the last breakpoint before the first user message's end; 0: none
     # What `chain_of` knows of it, by root and head: none of it is a fact of the prompt's.
     chains: dict[tuple[int, bytes], Any] = field(default_factory=dict, repr=False)
+
+
+# What stands before a prompt's messages: its canonical bytes; where the last breakpoint in them is; and `arguments` and
+# `fewer_tools` (see Prompt).
+Heading = tuple[bytes, int, tuple[int, int], tuple[int, bytes] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +167,11 @@ class Prompt(Struct, eq=False):
 
     Turn n+1 of an append-only conversation starts with all bytes of turn n. `first_user_end` is the offset behind
     the first user message; `assistant_spans` are (start, end) offsets of assistant messages, in order.
-    `opaque_bytes` counts bytes that stand for something else (an image's digest): they say nothing of bytes per token.
+    `opaque_bytes` counts bytes that stand for something else, OPAQUE_BYTES for each part (an image's digest): they say
+    nothing of bytes per token.
+    `arguments` is (start, end) of the template's arguments, which the ring does not look at. `fewer_tools`: so many
+    leading bytes are tools, and what stands there instead on engines that leave out tools that may not be called; None
+    where all may be.
     `bytes_per_token` is set where it is known, not learned: a prompt given as token ids.
     `hint_bytes` is the offset behind the last `cache_control` breakpoint before the end of the first user message: what
     is marked there is the client's template; what is marked later, only its conversation. 0: none.
@@ -173,6 +185,8 @@ class Prompt(Struct, eq=False):
     opaque_bytes: int = 0
     bytes_per_token: float | None = None
     skipped_bytes: int = 0  # of the prompt, before `text`
+    arguments: tuple[int, int] = (0, 0)
+    fewer_tools: tuple[int, bytes] | None = None
     hint_bytes: int = 0
     joint: Joint | None = None
 
@@ -239,6 +253,10 @@ class Candidate(Struct, gc=False):
     grade: Grade = Grade.ESTIMATED  # of `cached_tokens`
     estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
     evicted_again_ms: float = 0.0  # and what those would repeat whom that pushes out in its turn, and so on
+    decode_ms: float = 0.0  # from this answer's first token to its last, in the company that it would have there
+    slowed_ms: float = 0.0  # by which its steps would slow the answers that decode there, all of them together
+    stalled_ms: float = 0.0  # by which its prefill would interrupt them, all of them together
+    price_ms: float = 0.0  # what the policy made of all that, set by those that compare prices
 
 
 class Question(Struct, gc=False):
@@ -247,22 +265,25 @@ class Question(Struct, gc=False):
     ring_key: str  # session hint, else the chain key behind the first user message
     tie_ms: float  # prices closer than this cannot be told apart
     unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: what a queue is measured in
-    backlog: float  # mean wait at the candidates, in units
+    backlog: float  # mean time until what waits for prefill at a replica is done, in units
+    median_backlog: float = 0.0  # of the replicas' times likewise, the median: one long prompt is no busy fleet
+    replicas: int = 0  # that may take the request, candidates or not
+    in_flight: int = 0  # open leases of all of them
+    footprint_blocks: int = 0  # blocks that all of them are believed to hold
     home: str = ""  # replica that gave the conversation's last answer
-    calm: float = 0.0  # likewise, at the calmer half of them
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
-    arrivals_per_ms: float = 0.0  # requests that come to a replica, on the mean
+    order: Sequence[str] = ()  # ids of all replicas, the nearest to the ring key first; () where all are candidates
 
 
 class Choice(Struct, gc=False):
     """A policy's answer. `tied` says that the ring, not the price, decided; `guessed` that nobody is known to hold the
-    prompt, and its place on the ring was taken, where other routers would have sent it too; `hold_ms` for how long it
-    is better not placed at all, from when it came."""
+    prompt, and its place on the ring was taken, where other routers would have sent it too; `hold` that it is better
+    not placed at all for now."""
 
     id: str
     tied: bool = False
     guessed: bool = False
-    hold_ms: float = 0.0
+    hold: bool = False
 
 
 class Usage(Struct, gc=False):
@@ -300,13 +321,14 @@ class Receipt(Struct):
     grade: Grade
     prompt_tokens: int
     predicted_cached_tokens: int
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...] = ()  # of those that were weighed, the few that tell most: see receipts.py
     spill: str = ""  # why the longest holder was passed over: see spill.py
     spilled_tokens: int = 0  # that it holds and `replica` does not
     miss: Breakdown | None = None  # as predicted; None without an observatory
     replay: bool = False  # the very same prompt was asked for before, within the observatory's window
     seen_blocks: int = 0  # that its prompt begins with and that were computed before, on whatever replica
     at_hub: tuple[int, int] | None = None  # who has the whole, candidates too: under this lease, of this connection
+    weighed: int = 0  # candidates that there were
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from router.core.facts import Outcome, Replica, ServedModel, Usage
 from router.core.member import PREFILL, SHARE_ALL, Lease, Member
-from router.core.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
+from router.core.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillModel
+from router.core.roster import Roster
+from router.core.speeds import WORK_FADE, Speeds
+from router.core.steps import ANSWER_TOKENS_MIN, StepModel, Stretch
+from router.core.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
+from router.core.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
 
-WORK_FADE = 0.95  # of the mean work a request brings, per request
 GUESS_RIGHT = 0.9  # at first; see Fleet.elsewhere
 GUESS_LEAST = 0.05  # however wrong it was: to see when that changes
-ANSWER_FADE = 0.995  # of the longest answer, per answer
+SPEEDS_MAX = 256  # kinds of replicas whose speeds are kept
+
+Kind = tuple[str, ...]
+"""Names of the base models that a replica serves, in order."""
 
 
 @dataclass(slots=True)
@@ -27,19 +35,8 @@ class Fleet:
     """
 
     members: dict[str, Member] = field(default_factory=dict)
-    prefill: PrefillFit = field(default_factory=PrefillFit)
-    mean_work_ms: float = 0.0  # of a request's uncached part
-    mean_prompt_tokens: float = 0.0
-    mean_open_ms: float = 0.0  # of a lease, from placement to end
-    mean_decode_ms: float = 0.0  # of a streamed answer, from its first token to its end
-    mean_answer_tokens: float = 0.0
-    decodes: int = 0
-    answers: int = 0  # that ended well
-    answer_ms_max: float = 0.0  # of late
-    token_ms_max: float = 0.0  # likewise, of an answer per token of it
-    longest_tokens: float = 0.0  # likewise, computed of a prompt
-    short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
-    shorts: int = 0
+    speeds: dict[Kind, Speeds] = field(default_factory=dict)  # by the base models that replicas serve
+    context_tokens_min: float = inf  # the shortest context that any replica ever said a model has
     share: float = 1.0  # part of the ready replicas' prompt tokens that come through us, on the mean
     # How often what we did not know was held at its place on the ring.
     guess_right: float = field(default_factory=lambda: GUESS_RIGHT)
@@ -48,9 +45,10 @@ class Fleet:
     held: dict[str, Member] = field(default_factory=dict)  # who gets none for that, and is fit: see Fleet.hold
     panics: bool = False  # a model is served only by members that are not ready
     lives: int = 0  # see Member.life
-    _ready: list[Member] = field(default_factory=list)
-    _usable: list[Member] = field(default_factory=list)
-    _serving: dict[str, list[Member]] = field(default_factory=dict)  # of models that a usable member serves
+    roster: Roster = field(default_factory=Roster)  # who is ready, and who serves what
+    returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Standing has yet to hear of
+    # Members whose own speed is not known, as far as was seen: some may have learned it since.
+    _unlearned: dict[str, Member] = field(default_factory=dict)
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Take a complete set; returns ids that joined and ids that left. State of those that stay is kept; where
@@ -58,15 +56,18 @@ class Fleet:
         wanted, members = {replica.id: replica for replica in replicas}, self.members
         left = [id_ for id_, m in members.items() if id_ not in wanted or wanted[id_].is_another(m.replica)]
         for id_ in left:
-            del members[id_]
+            self.roster.leave(members.pop(id_))
             self.guarded.pop(id_, None)
+            self.returned.pop(id_, None)
+            self._unlearned.pop(id_, None)
             self.warming.discard(id_)
         joined = [id_ for id_ in wanted if id_ not in members]
         for id_ in joined:
-            members[id_] = Member(wanted[id_], self.new_life())
+            members[id_] = self._unlearned[id_] = Member(wanted[id_], self.new_life())
+            self._assign_speeds(members[id_])
         for id_, replica in wanted.items():
             members[id_].replica = replica.after(members[id_].replica)
-        self._changed()
+        self._changed(*members.values())
         return joined, left
 
     def new_life(self) -> int:
@@ -83,64 +84,69 @@ class Fleet:
         flipped = member.health.observe(ok, why, proof=proof, silent=silent)
         if flipped and back:
             member.came_back = True
-            self.guarded[id_] = member
+            self.guarded[id_] = self.returned[id_] = member
         if flipped or (was_silent != member.health.silent and not member.health.fit):
-            self._changed()
+            self._changed(member)
         return flipped
 
     def hold(self, id_: str, warming: bool) -> bool:
         """Have a member get no requests until it is warm, or let it have them; returns whether that is news. As long as
         nobody else is ready who serves all that it serves, it gets them in any case: an outage is worse than a miss."""
-        if id_ not in self.members or (id_ in self.warming) is warming:
+        member = self.members.get(id_)
+        if member is None or (id_ in self.warming) is warming:
             return False
         (self.warming.add if warming else self.warming.discard)(id_)
-        self._changed()
+        member.held = False  # unless found otherwise
+        self._changed(member)
         return True
 
-    def observe_models(self, member: Member, models: Iterable[ServedModel]) -> None:
-        """What a member serves now."""
-        member.models = {model.name: model for model in models}
-        self._changed()
+    def observe_models(self, member: Member, models: Iterable[ServedModel]) -> bool:
+        """What a member serves now; returns whether that is news, which it is not in nearly every round of probes."""
+        named = {model.name: model for model in models}
+        if named == member.models:
+            return False
+        member.models = named
+        self._assign_speeds(member)
+        lengths = [model.max_model_len_tokens for model in named.values() if model.max_model_len_tokens]
+        self.context_tokens_min = min([self.context_tokens_min, *lengths])
+        self._changed(member)
+        return True
 
     def ready(self) -> list[Member]:
         """Members that may be sent requests. Not to be changed."""
-        return self._ready
+        return self.roster.ready()
 
     def serving(self, model: str) -> list[Member]:
         """Usable members that serve a model. Not to be changed."""
-        return self._serving.get(model, [])
+        return self.roster.serving(model)
 
     def usable(self) -> list[Member]:
         """Ready members, and those that are used for want of one. Not to be changed."""
-        return self._usable
+        return self.roster.usable()
 
-    def _changed(self) -> None:
+    def _changed(self, *members: Member) -> None:
+        for member in members:
+            self.roster.file(member)
         if self.warming or self.held:
             self._hold()
-        self._ready = [member for member in self.members.values() if member.ready]
-        self._serving = {}
-        for member in self._ready:
-            for name in member.models:
-                self._serving.setdefault(name, []).append(member)
-        self._usable, served = self._ready, set(self._serving)
-        unfit = [m for m in self.members.values() if m.replica.ready and not m.health.fit]
-        silent = [m for m in unfit if m.health.served and m.health.silent]
-        doubted = [m for m in silent if not served.issuperset(m.models)]
-        self.panics = bool(doubted)
-        if doubted:
-            for member in doubted:
-                for name in member.models.keys() - served:
-                    self._serving.setdefault(name, []).append(member)
-            self._usable = self._ready + doubted
+        self.panics = self.roster.panics
 
     def _hold(self) -> None:
-        warm: set[str] = set()
-        for member in self.members.values():
-            if member.id not in self.warming and member.health.fit and member.replica.ready:
-                warm.update(member.models)
+        """See again who is held: of those to be warmed, whoever serves nothing that no other ready member serves."""
+        roster, number = self.roster, self.roster.number
+        looked_at = [self.members[id_] for id_ in self.warming | self.held.keys() if id_ in self.members]
+        looked_at.sort(key=lambda member: number(member.id))
+        own: dict[str, int] = {}  # ready members that serve a model and are themselves to be warmed
+        for member in looked_at:
+            if member.ready and member.id in self.warming:
+                for name in member.models:
+                    own[name] = own.get(name, 0) + 1
+        for member in looked_at:
+            others = (roster.ready_count(name) > own.get(name, 0) for name in member.models)
+            member.held = member.id in self.warming and all(others)
         self.held = {}
-        for member in self.members.values():
-            member.held = member.id in self.warming and warm.issuperset(member.models)
+        for member in looked_at:
+            roster.file(member)
             if member.held and member.health.fit and member.replica.ready:
                 self.held[member.id] = member
 
@@ -151,16 +157,39 @@ class Fleet:
 
     def model_names(self) -> set[str]:
         """Every model that any usable replica serves."""
-        return set(self._serving)
+        return self.roster.models()
 
-    def model_of(self, member: Member) -> PrefillModel:
-        """The replica's own prefill model, or the fleet's until it has one."""
-        return member.fit.model if member.fit.observations else self.prefill.model
+    @property
+    def common(self) -> Speeds:
+        """Of the kind of replicas with the most answers: what a figure is made of that names no replica."""
+        return max(self.speeds.values(), key=lambda speeds: speeds.answers, default=Speeds())
+
+    def _assign_speeds(self, member: Member) -> None:
+        """Have a member share what is learned of the base models that it serves."""
+        kind = tuple(sorted({model.root or name for name, model in member.models.items() if model.parent is None}))
+        speeds = self.speeds.get(kind)
+        if speeds is None:
+            if len(self.speeds) >= SPEEDS_MAX:
+                used = {id(each.speeds) for each in self.members.values()}
+                self.speeds = {key: each for key, each in self.speeds.items() if id(each) in used}
+            speeds = self.speeds[kind] = Speeds()
+        if speeds is not member.speeds:
+            member.take_speeds(speeds)
+
+    def observe_under_way(self, now_s: float) -> None:
+        """Count what the answers under way have brought so far; to be called every second or so."""
+        for speeds in self.speeds.values():
+            speeds.answer_tokens.under_way_tokens = 0.0
+        for member in self.members.values():
+            clock = member.clock
+            if clock.streams:
+                step_ms = member.step_model.ms(clock.streams, clock.context_tokens)
+                member.speeds.answer_tokens.under_way_tokens += clock.running_s(now_s) * 1e3 / step_ms
 
     def observe_share(self) -> None:
         """Probes were heard: how much of the fleet's work is ours."""
-        if self._ready:
-            self.share = sum([member.share for member in self._ready]) / len(self._ready)
+        if ready := self.roster.ready():
+            self.share = sum([member.share for member in ready]) / len(ready)
 
     @property
     def alone(self) -> bool:
@@ -178,19 +207,27 @@ class Fleet:
         by the age of what it has not answered, which is usually the mean over ready replicas, or how long leases take.
         Only of ready replicas that look slower, and not where their speed is learned."""
         ages_ms: dict[str, float] = {}
-        sum_ms, busy = 0.0, 0
-        for member in self._ready:
-            count = len(member.leases)
-            if count:
-                age_ms = (now_s - member.placed_sum_s / count) * 1e3
-                sum_ms += age_ms
-                busy += 1
-                if count > 1 and not member.fit.observations:
-                    ages_ms[member.id] = age_ms
+        if not self._unlearned:
+            return ages_ms
+        for member in list(self._unlearned.values()):
+            if member.fit.observations:
+                del self._unlearned[member.id]
+            elif (count := len(member.leases)) > 1 and member.ready:
+                ages_ms[member.id] = (now_s - member.placed_sum_s / count) * 1e3
         if not ages_ms:
             return ages_ms
-        usual_ms = max(sum_ms / busy, self.mean_open_ms)
+        sum_ms, busy = 0.0, 0
+        for member in self.roster.ready():
+            if count := len(member.leases):
+                sum_ms += (now_s - member.placed_sum_s / count) * 1e3
+                busy += 1
+        usual_ms = max(sum_ms / busy, self.common.mean_open_ms)
         return {id_: age_ms / usual_ms for id_, age_ms in ages_ms.items() if age_ms > usual_ms > 0}
+
+    def forget_pace(self, member: Member) -> None:
+        """What was learned of its speed made nobody send anything there: a trial must look worth it."""
+        member.forget_pace()
+        self._unlearned[member.id] = member
 
     def _learn_guess(self, lease: Lease, usage: Usage | None) -> None:
         """Whether half of what was not known to be held was held: the engine says so, or its time to first token."""
@@ -210,39 +247,36 @@ class Fleet:
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
+        speeds = member.speeds
         if (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:
-                self.shorts += 1
-                self.short_ms += max(1 - WORK_FADE, 1 / self.shorts) * (service_ms - self.short_ms)
+                speeds.was_short(service_ms)
             elif uncached > member.longest_tokens:
                 member.longest_tokens = uncached
-            self.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
-            member.fit.observe(uncached, cached, service_ms, self.prefill.model, PRIOR_WEIGHT, now_s)
+            speeds.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
+            member.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.guessed:
             self._learn_guess(lease, usage)
         if lease.role == PREFILL:  # means are of clients' requests
             return uncached, cached
-        open_ms = (now_s - lease.placed_s) * 1e3
         tokens = usage.completion_tokens if usage is not None else outcome.events
-        self.answers += 1
-        self.answer_ms_max = _faded_max(self.answer_ms_max, open_ms)
-        self.token_ms_max = _faded_max(self.token_ms_max, open_ms / tokens if tokens else open_ms)
-        self.longest_tokens = _faded_max(self.longest_tokens, uncached)
+        speeds.ended((now_s - lease.placed_s) * 1e3, tokens, uncached)
         if lease.first_token_s is not None:
-            self.decodes += 1
-            decode_ms = (now_s - lease.first_token_s) * 1e3
-            self.mean_decode_ms += max(1 - WORK_FADE, 1 / self.decodes) * (decode_ms - self.mean_decode_ms)
-        self.mean_answer_tokens += max(1 - WORK_FADE, 1 / self.answers) * (tokens - self.mean_answer_tokens)
-        self.mean_open_ms += max(1 - WORK_FADE, 1 / self.answers) * (open_ms - self.mean_open_ms)
-        self.mean_prompt_tokens += (1 - WORK_FADE) * (lease.prompt_tokens - self.mean_prompt_tokens)
-        self.mean_work_ms += (1 - WORK_FADE) * (lease.prefill_ms - self.mean_work_ms)
+            speeds.decoded((now_s - lease.first_token_s) * 1e3)
+            if lease.streams:
+                _learn_steps(member, lease.stretch, tokens)
+        speeds.asked(lease.prompt_tokens, lease.prefill_ms)
         return uncached, cached
 
     def fade(self, member: Member, now_s: float) -> None:
         """Forget little by little that a replica is slow, while nobody asks it; to be called every second or so."""
-        member.fit.fade(self.prefill.model, PRIOR_WEIGHT, now_s)
+        member.fit.fade(member.speeds.prefill.model, PRIOR_WEIGHT, now_s)
 
 
-def _faded_max(known: float, new: float) -> float:
-    known *= ANSWER_FADE
-    return known if known > new else new  # noqa: FURB136 - half the time
+def _learn_steps(member: Member, stretch: Stretch | None, tokens: int) -> None:
+    """Take what an answer of so many tokens says of a step."""
+    if stretch is None or tokens < ANSWER_TOKENS_MIN:
+        return
+    step_ms, steps = stretch.step_ms(tokens - 1), member.speeds.steps
+    steps.observe(stretch.streams, stretch.context_tokens, step_ms, StepModel(), STEP_GUESS_WEIGHT)
+    member.steps.observe(stretch.streams, stretch.context_tokens, step_ms, steps.model, STEP_PRIOR_WEIGHT)

@@ -52,8 +52,11 @@ class Learner:
                 self._standing.timed(member, lease, slow=slow, now_s=now_s)
         self._compare(lease, usage)
         tokens = self._models.tokens(lease.model)
-        if usage is not None and lease.text_bytes:
-            tokens.observe(lease.text_bytes, usage.prompt_tokens)
+        if usage is not None:
+            if usage.prompt_tokens:
+                member.sent(lease, usage.prompt_tokens)
+            if lease.text_bytes or lease.opaque_bytes:
+                tokens.observe(lease.text_bytes, usage.prompt_tokens, lease.opaque_bytes)
         if usage is not None and usage.cached_tokens is not None and lease.credited_tokens:
             tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - usage.cached_tokens)
         if lease.end_key is not None:

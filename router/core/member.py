@@ -19,12 +19,15 @@ from router.core.health import Health
 from router.core.keys import TokenPrompt
 from router.core.knowledge import Held
 from router.core.live import Live
-from router.core.prefill import PrefillFit
+from router.core.prefill import PrefillFit, PrefillModel
+from router.core.speeds import Speeds
+from router.core.steps import DecodeClock, Mark, StepFit, StepModel, Stretch
 
 FOREIGN_PROBES = 3
 SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
 SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by one side and not yet by the other
 SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
+PROMPT_TOKENS_MAX = 1 << 24  # believed of what an engine says of one prompt
 ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token within its modelled time, so many times, and this is on time
 LATE_S = 3.0  # after a first token that was not, others that came with it prove nothing
 HIDDEN_FACTOR = 3.0  # of the modelled time of work that is not seen to end
@@ -67,12 +70,17 @@ class Lease(Struct, gc=False, eq=False):  # see facts.py
     tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
     held: Held | None = None  # what events alone said of the prompt
     guessed: bool = False  # see Choice
+    stall_ms: float = 0.0  # part of `prefill_ms` by which it interrupts each stream that decodes there
     role: str = "both"
     first_token_s: float | None = None
     batch: Batch | None = None  # with which its first token came
     batch_tokens: int = 0  # its own part of it
     queued: bool = True  # others waited at the replica when it was placed
     own_ms: float | None = None  # of the service time, what its own prefill took; None where that is not known
+    mark: Mark | None = None  # of the replica's clock when its answer began to decode
+    stretch: Stretch | None = None  # how its answer decoded, once that is over
+    opaque_bytes: int = 0  # of the prompt, besides its text, of which tokens are worth learning
+    faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
 
     @property
     def uncached_tokens(self) -> int:
@@ -117,12 +125,17 @@ class Member:
     models: dict[str, ServedModel] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)
+    steps: StepFit = field(default_factory=StepFit)
+    speeds: Speeds = field(default_factory=Speeds)  # of all replicas that serve the same
+    clock: DecodeClock = field(default_factory=DecodeClock)
     leases: dict[int, Lease] = field(default_factory=dict)
     decoding: int = 0  # of them, those whose prefill is over, as far as it was seen
     placed_sum_s: float = 0.0  # of open leases
+    context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
     live: Live = field(default_factory=Live)  # prompts of open leases
     sent_prompt_tokens: float = 0.0  # that we sent, faded
     seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
+    faded: int = 0  # how often
     foreign_waiting: float = 0.0  # requests waiting there that are not ours, on the mean of the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
@@ -156,6 +169,20 @@ class Member:
         """Whether it may be sent requests, as far as its health checks, discovery and its warming say."""
         return self.health.fit and self.replica.ready and not self.held
 
+    @property
+    def prefill_model(self) -> PrefillModel:
+        """Its own model of prefill, or that of all such replicas until it has one."""
+        return self.fit.model if self.fit.observations else self.speeds.prefill.model
+
+    @property
+    def step_model(self) -> StepModel:
+        """Its own model of a decoding step, or that of all such replicas until it has one."""
+        return self.steps.model if self.steps.observations else self.speeds.steps.model
+
+    def take_speeds(self, speeds: Speeds) -> None:
+        """It serves other models from now on: what was learned of its speed is of no use."""
+        self.speeds, self.fit, self.steps, self.longest_tokens = speeds, PrefillFit(), StepFit(), 0
+
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything we sent there is prefilled."""
         head = self._head
@@ -179,7 +206,9 @@ class Member:
         self.leases[lease.id] = lease
         self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s
+        self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
+        lease.faded = self.faded
         self._queue[lease.id] = lease
         self._queue_ms += lease.prefill_ms
         if len(self._queue) > self._queue_peak:
@@ -233,6 +262,13 @@ class Member:
             if now_s - self.late_s > LATE_S:
                 self.on_time_s = now_s
 
+    def sent(self, lease: Lease, prompt_tokens: int) -> None:
+        """The engine says how long an answered prompt is: so much was sent, not what was believed at placement."""
+        more = min(prompt_tokens, PROMPT_TOKENS_MAX) - lease.prompt_tokens
+        if more:
+            sent = self.sent_prompt_tokens + more * SHARE_FADE ** (self.faded - lease.faded)
+            self.sent_prompt_tokens = max(0.0, sent)
+
     def forget_pace(self) -> None:
         """What was learned of its speed made nobody send anything there: a trial must look worth it."""
         self.timed.clear()
@@ -242,12 +278,15 @@ class Member:
         """Something else came of its work."""
         self.alive_s, self.left_late, self.left_ms = now_s, 0, 0.0
 
-    def close(self, lease: Lease, now_s: float) -> bool:
-        """Give a lease back; False when it was already back."""
+    def close(self, lease: Lease, now_s: float, answer_tokens: float = 0.0) -> bool:
+        """Give a lease back; False when it was already back. `answer_tokens` is the mean length of answers there."""
         self._decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
         self.decoding -= 1  # or it leaves the queue now, which adds it
+        self.context_tokens -= lease.prompt_tokens
+        if lease.mark is not None:
+            lease.stretch = self.clock.leave(lease.prompt_tokens, lease.mark, now_s, answer_tokens)
         self.live.close(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s = self.placed_sum_s - lease.placed_s if self.leases else 0.0
         self._leave_queue(lease.id, now_s)
@@ -268,6 +307,7 @@ class Member:
         self._queue_peak = len(self._queue)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
+            self.faded += 1
             self.sent_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
 
@@ -288,6 +328,8 @@ class Member:
         if lease is None:
             return
         self.decoding += 1
+        if lease_id in self.leases:
+            lease.mark = self.clock.join(lease.prompt_tokens, lease.stall_ms, now_s)
         self._queue_ms -= lease.prefill_ms
         if lease is self._head:
             self._head, self._head_since_s = next(iter(self._queue.values()), None), now_s

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import add
+from math import exp, log
+
+from router.core.least_squares import Sums, Vector, squares
 
 LEARN_TOKENS_MIN = 1_000  # below it the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
@@ -61,9 +63,9 @@ class PrefillFit:
     model: PrefillModel = field(default_factory=PrefillModel)
     observations: int = 0
     fades_s: float = float("inf")  # from then on half may be forgotten, if nothing is observed before
-    # Forgotten sums of x'x (row by row) and x'y for x = (1, n, n * context), in thousands to be well conditioned.
-    _xx: list[float] = field(default_factory=lambda: [0.0] * 9)
-    _xy: list[float] = field(default_factory=lambda: [0.0] * 3)
+    _sums: Sums = field(default_factory=Sums)
+    _faster: float = 0.0  # forgotten sum of the logarithms of (observed / by the prior), and their weight
+    _weight: float = 0.0
 
     def observe(
         self,
@@ -81,10 +83,14 @@ class PrefillFit:
         if self.observations >= PRIOR_WEIGHT or weight >= PRIOR_WEIGHT:
             known = self.model if self.observations >= PRIOR_WEIGHT else prior
             expected = known.ms(uncached_tokens, cached_tokens)
-            service_ms = min(max(service_ms, expected / OUTLIER), expected * OUTLIER)
-        xx, x = _squares(uncached_tokens, cached_tokens, 1.0)
-        self._xx = [old * FORGET + new for old, new in zip(self._xx, xx, strict=True)]
-        self._xy = [old * FORGET + each * service_ms for old, each in zip(self._xy, x, strict=True)]
+            service_ms = min(service_ms, expected * OUTLIER)  # a pause, not prefill
+            if known is not prior:
+                service_ms = max(service_ms, expected / OUTLIER)
+        if weight >= PRIOR_WEIGHT and service_ms > 0 and (by_prior := prior.ms(uncached_tokens, cached_tokens)) > 0:
+            self._faster = self._faster * FORGET + log(service_ms / by_prior)
+            self._weight = self._weight * FORGET + 1.0
+        x = _terms(uncached_tokens, cached_tokens)
+        self._sums.observe(x, service_ms, 1 / x[1], FORGET)
         self.observations += 1
         self.fades_s = now_s + FADE_S
         self.model = self._solve(prior, weight)
@@ -98,66 +104,26 @@ class PrefillFit:
         self.observations = int(counting / 2)
         self.fades_s = now_s + FADE_S if self.observations else float("inf")
         part = 0.5 if self.observations else 0.0
-        self._xx = [part * each for each in self._xx]
-        self._xy = [part * each for each in self._xy]
+        self._sums.scale(part)
+        self._faster, self._weight = part * self._faster, part * self._weight
         self.model = self._solve(prior, weight)
 
     def _solve(self, prior: PrefillModel, weight: float) -> PrefillModel:
-        """Least squares with `prior` as pseudo-observations of this weight, over the best non-negative support."""
-        xx, xy = self._xx, self._xy
-        for (tokens, cached), (more, x) in zip(PSEUDO, _pseudo_squares(weight), strict=True):
-            ms = prior.ms(tokens, cached)
-            xx = list(map(add, xx, more))
-            xy = [xy[0] + x[0] * ms, xy[1] + x[1] * ms, xy[2] + x[2] * ms]
-        best, best_loss = (prior.floor_ms, prior.per_token_ms, prior.per_token_context_ms), float("inf")
-        for support in SUPPORTS:
-            beta = _solve_on(xx, xy, support)
-            if beta is None or min(beta) < 0:
-                continue
-            b0, b1, b2 = beta
-            loss = (  # up to the constant y'y
-                b0 * (xx[0] * b0 + xx[1] * b1 + xx[2] * b2 - 2 * xy[0])
-                + b1 * (xx[3] * b0 + xx[4] * b1 + xx[5] * b2 - 2 * xy[1])
-                + b2 * (xx[6] * b0 + xx[7] * b1 + xx[8] * b2 - 2 * xy[2])
-            )
-            if loss < best_loss:
-                best_loss, best = loss, (b0, b1 / 1e3, b2 / 1e6)
-        return PrefillModel(*best)
+        """The best fit, with `prior` as pseudo-observations of this weight; `prior` itself where there is none. A prior
+        is right about how times grow with sizes, not about the machine, so it counts at the speed that was seen: one of
+        six times the speed would have its longer prompts priced by slower machines until it had many of them."""
+        pseudo, scale = zip(PSEUDO, _pseudo_squares(weight), strict=True), exp(self._faster / (self._weight + 1.0))
+        best = self._sums.solve([(xx, x, scale * prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS)
+        return prior if best is None else PrefillModel(best[0], best[1] / 1e3, best[2] / 1e6)
 
 
-def _squares(uncached_tokens: float, cached_tokens: float, weight: float) -> tuple[list[float], list[float]]:
-    """What an observation adds to x'x, and to x'y for each millisecond."""
+def _terms(uncached_tokens: float, cached_tokens: float) -> Vector:
+    """What the coefficients are of: 1, n and n x context, in thousands of tokens."""
     n = uncached_tokens / 1e3
-    x = 1.0, n, n * (cached_tokens + uncached_tokens / 2) / 1e3
-    weight /= n
-    weighted = [weight * each for each in x]
-    return [w * each for w in weighted for each in x], weighted
+    return 1.0, n, n * (cached_tokens + uncached_tokens / 2) / 1e3
 
 
 @lru_cache(maxsize=8)
 def _pseudo_squares(weight: float) -> list[tuple[list[float], list[float]]]:
-    return [_squares(tokens, cached, weight / len(PSEUDO)) for tokens, cached in PSEUDO]
-
-
-def _solve_on(xx: list[float], xy: list[float], support: tuple[int, ...]) -> list[float] | None:
-    """Solve the normal equations restricted to `support` by elimination; None when singular."""
-    rows = [[xx[3 * i + j] for j in support] + [xy[i]] for i in support]
-    size, columns = len(rows), range(len(rows) + 1)
-    for col in range(size):
-        pivot = col
-        for r in range(col + 1, size):
-            if abs(rows[r][col]) > abs(rows[pivot][col]):
-                pivot = r
-        top = rows[pivot]
-        if abs(top[col]) < 1e-15:
-            return None
-        rows[col], rows[pivot] = top, rows[col]
-        for row in rows:
-            if row is not top:
-                factor = row[col] / top[col]
-                for c in columns:
-                    row[c] -= factor * top[c]
-    beta = [0.0, 0.0, 0.0]
-    for position, i in enumerate(support):
-        beta[i] = rows[position][size] / rows[position][position]
-    return beta
+    terms = [_terms(tokens, cached) for tokens, cached in PSEUDO]
+    return [squares(x, weight / len(PSEUDO) / x[1]) for x in terms]

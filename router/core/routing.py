@@ -13,7 +13,9 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from msgspec import Struct
 
 from router.core import blocks, silence
 from router.core.answers import Answer, AnswerMemory, Span
@@ -36,6 +38,7 @@ from router.core.facts import (
 )
 from router.core.fleet import Fleet
 from router.core.keys import TokenPrompt
+from router.core.knowledge import BYTES_MAX as HELD_BYTES_MAX
 from router.core.knowledge import Knowledge
 from router.core.learning import Learner
 from router.core.live import behind_marks
@@ -43,19 +46,30 @@ from router.core.member import ANSWER_TOKENS_MAX, Lease, Member
 from router.core.miss import Sighting
 from router.core.models import Models, NoReplica
 from router.core.observatory.explain import Explainer
-from router.core.policies import Policy
-from router.core.prefill import PrefillModel
+from router.core.policies import Near, Policy
 from router.core.prefix import PrefixIndex
-from router.core.pricing import Pricer, Size, size_of
+from router.core.pricing import FEW, Pricer, Size, Work, size_of
+from router.core.receipts import kept
 from router.core.reuse import ReuseMemory
 from router.core.spill import spill
 from router.core.standing import Standing
 
-TIE_TOKENS = 1_000  # prices within the learned time of this many prefill tokens cannot be told apart
-BACKLOG_TOKENS = 16_000  # unit of the fleet's backlog: about a second of prefill on the GPUs of the first study
+ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be as much too high
+NEAR = 4  # places on the ring that are looked at for every request
+# A slice of a look for stuck replicas: so many open leases are 0.2 ms, and a replica is as much work as a few.
+LOOK_LEASES, LOOK_LEASES_MIN = 128, 4
 _OK, _LEFT = Ending.OK, Ending.CLIENT_LEFT  # to look an enum's member up costs as much as a call
 _WARM, _COLD = Reason.WARM, Reason.COLD
 HELD_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
+
+
+class _Credit(Struct, gc=False):
+    """A past answer that a replica holds behind its prompt: `tokens` of it are not counted as held yet."""
+
+    replica: str
+    prefix: list[int]  # keys up to the last full block of the answer
+    tokens: int
+    answer_keys: list[int]  # under which its blocks have been counted so far
 
 
 class Router:
@@ -69,6 +83,8 @@ class Router:
         memory_max: int,
         blocks_max_default: int,
         held_blocks_max: int = HELD_BLOCKS_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
+        repeats: bool = False,
         graded: Callable[[str, Grade, str], None] = lambda *_: None,
         resync: Callable[[str], None] = lambda _: None,
         suspect: Callable[[str], None] = lambda _: None,
@@ -82,7 +98,8 @@ class Router:
         events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process.
         `stood(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when its
         cache is gone. `slow_start_s` of 0: nobody starts
-        slowly. With an `explainer` receipts say why tokens miss the cache."""
+        slowly. With an `explainer` receipts say why tokens miss the cache. `held_blocks_max` is for the events of one
+        replica, `held_bytes_max` for those of all; `repeats`: see kv_ledger.Ledger."""
         self.explainer = explainer
         self.fleet = Fleet()
         self.standing = Standing(self.fleet, slow_start_s=slow_start_s, stood=stood)
@@ -97,6 +114,8 @@ class Router:
             graded=self._graded,
             resync=resync,
             restarted=self._cleared,
+            bytes_max=held_bytes_max,
+            repeats=repeats,
         )
         self.index = PrefixIndex(index_bytes_max)
         self.reuse = ReuseMemory(memory_max)
@@ -106,7 +125,8 @@ class Router:
         self._blocks_max_default = blocks_max_default
         self.models = Models(self.fleet, self.knowledge)
         self._next_lease = 0
-        self._units = _units(self.fleet.prefill.model)
+        self._named: tuple[list[Member], dict[str, None]] = ([], {})
+        self._near = policy.near if isinstance(policy, Near) else None
         learner = Learner(self.fleet, self.standing, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
@@ -124,6 +144,7 @@ class Router:
             self.index.remove(id_)
             self._pricer.forget(id_)
             self.knowledge.forget(id_)
+            self.models.names.forget(id_)
         for id_ in joined:
             self.index.add(id_, self._blocks_max_default)
             self.models.judge(self.fleet.members[id_])
@@ -136,8 +157,8 @@ class Router:
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
         """What a replica serves now."""
         member = self.fleet.members.get(id_)
-        if member:
-            self.fleet.observe_models(member, models)
+        if member and self.fleet.observe_models(member, models):
+            self.models.names.observe(id_, member.models.values())
             self.models.judge(member)
 
     def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:
@@ -152,7 +173,8 @@ class Router:
         if now_s is not None:
             self.fleet.fade(member, now_s)
         if load.kv_tokens_max:
-            ratio = max((self.models.tokens(name).bytes_per_token for name in member.models), default=4.0)
+            learned = [self.models.tokens(name) for name in member.models]
+            ratio = max((tokens.bytes_per_token * tokens.pool_ratio for tokens in learned), default=4.0)
             held = load.kv_tokens_max * member.share * ratio / blocks.BLOCK_BYTES
             self.index.resize(id_, max(1, int(held)))
 
@@ -166,6 +188,7 @@ class Router:
         """Hold what events say against what engines count, and see how much of the fleet's work is ours; to be called
         every second or so."""
         self.fleet.observe_share()
+        self.fleet.observe_under_way(now_s)
         for member in self.fleet.members.values():
             self.knowledge.checked(member.id, member.load, now_s)
 
@@ -184,16 +207,28 @@ class Router:
     def stuck(self, now_s: float) -> list[str]:
         """Look for replicas from which nothing comes; to be called a few times a second. Returns those whose silent
         requests are to be tried elsewhere."""
-        stuck = []
-        for member in self.fleet.members.values():  # one whose health checks failed may still owe answers
-            verdict = silence.judge(self.fleet, member, now_s, self._stuck_after_s)
+        return [id_ for found in self.look(now_s) for id_ in found]
+
+    def look(self, now_s: float) -> Iterator[list[str]]:
+        """`stuck` in slices of some LOOK_LEASES open leases, so that something else can be done between them."""
+        peers, stuck, looked_at = silence.Peers(self.fleet), list[str](), 0
+        for member in list(self.fleet.members.values()):  # one whose health checks failed may still owe answers
+            if not silence.quiet(member, now_s, self._stuck_after_s):
+                continue
+            if looked_at >= LOOK_LEASES:
+                yield stuck
+                stuck, looked_at = [], 0
+                if self.fleet.members.get(member.id) is not member:
+                    continue  # it has left meanwhile
+            looked_at += LOOK_LEASES_MIN + len(member.leases)
+            verdict = silence.judge(self.fleet, member, now_s, self._stuck_after_s, peers)
             if verdict is not None:
                 if verdict.placed_s >= member.breaker.until_s:  # else it is left from before its rest: no trial
                     self.standing.trip(member, Cause.STUCK, verdict.why, now_s)
                 member.left_late = 0
                 if verdict.elsewhere:
                     stuck.append(member.id)
-        return stuck
+        yield stuck
 
     # -- placing -------------------------------------------------------------------------------------------------
 
@@ -211,45 +246,44 @@ class Router:
         only: str | None = None,
         full: Collection[str] = (),
         sighting: Sighting | None = None,
-        held_s: float | None = None,
+        may_hold: bool = False,
     ) -> Lease:
         """Place one request on a fit replica that serves `model` (None: any) and is not excluded.
 
         `tokens` are the prompt's own, where they are known; `body_tokens` sizes a prompt that is unknown; with
         `exclude` the placement is a retry; `only` names the one replica that can answer, which may be held (see
         Fleet.hold); those that are `full` are passed over while there are others. Raises NoReplica when no candidate is
-        left, Shed when all that are asked to be left alone. `sighting` is what is known of the prompt's text. One that
-        has been held for `held_s` may be held longer: then Held is raised; None: it may not.
+        left, Shed when all that are asked to be left alone, and Held where it is better placed later, if it `may_hold`.
+        `sighting` is what is known of the prompt's text.
         """
         ready = self.fleet.usable()
         members = self._members(ready, model, exclude, only, now_s)
         if full:
             members = [m for m in members if m.id not in full] or members
-        pending_ms = {m.id: m.pending_ms(now_s) for m in (ready if only is None else members)}
         self.knowledge.tick(now_s)
-        learned = self.models.tokens(model or "")
-        quoted = self.answers.quoted(chain.spans) if chain and chain.spans else []
-        size = size_of(ask, chain, learned, body_tokens, tokens, quoted)
-        home = self._home(quoted[0][1]) if quoted else ""
-        credit = None
-        if chain and learned.try_credit() and home:
-            credit = self._credit_answer(chain, quoted[0], size, now_s)
-        depths = self.index.match(chain.keys) if chain and chain.keys else {}
-        held = self.knowledge.held(tokens, now_s) if tokens else {}
-        whole = chain.keys if chain else []
-        candidates = self._pricer.candidates(members, size, whole, depths, held, pending_ms, now_s)
-        choice = self.policy.choose(self._question(ring_key, home, candidates), candidates)
-        if held_s is not None and choice.hold_ms > held_s * 1e3:
+        answer_tokens = min(members[0].speeds.answer_tokens.mean, ask.output_tokens_max or ANSWER_TOKENS_MAX)
+        work, home, credit = self._believe(ask, model, chain, tokens, body_tokens, answer_tokens, now_s)
+        size, depths, held, whole = work.size, work.depths, work.held, work.keys
+        if size.prompt_tokens > self.fleet.context_tokens_min and model is not None:
+            members = _long_enough(members, model, size.prompt_tokens * (1.0 if tokens else ESTIMATE_SLACK))
+        question, candidates = self._weigh(members, work, ring_key, home, now_s)
+        choice = self.policy.choose(question, candidates)
+        if may_hold and choice.hold:
             raise Held
+        if home:
+            self.models.tokens(model or "").count_credit()
+        if credit is not None:
+            self._credit(credit, now_s)
         chosen = candidates[0]
         for chosen in candidates:
             if chosen.id == choice.id:
                 break
         reason = self._reason(chosen, candidates, choice.tied, bool(exclude))
         name, grade, predicted = self.policy.name, chosen.grade, chosen.cached_tokens
-        receipt = Receipt(chosen.id, name, reason, grade, size.prompt_tokens, predicted, tuple(candidates))
+        receipt = Receipt(chosen.id, name, reason, grade, size.prompt_tokens, predicted, kept(candidates, chosen))
+        receipt.weighed = question.replicas
         if depths or held:
-            elsewhere = self._pricer.elsewhere(candidates, size, depths, held)
+            elsewhere = self._pricer.elsewhere(members, work)
             if spilled := spill(chosen, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full):
                 receipt.spill, receipt.spilled_tokens = spilled.cause.value, spilled.tokens
         if self.explainer is not None:
@@ -277,7 +311,7 @@ class Router:
             ask.stream,
             size.prompt_tokens,
             chosen.cached_tokens,
-            credit[1] if credit and credit[0] == chosen.id else 0,
+            credit.tokens if credit is not None and credit.replica == chosen.id else 0,
             chosen.uncached_ms,
             size.prompt_tokens - int(behind_marks(len(keys)) * blocks.BLOCK_BYTES / size.bytes_per_token),
             keys,
@@ -285,9 +319,11 @@ class Router:
             size.text_bytes,
             ask.output_tokens_max or ANSWER_TOKENS_MAX,
             tokens,
-            held.get(chosen.id),
+            None if held is None else held.get(chosen.id) or self.knowledge.empty(chosen.id),
             choice.guessed and not (exclude or only or full),  # else it may not be where others send it
+            max(0.0, chosen.uncached_ms - self.fleet.members[chosen.id].prefill_model.floor_ms),
         )
+        lease.opaque_bytes = size.opaque_bytes
         self._open(lease, now_s)
         if lease.held is not None and tokens is not None:
             self.knowledge.expect(chosen.id, lease.id, tokens, lease.held)
@@ -314,9 +350,9 @@ class Router:
         late = (
             left
             and lease.placed_s >= member.breaker.until_s
-            and silence.is_late(self.fleet, member, lease, now_s, self._stuck_after_s)
+            and silence.is_late(member, lease, now_s, self._stuck_after_s)
         )
-        if not member.close(lease, now_s):
+        if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if late:
             member.left_late += 1
@@ -398,40 +434,79 @@ class Router:
             member.grade = grade
             self._tell_graded(id_, grade, why)
 
-    def _question(self, ring_key: str, home: str, candidates: list[Candidate]) -> Question:
-        if self._units[0] is not self.fleet.prefill.model:
-            self._units = _units(self.fleet.prefill.model)
-        _, tie_ms, unit_ms = self._units
-        waits_ms = sorted([c.pending_ms if c.pending_ms > c.kv_wait_ms else c.kv_wait_ms for c in candidates])  # noqa: FURB136 - half the time
-        count = len(waits_ms)
-        half = (count + 1) // 2
-        backlog, calm = sum(waits_ms) / count / unit_ms, sum(waits_ms[:half]) / half / unit_ms
-        fleet, in_flight, arrivals_per_ms = self.fleet, 0, 0.0
-        for c in candidates:
-            in_flight += c.in_flight
-        if fleet.mean_open_ms:  # by Little's law
-            arrivals_per_ms = in_flight / count / fleet.mean_open_ms
-        return Question(ring_key, tie_ms, unit_ms, backlog, home, calm, fleet.elsewhere, arrivals_per_ms)
+    def _believe(
+        self,
+        ask: Ask,
+        model: str | None,
+        chain: Chain | None,
+        tokens: TokenPrompt | None,
+        body_tokens: int,
+        answer_tokens: float,
+        now_s: float,
+    ) -> tuple[Work, str, _Credit | None]:
+        """The request in tokens with what is believed held of its prompt; the home of its conversation, "" where there
+        is none; and what of a past answer the home holds besides. Changes nothing."""
+        learned = self.models.tokens(model or "")
+        quoted = self.answers.quoted(chain.spans) if chain and chain.spans else []
+        size = size_of(ask, chain, learned, body_tokens, tokens, quoted)
+        home = self._home(quoted[0][1]) if quoted else ""
+        credit = None
+        depths = self.index.match(chain.keys) if chain and chain.keys else {}
+        if chain and home and learned.may_credit:
+            credit = self._answer_credit(chain, quoted[0], size)
+            if credit is not None:
+                depths[credit.replica] = len(credit.prefix)
+        held = self.knowledge.held(tokens, now_s) if tokens else None
+        return Work(size, answer_tokens, chain.keys if chain else [], depths, held), home, credit
+
+    def _weigh(
+        self, members: list[Member], work: Work, ring_key: str, home: str, now_s: float
+    ) -> tuple[Question, list[Candidate]]:
+        """The policy's question, and who may be its answer: all members, or of many those that can be the cheapest."""
+        pricer, count = self._pricer, len(members)
+        standings = pricer.survey(members, now_s)
+        waits_ms, order = standings.waits_ms, list[str]()
+        if count > FEW and self._near is not None:
+            order = self._near(ring_key, self._ids_of(members))
+            listed = pricer.shortlist(members, work, standings, [home, *order[:NEAR]])
+            members, waits_ms = [members[n] for n in listed], [waits_ms[n] for n in listed]
+        candidates = pricer.candidates(members, waits_ms, standings.slower, work, now_s)
+        tie_ms, unit_ms = members[0].speeds.units()
+        backlog, median = standings.backlog_ms / unit_ms, standings.median_ms / unit_ms
+        all_in_flight, all_blocks = standings.in_flight, standings.footprint_blocks
+        elsewhere = self.fleet.elsewhere
+        question = Question(
+            ring_key, tie_ms, unit_ms, backlog, median, count, all_in_flight, all_blocks, home, elsewhere, order
+        )
+        return question, candidates
+
+    def _ids_of(self, members: list[Member]) -> dict[str, None]:
+        """Their ids; lists of members are made anew when anything changes in them (roster.py)."""
+        if self._named[0] is not members or len(self._named[1]) != len(members):
+            self._named = members, dict.fromkeys([member.id for member in members])
+        return self._named[1]
 
     def _home(self, answer: Answer) -> str:
         """Who gave it, if that cache is still there."""
         member = self.fleet.members.get(answer.replica)
         return member.id if member is not None and member.life == answer.life else ""
 
-    def _credit_answer(
-        self, chain: Chain, quoted: tuple[Span, Answer], size: Size, now_s: float
-    ) -> tuple[str, int] | None:
-        """Count a past answer as held by its home, now that a prompt quotes it: (replica, tokens)."""
+    def _answer_credit(self, chain: Chain, quoted: tuple[Span, Answer], size: Size) -> _Credit | None:
+        """What of a past answer its home holds, now that a prompt quotes it; None where nothing is."""
         (key, start, end), answer = quoted
-        upto = min(end, start + int(answer.completion_tokens * size.bytes_per_token))
+        upto = min(end, start + int(answer.completion_tokens * size.text_bytes_per_token))
         first, last = start // blocks.BLOCK_BYTES, upto // blocks.BLOCK_BYTES
         prefix = chain.keys[:last]
         held = self.index.depth(answer.replica, prefix)
         if not first <= held < last:  # only behind a prefix that is still there
             return None
-        self.index.drop(answer.replica, blocks.answer_keys(key, (last - held) * blocks.BLOCK_BYTES))
-        self.index.touch(answer.replica, prefix, now_s)
-        return answer.replica, round((last - held) * blocks.BLOCK_BYTES / size.bytes_per_token)
+        tokens = round((last - held) * blocks.BLOCK_BYTES / size.text_bytes_per_token)
+        return _Credit(answer.replica, prefix, tokens, blocks.answer_keys(key, (last - held) * blocks.BLOCK_BYTES))
+
+    def _credit(self, credit: _Credit, now_s: float) -> None:
+        """Count it as held from now on, under the keys that its text has as part of a prompt."""
+        self.index.drop(credit.replica, credit.answer_keys)
+        self.index.touch(credit.replica, credit.prefix, now_s)
 
     def _reason(self, chosen: Candidate, candidates: list[Candidate], tied: bool, retry: bool) -> Reason:
         if retry:
@@ -451,9 +526,16 @@ class Router:
         return Reason.TIE if tied else Reason.SPILL
 
 
-def _units(model: PrefillModel) -> tuple[PrefillModel, float, float]:
-    """What it says of prices in milliseconds: which cannot be told apart, and what a backlog is measured in."""
-    return model, model.ms(TIE_TOKENS, 0) - model.floor_ms, model.ms(BACKLOG_TOKENS, 0)
+def _long_enough(members: list[Member], model: str, prompt_tokens: float) -> list[Member]:
+    """Of these, who says that its context is long enough for the prompt; all of them, if nobody does: then the engine
+    is to refuse it."""
+
+    def fits(member: Member) -> bool:
+        served = member.models.get(model)
+        longest = served.max_model_len_tokens if served is not None else None
+        return longest is None or prompt_tokens <= longest
+
+    return [member for member in members if fits(member)] or members
 
 
 def _grown_blocks(block_tokens: int, usage: Usage | None) -> int:

@@ -2,8 +2,9 @@
 
 A holder may be passed over because it was not to be asked (`retry`, `full`, `unfit`), because the policy does not look
 (`policy`) or could not tell the prices apart (`tie`), or because it was dearer. Then the cause is the term of its price
-in which it is furthest behind the chosen replica: `queue`, `kv_space`, `eviction`, or `speed`, where it would take
-longer over less. A price is a sum, so terms of one are compared in milliseconds, as every policy adds them up.
+in which it is furthest behind the chosen replica: `queue`, `kv_space`, `eviction`, `speed`, where it would take
+longer over less, or `crowd`, where too many decode already. A price is a sum, so terms of one are compared in
+milliseconds, as every policy adds them up; what the policy's prices differ by beyond all other terms is the crowd's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Cause(StrEnum):
     KV_SPACE = "kv_space"  # its KV pool has no room yet
     EVICTION = "eviction"  # others would have to compute again what it would have to drop
     SPEED = "speed"  # it prefills slower
+    CROWD = "crowd"  # answers that decode there would be slowed down, and this one by them
     TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
     POLICY = "policy"  # the policy does not look at caches, or weighs something else
     FULL = "full"  # it has as many requests as it may have
@@ -74,10 +76,14 @@ def _evicted_ms(c: Candidate) -> float:
 
 
 def _dearest(holder: Candidate, chosen: Candidate) -> Cause:
-    behind_ms, cause = max(
+    terms = [
         (holder.pending_ms - chosen.pending_ms, Cause.QUEUE),
         (holder.kv_wait_ms - chosen.kv_wait_ms, Cause.KV_SPACE),
         (_evicted_ms(holder) - _evicted_ms(chosen), Cause.EVICTION),
         (holder.uncached_ms - chosen.uncached_ms, Cause.SPEED),
-    )
+    ]
+    if holder.price_ms and chosen.price_ms:
+        rest_ms = holder.price_ms - chosen.price_ms - sum(behind_ms for behind_ms, _ in terms)
+        terms.append((rest_ms, Cause.CROWD))
+    behind_ms, cause = max(terms)
     return cause if behind_ms > 0 else Cause.POLICY

@@ -358,13 +358,6 @@ CHATS: list[tuple[Change, int, str, int | None, Edit]] = [
     (Change.KEY_ORDER, 6, "messages[6].tool_calls[0].function.arguments", 2, call_keys),
     (Change.EDITED_HISTORY, 6, "messages[6].tool_calls[0].function.arguments", 15, other_call),
     (
-        Change.IDENTIFIER,
-        6,
-        "messages[6].tool_calls[0].id",
-        5,
-        lambda b: b["messages"][6]["tool_calls"][0].update(id="call_k3J9xQ2aLm81"),
-    ),
-    (
         Change.WHITESPACE,
         4,
         "messages[4].content",
@@ -432,7 +425,6 @@ RESPONSE_EDITS: list[tuple[Change, int, str, Edit]] = [
     (Change.EDITED_HISTORY, 2, "input[1].summary[0].text", lambda b: b["input"][1]["summary"][0].update(text="Well.")),
     (Change.KEY_ORDER, 2, "input[2].arguments", lambda b: b["input"][2].update(arguments='{"why":"see","path":"/a"}')),
     (Change.EDITED_HISTORY, 3, "input[3].output", lambda b: b["input"][3].update(output="[cleared]")),
-    (Change.IDENTIFIER, 2, "input[2].call_id", lambda b: b["input"][2].update(call_id="call_k3J9xQ2aLm81")),
     (Change.TOOL_REMOVED, -1, "tools[2]", lambda b: b["tools"].pop(2)),
     (Change.OTHER, -1, "tools[3].description", lambda b: b["tools"][3].update(description="Does.")),
 ]
@@ -445,7 +437,6 @@ def test_responses(change: Change, message: int, path: str, edit: Edit) -> None:
     def make() -> Body:
         body = responses_body()
         body["tools"][3]["description"] = "Finds words."
-        body["input"][2]["call_id"] = "call_Zq81mLx0aP3k"
         return body
 
     difference = found(RESPONSES, make(), changed(make, edit))

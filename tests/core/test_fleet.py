@@ -162,7 +162,7 @@ def test_what_the_engine_computed_is_a_part_of_the_batch() -> None:
     for each, tokens in ((miss, 9_000), (other, 1_000)):
         fleet.learn(member, each, Outcome(Ending.OK, Usage(tokens, 5, 0)), 2.0)
     assert (miss.service_ms, other.service_ms) == pytest.approx((900.0, 100.0))
-    assert fleet.model_of(member).ms(9_000, 0) == pytest.approx(900.0, rel=0.1)
+    assert member.prefill_model.ms(9_000, 0) == pytest.approx(900.0, rel=0.1)
 
 
 def test_prompts_of_no_known_size_have_no_service_time() -> None:
@@ -174,7 +174,7 @@ def test_prompts_of_no_known_size_have_no_service_time() -> None:
     member.prefilled(empty, 0.4)
     fleet.learn(member, empty, Outcome(Ending.OK, None), 1.0)
     assert empty.service_ms is None
-    assert (fleet.shorts, fleet.prefill.observations) == (0, 0)
+    assert (fleet.common.shorts, fleet.common.prefill.observations) == (0, 0)
 
 
 @given(
@@ -213,7 +213,7 @@ def test_the_fastest_in_a_batch_is_not_the_fastest() -> None:
         member.prefilled(each, 0.4)
     for each in reversed(pair):
         fleet.learn(member, each, Outcome(Ending.OK, usage), 1.0)
-        assert fleet.model_of(member).ms(2_000, 0) == pytest.approx(200.0, rel=0.1)
+        assert member.prefill_model.ms(2_000, 0) == pytest.approx(200.0, rel=0.1)
 
 
 def test_a_new_set_of_replicas_is_swapped_in() -> None:
@@ -265,11 +265,11 @@ def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
     slow.batch, slow.batch_tokens = Batch(0.0, 0.0, 8.0, 8_000), 8_000
     for n in range(30):
         fleet.learn(fleet.members["a"], slow, Outcome(Ending.OK, usage), float(n))
-    own, others = fleet.model_of(fleet.members["a"]), fleet.model_of(fleet.members["b"])
+    own, others = fleet.members["a"].prefill_model, fleet.members["b"].prefill_model
     assert own.ms(8_000, 2_000) == pytest.approx(8_000, rel=0.1)
-    assert others == fleet.prefill.model
-    assert fleet.mean_open_ms > 0
-    assert fleet.mean_work_ms > 0
+    assert others == fleet.common.prefill.model
+    assert fleet.common.mean_open_ms > 0
+    assert fleet.common.mean_work_ms > 0
 
 
 def probed(member: Member, sent_tokens: int, seen_total: float) -> float:

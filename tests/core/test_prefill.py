@@ -170,3 +170,20 @@ def test_what_is_held_saves_the_same_before_any_rest(cached: int, rest: int) -> 
     for model in (H100, SLOW):
         expected = model.ms(cached + rest, 0) - model.ms(rest, cached)
         assert model.saved_ms(cached) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("times", [6.0, 9.0, 30.0])
+@pytest.mark.parametrize("tokens", [3_000, 6_000])
+def test_a_faster_newcomer_is_not_taken_for_a_slow_one(times: float, tokens: int) -> None:
+    """A replica of several times the fleet's speed is believed to be so after its first answer, within a factor that
+    three more of them end, however little the fleet has seen of prompts of that size."""
+    slow, fleet, own = PrefillModel(20.0, 0.4, 2e-6), PrefillFit(), PrefillFit()
+    for _ in range(60):
+        fleet.observe(6_000, 0, slow.ms(6_000, 0), PrefillModel(), GUESS_WEIGHT)
+    took_ms = slow.ms(tokens, 0) / times
+    for answers in range(4):
+        fleet.observe(tokens, 0, took_ms, PrefillModel(), GUESS_WEIGHT)
+        own.observe(tokens, 0, took_ms, fleet.model, PRIOR_WEIGHT, float(answers))
+        if not answers:
+            assert own.model.ms(tokens, 0) < slow.ms(tokens, 0) * 0.8
+    assert own.model.ms(tokens, 0) < 2 * took_ms

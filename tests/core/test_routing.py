@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from router.core import blocks
 from router.core.dialects import OPENAI
-from router.core.facts import Ask, Candidate, Choice, Ending, Grade, Load, Question, Reason, Replica, ServedModel
+from router.core.facts import Ask, Ending, Grade, Load, Reason, Replica, ServedModel
 from router.core.models import NoReplica, UnknownModel
-from router.core.policies.warm import Warm
 from tests.core.placing import MODEL, World, chat, words
 from tests.records import replace
 
@@ -165,34 +162,8 @@ def test_a_hot_prefix_replicates(tokens: int) -> None:
     counts = [sum(lease.replica == id_ for lease in leases) for id_ in "abcd"]
     assert min(counts) > 8
     pending_ms = [pending for _, _, pending in world.in_use()]
-    prefix_ms = world.router.fleet.prefill.model.ms(tokens, 0)
+    prefix_ms = world.router.fleet.common.prefill.model.ms(tokens, 0)
     assert max(pending_ms) - min(pending_ms) < 2 * prefix_ms
-
-
-class Listening:
-    """Warm, that keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self._warm = Warm()
-        self.name, self.cache_aware = self._warm.name, self._warm.cache_aware
-
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
-        """As it would."""
-        self.asked = question
-        return self._warm.choose(question, candidates)
-
-
-@pytest.mark.parametrize(("busy", "calm"), [("a", False), ("ab", False), ("abc", True)])
-def test_calm_is_the_calmer_half(busy: str, calm: bool) -> None:
-    """One overloaded replica, or half of them, is no reason to fear evictions at the others; three of four are."""
-    world, listening = World(), Listening()
-    world.router.policy = listening
-    for n, id_ in enumerate(busy * 4):
-        world.place(chat(words(50 + n, 4_000)), only=id_)
-    world.place(chat("hi"))
-    assert listening.asked.backlog > 0
-    assert (listening.asked.calm > 0) is calm
-    assert listening.asked.calm < listening.asked.backlog
 
 
 def test_a_failed_burst_is_not_believed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core import blocks
 from router.core.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
-from router.core.facts import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
+from router.core.facts import OPAQUE_BYTES, Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
 from router.core.member import Lease
 from router.core.models import MODELS_MAX, NoReplica
 from tests.core.placing import CHAT, MODEL, World, chat, words
@@ -96,12 +96,12 @@ def test_bytes_per_token_are_learned() -> None:
 
 
 def test_pictures_say_nothing_of_bytes_per_token() -> None:
-    """A prompt with an image is sized by the model's mean, and not learned from."""
+    """A prompt with an image is sized by what an image has, and its text's bytes per token are not learned from."""
     world, picture = World("a"), [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
     body = {"model": MODEL, "messages": [{"role": "user", "content": picture}]}
     lease = world.place(OPENAI.parse(CHAT, json.dumps(body).encode()))
     world.finish(lease, usage=Usage(5, 1))
-    assert lease.text_bytes == 0
+    assert lease.opaque_bytes == OPAQUE_BYTES
     assert world.router.models.tokens(MODEL).bytes_per_token == 4.0
 
 
@@ -164,10 +164,11 @@ def test_a_lease_is_learned_from_once() -> None:
     world = World("a")
     lease = world.serve(chat(LONG), output_tokens=4_000)
     fleet = world.router.fleet
-    learned = world.router.models.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model
+    learned = world.router.models.tokens(MODEL).bytes_per_token, fleet.common.mean_open_ms, fleet.common.prefill.model
     world.now_s += 100.0
     world.finish(lease, usage=Usage(1_000_000, 1))
-    assert learned == (world.router.models.tokens(MODEL).bytes_per_token, fleet.mean_open_ms, fleet.prefill.model)
+    speeds = fleet.common
+    assert learned == (world.router.models.tokens(MODEL).bytes_per_token, speeds.mean_open_ms, speeds.prefill.model)
     assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens > 3_000
 
 

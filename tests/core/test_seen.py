@@ -39,6 +39,7 @@ def told(ask: Ask, model: str | None = None) -> object:
         return fields, ask.wants_usage, key
     spans = prompt.assistant_spans[-SPANS_MAX:]
     facts = (prompt.size, prompt.first_user_end, spans, prompt.opaque_bytes, prompt.bytes_per_token)
+    facts = (*facts, prompt.arguments, prompt.fewer_tools)
     return fields, ask.wants_usage, key, facts, chain
 
 
@@ -79,7 +80,10 @@ FIELDS = {
     "stream": st.booleans(),
     "max_tokens": st.integers(-1, 9),
     "prompt_cache_key": TEXT,
-    "chat_template_kwargs": st.just({"a": 1}),
+    "chat_template_kwargs": st.sampled_from([{}, {"a": 1}, {"enable_thinking": False}, {"b": 2, "a": 1}]),
+    "mm_processor_kwargs": st.sampled_from([{}, {"max_pixels": 1}]),
+    "tool_choice": st.sampled_from(["auto", "none", {"type": "function", "function": {"name": "look"}}]),
+    "reasoning_effort": st.sampled_from(["none", "low"]),
     "unknown": st.just({"messages": [{"role": "user", "content": "not these"}]}),
 }
 

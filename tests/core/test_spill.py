@@ -28,12 +28,13 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
         ({"evicted_ms": 900.0, "pending_ms": 100.0}, Cause.EVICTION),
         ({"evicted_ms": 90.0, "evicted_again_ms": 900.0, "pending_ms": 100.0}, Cause.EVICTION),
         ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, Cause.SPEED),
+        ({"pending_ms": 100.0, "price_ms": 9_000.0}, Cause.CROWD),
         ({}, Cause.POLICY),
     ],
 )
 def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float], cause: Cause) -> None:
     """Of a holder that is dearer the term says why that sets it back most; if none does, the policy had its reasons."""
-    chosen, holder = candidate("a", 100), candidate("b", 700, **fields)
+    chosen, holder = candidate("a", 100, price_ms=900.0), candidate("b", 700, **fields)
     told = spill(chosen, [chosen, holder], Reason.SPILL, elsewhere={})
     assert told is not None
     assert (told.cause, told.tokens) == (cause, 600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.core.policies.base import Policy
+from router.core.policies.base import Near, Policy
 from router.core.policies.consistent_hash import ConsistentHash
 from router.core.policies.least_loaded import LeastLoaded
 from router.core.policies.longest_match import LongestMatch
@@ -21,4 +21,4 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "longest_match": LongestMatch,
 }
 
-__all__ = ["POLICIES", "Policy"]
+__all__ = ["POLICIES", "Near", "Policy"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
 
 from router.core.facts import Candidate, Choice, Question
 
@@ -16,3 +16,12 @@ class Policy(Protocol):
 
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """Pick one of `candidates` (never empty, in a stable order)."""
+
+
+@runtime_checkable
+class Near(Protocol):
+    """A policy that need not be shown every replica of a large fleet: those that can be the cheapest are enough, if the
+    ones near a key are among them."""
+
+    def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
+        """All `ids`, the nearest to the key first."""

@@ -1,27 +1,31 @@
-"""warm: the cheapest replica, where the price counts what the placement costs everyone.
+"""warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
-    wait(r)     = max(prefill pending, wait for room in the KV pool)
-    price(q, r) = wait(r) + (1 + load(r) + behind(q, r)) x uncached(q, r)
-                  + (1 + EVICTED_WEIGHT x calm) x evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
+    price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r) + evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
+                  + decoding(q, r) / (1 + CROWD x median_ms / tie_ms),  decoding = decode + slowed + stalled
 
-All terms are milliseconds of prefill. `wait + uncached` is the time until the first token, if this request were alone
-in the world: those before it are prefilled while room is made for it, so the longer of the two counts. The factor is
-the externality: work done twice delays those behind it, so it counts for more the longer the queue is that it joins,
-up to the fleet's mean wait, and the more come while it is done. An idle replica has nobody to delay but those: there a
-copy of a short hot prefix costs little more than it takes, so that such prefixes spread before their holder is the
-bottleneck, and a long one is waited for by the burst that asks for it.
+All terms are milliseconds that somebody waits; each is a field of Candidate (pricing.py has what it is made of).
 
-What is evicted (times the chance that it is asked for again) is work for later, on any replica, so it has a price for
-others when the whole fleet is busy, and a steep one. How busy is told by the calmer half: a few replicas on which
-misses pile up are no reason to send even more misses there. What is asked for again evicts in its turn, and so on
-(displaced.py). So where more conversations go on than fit, those that do not fit meet on a few replicas, whose caches
-are lost anyway, and the others keep theirs. That is for the good of most and to the cost of some, who wait there. The
-longer the queues, the less it counts, both for how long they wait and for how many do, until all share what there is.
-It is priced where it is known what goes: by events, or where nobody else sends (see pricing.py).
+`wait` is until its prefill begins: for those before it, and for room in the KV pool, which come about at the same time,
+so the longer of the two counts. `uncached` is the prefill of what is not held there: a request goes to its cache unless
+waiting there costs more than computing it again. `load`, the wait in units of 16,000 tokens and at most the fleet's
+mean, is the externality: work done twice delays those behind it, and an idle replica has nobody to delay.
 
-And where even the cheapest place would make others repeat more than twice the work that a prompt is itself, and most of
-it is cached nowhere, it is held back while others wait anyway, for ten times as long as what it would make them
-repeat, or until somebody inside has paused (holding.py). Turns of a conversation whose cache is there are never held.
+`evicted` is work for later: what the placement pushes out, times the chance that it is asked for again. What is asked
+for again evicts in its turn, and so on (displaced.py). So where more conversations go on than fit, those that do not
+fit meet on a few replicas, whose caches are lost anyway, and the others keep theirs. That is for the good of most and
+to the cost of some, who wait there: the longer the queues, the less it counts, both for how long they wait and for how
+many do, until all share what there is.
+
+`decode` is what the answer itself takes there after its first token, `slowed` by how much its steps slow those who
+decode there, and `stalled` by how much its prefill interrupts them. A hot prefix spreads by these terms, because a copy
+is cheaper than a crowd. They weigh as much as a millisecond before the first token where nobody waits for prefill.
+Where somebody does, prefill is what the fleet lacks: work done twice delays all who come, while a crowd disperses with
+the next few placements. So their weight falls with the median wait, to a fifth where that reaches the tie band; a few
+replicas with a prompt of minutes say nothing of the others.
+
+Where the fleet is busy (each replica has BUSY_UNITS of prefill before it, on the mean, and half of them have one), and
+even the cheapest place would make others repeat more than HELD_WORTH times the work that a prompt is itself, the prompt
+is held back (holding.py).
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
@@ -41,18 +45,18 @@ loadtest/README.md has the races that this was chosen by, and `python -m loadtes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
+
+from msgspec import Struct
 
 from router.core.facts import Candidate, Choice, Grade, Question
 from router.core.ring import Ring, load_bound
 
-EVICTED_WEIGHT = 5  # of a unit of wait: see above
-BEHIND = 0.25  # of those that come while it is prefilled: half of it is left on the mean, and half find another replica
-HELD_WORTH = 2  # work that it makes others repeat, as a multiple of its own: so far it is no thrashing
-HELD_WEIGHT = 10  # of that work, in time that it waits: for each that waits, ten that go on have their turns at once
-HELD_UNITS_MAX = 200  # times 16,000 tokens: as long as it takes to begin with as many other conversations
+CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
+BUSY_UNITS = 3.0  # mean backlog from which on nobody's turn comes soon in any case: below it nobody is held back
+HELD_WORTH = 2.0  # work that a prompt makes others repeat, as a multiple of its own: so far that is no thrashing
 ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
 HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
 RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
@@ -67,33 +71,33 @@ class Warm:
     cache_aware: bool = True
     _ring: Ring = field(default_factory=Ring)
 
+    def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
+        """See policies.base.Near."""
+        return self._ring.walk(ring_key, ids)
+
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
-        """The cheapest; inside the tie band the ring; and for how long it is better held back."""
+        """The cheapest; inside the tie band home, a holder or the ring; and whether it is better held back."""
         choice = self._cheapest(question, candidates)
-        if question.backlog:  # somebody waits
-            for c in candidates:
-                if c.id == choice.id:
-                    choice.hold_ms = hold_ms(c, question)
-                    break
+        if question.backlog >= BUSY_UNITS and question.median_backlog >= 1:
+            choice.hold = any(thrashes(c, question) for c in candidates if c.id == choice.id)
         return choice
 
     def _cheapest(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         # Loops for all that is asked of every candidate: a comprehension for each would take twice as long.
         prices: dict[str, float] = {}
-        in_flight, footprint, longest, cheapest = 0, 0, 0, inf
+        longest, cheapest = 0, inf
+        weights = Weights.of(question)
         for c in candidates:
-            prices[c.id] = asked = price(c, question)
-            in_flight += c.in_flight
-            footprint += c.footprint_blocks
+            prices[c.id] = c.price_ms = asked = price(c, weights)
             if asked < cheapest:
                 cheapest = asked
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
         if question.elsewhere > ELSEWHERE_MIN:
-            guess = self._guess(candidates, question, prices, longest)
+            guess = self._guess(candidates, question, weights, prices, longest)
             if guess is not None and prices[guess.id] - cheapest <= question.tie_ms:
                 return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
-        count, tie_ms, longest_in_band = len(candidates), question.tie_ms, 0
+        count, tie_ms, longest_in_band = question.replicas, question.tie_ms, 0
         band: dict[str, Candidate] = {}
         for c in candidates:
             if prices[c.id] - cheapest <= tie_ms:
@@ -103,21 +107,31 @@ class Warm:
         if len(band) == 1:
             return Choice(next(iter(band)))
         tied = longest_in_band == longest  # otherwise who holds most was too dear: a spill
-        bound = load_bound(in_flight + 1, count)
+        bound = load_bound(question.in_flight + 1, count)
         home = band.get(question.home)
         if home is not None and _has_room(home, bound):
             return Choice(home.id, tied)
-        order = [band[id_] for id_ in self._ring.walk(question.ring_key, band)]
+        order = self._order(question, band)
         if home is None and longest_in_band:
             holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
             at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
             if at_home:
                 return Choice(_soonest(at_home, prices).id, tied)
-        footprint_bound = load_bound(footprint + FOOTPRINT_SLACK_BLOCKS * count, count)
+        footprint_bound = load_bound(question.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
         return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
 
+    def _order(self, question: Question, some: dict[str, Candidate]) -> list[Candidate]:
+        """Candidates, the nearest to the key first."""
+        ids = question.order or self._ring.walk(question.ring_key, some)
+        return [some[id_] for id_ in ids if id_ in some]
+
     def _guess(
-        self, candidates: Sequence[Candidate], question: Question, prices: dict[str, float], longest: int
+        self,
+        candidates: Sequence[Candidate],
+        question: Question,
+        weights: Weights,
+        prices: dict[str, float],
+        longest: int,
     ) -> Candidate | None:
         """The place on the ring of a prompt most of which nobody is known to hold, at the price that it may have. Where
         it is known exactly what is held, there is nothing to guess."""
@@ -125,10 +139,11 @@ class Warm:
         if 2 * longest > of_any.cached_tokens + of_any.uncached_tokens:
             return None
         ids = {c.id: c for c in candidates}
-        guess = ids[self._ring.walk(question.ring_key, ids)[0]]
+        guess = self._order(question, ids)[0]
         if guess.grade is Grade.EXACT:
             return None
-        saved_ms = prices[guess.id] - wait_ms(guess) + guess.uncached_ms
+        decoding_ms = weights.decoding * (guess.decode_ms + guess.slowed_ms)  # which takes as long if it is held
+        saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
         prices[guess.id] -= question.elsewhere * saved_ms
         return guess
 
@@ -178,28 +193,42 @@ def wait_ms(candidate: Candidate) -> float:
     return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half the time
 
 
-def hold_ms(candidate: Candidate, question: Question) -> float:
-    """For how long a request is better held back than sent there."""
-    worth_ms = candidate.evicted_ms + candidate.evicted_again_ms
-    if worth_ms <= HELD_WORTH * candidate.uncached_ms:
-        return 0.0
+def thrashes(candidate: Candidate, question: Question) -> bool:
+    """Whether a request would make others repeat far more work than it is itself, if it were begun there now. One most
+    of which is cached there is a turn of a conversation that goes on, and never does."""
     if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= question.tie_ms:
-        return 0.0
-    return min(HELD_WEIGHT * worth_ms * min(1.0, question.backlog), HELD_UNITS_MAX * question.unit_ms)
+        return False
+    return candidate.evicted_ms + candidate.evicted_again_ms > HELD_WORTH * candidate.uncached_ms
 
 
-def price(candidate: Candidate, question: Question) -> float:
-    """Milliseconds, for this request and for the others."""
+class Weights(Struct, gc=False):
+    """What is the same for all candidates of a question."""
+
+    per_wait_ms: float  # load that a millisecond of waiting is
+    load_max: float
+    again: float  # weight of what is evicted in its turn
+    decoding: float  # weight of a millisecond of decoding
+
+    @staticmethod
+    def of(question: Question) -> Weights:
+        """See above."""
+        backlog = question.backlog
+        bands = question.median_backlog * question.unit_ms / question.tie_ms if question.tie_ms else 0.0
+        return Weights(1 / question.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
+
+
+def price(candidate: Candidate, weights: Weights) -> float:
+    """Milliseconds that this request and others wait: see above."""
     waited_ms = candidate.pending_ms  # as `wait_ms`: a call for every candidate of every request would show
     if candidate.kv_wait_ms > waited_ms:
         waited_ms = candidate.kv_wait_ms
-    load = waited_ms / question.unit_ms
-    if load > question.backlog:
-        load = question.backlog
-    load += BEHIND * question.arrivals_per_ms * candidate.uncached_ms
-    asked = waited_ms + (1 + load) * candidate.uncached_ms
-    if candidate.evicted_ms:
-        asked += (1 + EVICTED_WEIGHT * question.calm) * candidate.evicted_ms
-        again = 1 + question.backlog
-        asked += candidate.evicted_again_ms / (again * again)
-    return asked
+    load = waited_ms * weights.per_wait_ms
+    if load > weights.load_max:
+        load = weights.load_max
+    return (
+        waited_ms
+        + (1 + load) * candidate.uncached_ms
+        + candidate.evicted_ms
+        + weights.again * candidate.evicted_again_ms
+        + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
+    )
