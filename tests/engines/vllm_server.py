@@ -24,7 +24,7 @@ CONTEXT_TOKENS_MAX = 4096
 KV_BLOCKS = 1024
 SEQUENCES_MAX = 16
 # 20-25 s on idle cores, 51 s on busy ones (measured); two start at a time.
-READY_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 400.0  # a limit for what hangs; mostly 40 to 60, and 145 were seen
 PROBE_TIMEOUT_S = 2.0
 
 ENVIRONMENT = {
