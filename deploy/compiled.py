@@ -27,7 +27,7 @@ REPO = Path(__file__).resolve().parents[1]
 CORE = (
     *("facts", "routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member"),
     *("prefill", "learning", "spill", "knowledge", "tokens", "breaker", "health", "answers", "models", "selfcheck"),
-    *("admission", "fair_queue", "quotas", "displaced"),
+    *("admission", "fair_queue", "quotas", "displaced", "roster", "standing", "receipts"),
     *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen", "dialects/openai_prompt"),
     *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks", "sums")),
 )

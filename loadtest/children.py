@@ -132,11 +132,20 @@ async def engines(
     calibration: str,
     kv_tokens: int,
     time_scale: float,
+    tick_s: float | None = None,
+    tell_ttft: bool = False,
 ) -> AsyncIterator[list[str]]:
-    """Simulated replicas in one process, on free ports; yields their URLs once all of them listen."""
+    """Simulated replicas in one process, on free ports; yields their URLs once all of them listen.
+
+    `tick_s` is wall time in which an answer has at most one event, but for its first and last token; None: the engine's
+    default. With `tell_ttft` answers say what their time to first token was at the engine.
+    """
     arguments = ["-m", "loadtest", "engine", "--host", host, "--port", "0", "--replicas", str(replicas)]
     arguments += ["--model", model, "--calibration", calibration, "--kv-tokens", str(kv_tokens)]
     arguments += ["--time-scale", str(time_scale)]
+    if tick_s is not None:
+        arguments += ["--tick-ms", str(1e3 * tick_s)]
+    arguments += ["--tell-ttft"] if tell_ttft else []
     async with child("loadtest engine", arguments) as process:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

@@ -12,7 +12,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import aiohttp
@@ -55,6 +55,10 @@ class Answer:
     completion_tokens: int = 0
     replica: str | None = None
     """Who answered, where the router says so."""
+    engine_ttft_s: float | None = None
+    """Simulated seconds to the first token by the engine's own account, where it says so."""
+    waited_s: float = 0.0
+    """For which the router had the request wait before it was placed, by its own account."""
 
 
 class PromptDetails(msgspec.Struct):
@@ -69,6 +73,7 @@ class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+    ttft_s: float | None = None
 
 
 class UsageEvent(msgspec.Struct):
@@ -158,13 +163,14 @@ class Client:
     async def send(self, body: bytes, due: float, headers: dict[str, str]) -> Answer:
         """Send, read to the end, never raise but for cancellation. `due` is a time of `time.perf_counter`."""
         scan = StreamScan()
-        failure, replica, rejected = "", None, False
+        failure, replica, rejected, waited_s = "", None, False, 0.0
         try:
             async with (
                 asyncio.timeout(self._timeout_wall_s),
                 self._session.post(self._url, data=body, headers=headers) as response,
             ):
                 replica = response.headers.get("x-warmroute-replica")
+                waited_s = float(response.headers.get("x-warmroute-waited-ms", 0)) / 1e3
                 if response.status != 200:
                     failure, rejected = f"http_{response.status}", response.status in REJECTED_STATUSES
                 else:
@@ -177,7 +183,7 @@ class Client:
             failure = "connect"
         except (aiohttp.ClientError, OSError):
             failure = "broken"
-        return _answer(scan, due, failure, rejected, replica)
+        return replace(_answer(scan, due, failure, rejected, replica), waited_s=waited_s)
 
 
 def _answer(scan: StreamScan, due: float, failure: str, rejected: bool, replica: str | None) -> Answer:
@@ -194,6 +200,7 @@ def _answer(scan: StreamScan, due: float, failure: str, rejected: bool, replica:
         cached_tokens=details.cached_tokens if details else None,
         completion_tokens=usage.completion_tokens,
         replica=replica,
+        engine_ttft_s=usage.ttft_s,
     )
 
 

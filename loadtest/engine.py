@@ -56,6 +56,9 @@ class EngineSettings:
     time_scale: float = 1.0
     tick_s: float = 0.005
     kv_events: KvEventsSettings | None = None
+    tell_ttft: bool = False
+    """Whether an answer's usage has `ttft_s`, which vLLM's has not: simulated seconds from when the engine had the
+    request to the first token."""
 
 
 class Engines:
@@ -93,7 +96,9 @@ class Engines:
             on_events=publisher.publish if publisher else None,
         )
         self.replicas.append(replica)
-        surface = Surface(replica, settings.model, publisher.sources() if publisher else {})
+        surface = Surface(
+            replica, settings.model, publisher.sources() if publisher else {}, tell_ttft=settings.tell_ttft
+        )
         runner = web.AppRunner(
             surface.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
         )
@@ -163,6 +168,7 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-events-port", type=port, default=events.port, help="of the first replica; 0: free ports")
     add("--kv-replay-port", type=port, default=events.replay_port, help="likewise, for replays")
     add("--kv-events-topic", default=events.topic, help="first frame of every batch")
+    add("--tell-ttft", action="store_true", help="usage has the engine's own ttft_s, in simulated seconds")
     return command
 
 
@@ -188,6 +194,7 @@ def settings(argv: Sequence[str]) -> EngineSettings:
         time_scale=args.time_scale,
         tick_s=args.tick_ms / 1e3,
         kv_events=events if args.kv_events else None,
+        tell_ttft=args.tell_ttft,
     )
 
 

@@ -94,8 +94,11 @@ class Job:
 class Surface:
     """The routes of one replica."""
 
-    def __init__(self, replica: Replica, model_name: str, event_sources: Mapping[str, Any]) -> None:
+    def __init__(
+        self, replica: Replica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
+    ) -> None:
         self._replica = replica
+        self._tell_ttft = tell_ttft
         self._model_name = model_name
         self._event_sources = event_sources
         self._ids = itertools.count(1)
@@ -226,8 +229,10 @@ class Surface:
         prompt, output = sum(job.prompt_tokens), sum(choice.ready for choice in job.answer.choices)
         cached = sum(choice.cached_tokens for choice in job.answer.choices)
         created = max(0, prompt // size * size - cached) if job.chat else None
+        own = {"ttft_s": max(choice.ttft_s for choice in job.answer.choices)} if self._tell_ttft else {}
         return msgspec.json.encode(
             {
+                **own,
                 "prompt_tokens": prompt,
                 "total_tokens": prompt + output,
                 "completion_tokens": output,

@@ -14,8 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadtest.agree_report import HTTP, SIMULATED
+from loadtest.agree_report import HEADS, HTTP, SIMULATED, peer_cells
 from loadtest.agree_report import markdown as peers_table
+from loadtest.agree_table import JUDGED, table_cells, verdict_lines
 from loadtest.readme_text import ReadmeError, rows_of, table, where
 from loadtest.report import Row
 from loadtest.rivals import OURS
@@ -24,7 +25,7 @@ from loadtest.simulation import ladder, tables
 from loadtest.simulation.charts import write_charts
 from loadtest.simulation.claims import WARM, beaten_bounds
 from loadtest.simulation.rules import ROWS
-from loadtest.simulation.scenarios import CLAIM_SEEDS, LOADS, SCENARIOS, Make
+from loadtest.simulation.scenarios import CLAIM_SEEDS, SCENARIOS, Make, loads_of
 
 PICTURED = ("mooncake", "claude_code", "ladder_honest")
 """In README; the page has all."""
@@ -142,7 +143,18 @@ def peers_block(document: dict[str, Any]) -> str:
         raise ReadmeError("not the JSON of a race of peers: rows of warmroute and of others are needed")
     if any(row.case == "agreement" for row in rows):
         raise ReadmeError("not the JSON of a race of peers, but of a comparison with the simulation")
-    return "\n".join([*_measured(document), "", peers_table(rows)])
+    if any(row.case == JUDGED for row in rows):
+        raise ReadmeError("not the JSON of a race on traces, but of one on scenarios, which is rendered with --http")
+    return "\n".join([*_measured(document), "", peers_table([HEADS, *peer_cells(rows)])])
+
+
+def http_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest agree --peers --table`, and what was judged. Raises ReadmeError."""
+    rows = rows_of(document)
+    if not (said := verdict_lines(rows)):
+        raise ReadmeError("not the JSON of a race on scenarios over HTTP: nothing was judged")
+    lines = [*_measured(document), "", peers_table(table_cells(rows)), "", *(f"- {line}." for line in said)]
+    return "\n".join(lines)
 
 
 def ladder_block(document: dict[str, Any]) -> str:
@@ -196,9 +208,10 @@ def _simulated_with(document: dict[str, Any], command: str) -> str:
 def _command(rows: Sequence[Row]) -> str:
     """What makes these rows; names that are all there are go without saying."""
     words = ["simulate", "--race", "--seeds", *_seeds(sorted({row.seed for row in rows if row.seed is not None}))]
+    workloads = _names(row.workload for row in rows)
     for flag, known, found in (
-        ("--scenario", SCENARIOS, _names(row.workload for row in rows)),
-        ("--load", LOADS, _names(row.load_name for row in rows)),
+        ("--scenario", SCENARIOS, workloads),
+        ("--load", {load for name in workloads for load in loads_of(name)}, _names(row.load_name for row in rows)),
         ("--policy", ROWS, _names(row.policy for row in rows)),
     ):
         if set(found) != set(known):

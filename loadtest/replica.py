@@ -25,6 +25,8 @@ class Choice:
     ready: int = 0
     """Tokens handed out so far."""
     cached_tokens: int = 0
+    ttft_s: float = 0.0
+    """From its submission to its first token, by the model's clock."""
     finished: bool = False
 
 
@@ -143,8 +145,9 @@ class Replica:
             opened = self._open.get(request_id)
             if opened is not None:
                 opened.choice.cached_tokens = cached_tokens
+                opened.choice.ttft_s = self._since(opened.submitted_s)
                 urgent.add(opened.answer)
-                self.ttft.observe(self._since(opened.submitted_s))
+                self.ttft.observe(opened.choice.ttft_s)
         for request_id, count in outcome.tokens:
             opened = self._open.get(request_id)
             if opened is not None:

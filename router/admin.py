@@ -99,11 +99,12 @@ class Pages:
         return _json({"replicas": rows, "discovery": self._discoveries()})
 
     async def last_decisions(self, _: web.Request) -> web.Response:
-        """The last requests, newest first, with the candidates that were weighed."""
+        """The last requests, newest first, each with the few of its candidates that tell most, and how many were
+        weighed."""
         return _json({"decisions": [_decision(record) for record in reversed(self.decisions)]})
 
     def newest(self, count: int) -> list[Callable[[], dict[str, Any]]]:
-        """Rows of the last so many of them, each made when it is asked for: one has a hundred candidates, perhaps."""
+        """Rows of the last so many of them, each made when it is asked for."""
         return [partial(_decision, record) for record in islice(reversed(self.decisions), count)]
 
     async def index(self, _: web.Request) -> web.Response:
@@ -125,7 +126,7 @@ class Pages:
         return rows
 
     def _replica(self, member: Member, now_s: float) -> dict[str, Any]:
-        model = self._router.fleet.model_of(member)
+        model = member.prefill_model
         return {
             "id": member.id,
             "name": member.replica.name,
@@ -147,6 +148,8 @@ class Pages:
             "load": member.load,
             "share": round(member.share, 3),
             "prefill": model,
+            "decode_step": member.step_model,
+            "answer_tokens": round(member.speeds.answer_tokens.mean, 1),
             "blocks": self._router.index.blocks(member.id),
             "blocks_max": self._router.index.capacity(member.id),
         }
@@ -219,6 +222,7 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
         "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
+        "weighed": receipt.weighed if receipt else 0,
         **_explained(record),
     }
 

@@ -98,6 +98,8 @@ class Hub:
             memory_max=s.routing.memory_max,
             blocks_max_default=s.routing.blocks_max_default,
             held_blocks_max=s.events.blocks_max,
+            held_bytes_max=s.events.index_bytes_max,
+            repeats=s.events.announce,
             graded=self._graded,
             resync=lambda id_: self._events.resync(id_) if self._events else None,
             slow_start_s=s.upstream.slow_start_s,
@@ -377,8 +379,10 @@ class Hub:
         look = 0
         while True:
             await asyncio.sleep(LOOK_S)
-            for replica in self.router.stuck(time.monotonic()):
-                self._tell_stuck(replica)
+            for found in self.router.look(time.monotonic()):
+                for replica in found:
+                    self._tell_stuck(replica)
+                await asyncio.sleep(0)  # replicas are judged a few at a time: others are not to wait for all of them
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
@@ -407,6 +411,7 @@ class Hub:
             streams=self._stream_figures,
             prompts=lambda: totals.prompts(dict(self.prompts.counts()) if self.prompts else {}),
             queued=lambda: self.admission.queued(),
+            held=lambda: self.admission.held(),
             connections=totals.connections,
             discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
             ledger=self._ledger,

@@ -9,7 +9,7 @@ function call. With several workers each is an edge of its own, and all ask one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +88,9 @@ class Placer(Protocol):
 
     def engines(self, model: str) -> Iterable[str]:
         """Kinds of engines that serve it."""
+
+    def known_as(self, model: str) -> str:
+        """The name that its chains begin with. In any thread."""
 
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
@@ -209,6 +212,7 @@ class LocalPlacer:
         self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.resolve = router.models.resolve
         self.engines = router.models.engines
+        self.known_as = router.models.names.known_as
         self.first_token = router.first_token
         self.finish = self.admission.finish
         self.made_response = self.owners.learn
@@ -273,9 +277,7 @@ class LocalPlacer:
         """Place, whatever is on its way, or wait: see Admitter. Raises NoReplica, Shed."""
         return self.admission.ask(wanted, exclude, answered)
 
-    def route(
-        self, wanted: Wanted, exclude: frozenset[str], full: Collection[str], held_s: float | None = None
-    ) -> Lease:
+    def route(self, wanted: Wanted, exclude: frozenset[str], full: Collection[str], *, may_hold: bool = False) -> Lease:
         """See admission.Places."""
         only = self.owners.owner(wanted.response_id, wanted.tenant)
         return self._router.route(
@@ -290,7 +292,7 @@ class LocalPlacer:
             only=only,
             full=full,
             sighting=wanted.sighting,
-            held_s=held_s if only is None else None,
+            may_hold=may_hold and only is None,
         )
 
     def alive(self, replica: str) -> None:
@@ -313,8 +315,11 @@ class LocalPlacer:
             return wanted.tokens.tokens
         if prompt is None:
             return wanted.body_tokens
-        ratio = prompt.bytes_per_token or self._router.models.tokens(wanted.model or "").bytes_per_token
-        return round(prompt.size / ratio)
+        return self._router.models.tokens(wanted.model or "").tokens_of(prompt)
+
+    def identity(self, wanted: Wanted) -> Hashable | None:
+        """See admission.Places: the whole prompt, and whose it is."""
+        return (wanted.tenant, wanted.chain.end_key) if wanted.chain is not None else None
 
     def turned_away(self, wanted: Wanted) -> None:
         """See admission.Places."""

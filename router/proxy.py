@@ -48,6 +48,8 @@ ID_CHARS_MAX = 128
 ID_BYTES, IDS_AT_ONCE = 16, 64
 DETAIL_CHARS_MAX = 300
 
+WAITED_MIN_S = 0.0005  # less is told to nobody
+
 
 class Proxy:
     """Answers requests that go to engines."""
@@ -208,6 +210,8 @@ class Proxy:
             receipt, told = lease.receipt, ""
             if receipt.miss is not None and receipt.miss.misses:
                 told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
+            if record.queued_s >= WAITED_MIN_S:
+                told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
             lines.append(
                 f"x-warmroute-request-id: {record.id}\r\n"
                 f"x-warmroute-replica: {receipt.replica}\r\n"

@@ -167,11 +167,13 @@ class AdmissionSettings:
     """Requests that wait in the router; beyond it the one that matters least is turned away (429)."""
     queue_bytes_max: Positive = 256 << 20
     """Bytes of bodies that wait in the router."""
-    queue_wait_s: Seconds = 30.0
-    """Seconds a request may wait in the router. One that would wait longer is turned away when it comes (429)."""
-    hold_s: NotNegative = 180.0
-    """Seconds for which a long prompt may be held back that would push so much out of the caches that all were slower
-    for it; then it goes all the same. 0: none is. Clients and proxies in front must be willing to wait longer."""
+    wait_s: Seconds = 30.0
+    """Seconds a request may wait in the router, from its arrival, whatever for. One that would wait longer is turned
+    away when it comes (429)."""
+    hold_s: NotNegative = 30.0
+    """Seconds for which a long prompt may be held back while the fleet is busy and it would evict so much that all were
+    slower for it; then it goes all the same, or waits for a place until `wait_s` is over. 0: none is held. More than
+    `wait_s` raises the output above saturation, where clients and proxies in front are willing to wait as long."""
     tenant_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Part of the fleet's places that one tenant may hold while it is full, so that others need not wait for it."""
 
@@ -236,9 +238,13 @@ class EventSettings:
     """Bytes of batches that wait for a replay to end, per replica; beyond it they are asked for again."""
     blocks_max: Positive = 1 << 20
     """Blocks of one replica in the index; one that holds more is never graded exact. 16 million tokens of 16."""
+    index_bytes_max: Positive = 1 << 30
+    """Bytes that what replicas hold by their events may take, all replicas together, at 320 a block: 3.3 million
+    blocks. Beyond it the replica that takes most gives up blocks, and is not exact until its cache is cleared."""
     announce: bool = False
     """Whether to have a vLLM replica that was joined late tell what it holds of prompts that are asked for: by a
-    request of one token with `kv_cache_report_mode: full` (vLLM 0.30 and later), at most one a second."""
+    request of one token with `kv_cache_report_mode: full` (vLLM 0.30 and later), at most one a second. Its answer looks
+    like second copies to every router that listens: on in all routers of a replica, or in none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ import ast
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import yaml
 from aiohttp import web
 
 from loadtest import __main__ as instruments
-from loadtest import agree, demo, faults, readme, replay, simulate_options
+from loadtest import agree, demo, evidence, faults, readme, replay, simulate_options
 from loadtest.report import Row, envelope
 from loadtest.simulation.rules import ROWS
 from loadtest.simulation.scenarios import LADDERS
@@ -95,17 +97,22 @@ def called_with_code(name: str) -> Iterator[tuple[int, str]]:
     """(status, code) of every call in the router that makes an error of ours: `Refusal(status, code, ...)` and others
     of that shape, `BadBody(code, ...)` as a 400, `Shed(code, ...)` as a 429."""
     statuses = {"BadBody": 400, "Shed": 429}
-    for source in SOURCES:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-        constants = dict(_constants(tree))
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and _name(node.func) == name):
+    for constants, calls in _calls():
+        for node in calls:
+            if _name(node.func) != name:
                 continue
             values = [_choices(argument, constants) for argument in node.args[:2]]
             if name in statuses:
                 yield from ((statuses[name], code) for code in values[0])
             elif len(values) > 1:
                 yield from ((status, code) for status in values[0] for code in values[1])
+
+
+@cache
+def _calls() -> list[tuple[dict[str, Any], list[ast.Call]]]:
+    """Of each source what it calls by a name of its own, and its calls."""
+    trees = [ast.parse(source.read_text(encoding="utf-8")) for source in SOURCES]
+    return [(dict(_constants(t)), [node for node in ast.walk(t) if isinstance(node, ast.Call)]) for t in trees]
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
@@ -324,12 +331,27 @@ def test_commands_parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
                 agree._parser().parse_args(words[4:])
             elif words[3] == "faults":
                 faults.parser().parse_args(words[4:])
+            elif words[3] == "evidence":
+                evidence.parser().parse_args(words[4:])
         elif words[:1] == ["make"]:
             assert {word for word in words[1:] if "=" not in word} <= targets, words
         else:
             continue
         seen += 1
     assert seen >= 10
+
+
+def test_ci_asks_nothing_of_the_clock() -> None:
+    """No stage judges a time, and a stage that is not there is refused with the names of those that are."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    commands_ = [line for line in script.splitlines() if re.search(r"\brun \w+ ", line)]
+    assert not [line for line in commands_ if re.search(r"--check|--slack|evidence|figures", line)]
+    assert all("--counts" in line for line in commands_ if "loadtest faults" in line)
+    done = subprocess.run([ROOT / ".ci" / "run", "nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    stages = done.stderr.partition(": ")[2].strip().split(", ")
+    assert {"check", "test", "coverage", "faults", "engines"} <= set(stages)
+    assert all(re.search(rf"^    {name}\)", script, re.MULTILINE) for name in stages)
 
 
 def test_settings_file_loads(tmp_path: Path) -> None:

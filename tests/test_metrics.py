@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from router import metrics as rendering
 from router import series, tallies
+from router.admin import Pages
 from router.breaks import BrokeMidway, Failure
 from router.core.facts import Candidate, Ending, Grade, Reason, Receipt, Replica, Usage
 from router.core.miss import Breakdown, Change, Difference, Miss, Sighting
@@ -23,6 +24,7 @@ from router.core.policies import POLICIES
 from router.core.prefill import PrefillModel
 from router.core.routing import Router
 from router.core.spill import Cause
+from router.core.steps import StepFit, StepModel
 from router.metrics import Figures, Metrics, RequestRecord
 from router.placing import UNEXPLAINED
 from router.totals import Totals
@@ -177,6 +179,23 @@ def test_the_page_is_what_the_library_would_write(seen: list[RequestRecord]) -> 
     assert page[: len(expected)] == expected
     assert page[len(expected) :].startswith(b"# HELP warmroute_in_flight_requests ")
     assert page == generate_latest(ours.registry)
+
+
+def test_what_was_learned_of_decoding_is_told() -> None:
+    """Both pages tell each replica's model of a decoding step: one its coefficients, one what they come to by now."""
+    of = router(2)
+    first, second = of.fleet.members.values()
+    first.steps = StepFit(StepModel(floor_ms=30.0, per_stream_ms=2.0, per_context_token_ms=0.001), observations=9)
+    first.clock.join(1_000, 0.0, 0.0)
+    it = metrics(of)
+    pages = Pages(of, it, ready=lambda: True, clock=lambda: 0.0, decisions_max=1)
+
+    page = it.page().decode()
+    assert f'warmroute_replica_decode_step_seconds{{replica="{first.id}"}} 0.033' in page
+    assert f'warmroute_replica_decode_step_seconds{{replica="{second.id}"}} 0.02' in page  # nothing learned: the guess
+    row = msgspec.to_builtins(pages._replica(first, 0.0))
+    assert row["decode_step"] == {"floor_ms": 30.0, "per_stream_ms": 2.0, "per_context_token_ms": 0.001}
+    assert row["answer_tokens"] == 300.0
 
 
 def busy() -> Metrics:

@@ -210,7 +210,8 @@ OVERVIEW = Board(
                     "Spillover and why",
                     "Tokens a second that are computed again although another replica holds them. queue: it has too"
                     " much to"
-                    " do; kv_space, eviction: its cache is too small; full, retry, unfit: it could not be asked;"
+                    " do; kv_space, eviction: its cache is too small; crowd: too many decode there;"
+                    " full, retry, unfit: it could not be asked;"
                     " tie: too"
                     " little to matter; policy: the policy does not look.",
                     [(rate("warmroute_spilled_tokens_total", "cause"), "{{cause}}")],
@@ -615,7 +616,7 @@ ROUTER = Board(
                 Panel(
                     "Memory",
                     "Resident, of the process that knows the replicas. Bounded by routing.index_bytes_max and"
-                    " events.blocks_max.",
+                    " events.index_bytes_max.",
                     [(most("process_resident_memory_bytes", "instance"), POD)],
                     "bytes",
                 ),

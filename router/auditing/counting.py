@@ -120,7 +120,7 @@ class Audit:
 
     def _size(self, request: Logged, ask: Ask, prompt: Prompt, model: str) -> tuple[int, float]:
         """Tokens of a prompt, and its bytes by token: as logged, else as the tokenizer has them, else as learned."""
-        if prompt.bytes_per_token is not None:
+        if prompt.bytes_per_token is not None and not prompt.opaque_bytes:
             self.counted_by["ids"] += 1
             return max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token
         learned = self._models.get(model)
@@ -133,13 +133,14 @@ class Audit:
             tokens, by = self._tokenizer(request, ask), "tokenizer"
         if tokens:
             ratio = prompt.size / tokens
-            if not prompt.opaque_bytes:
-                learned.observe(prompt.size, tokens)
-            if plausible(ratio):
+            if prompt.bytes_per_token is None:
+                learned.observe(prompt.size - prompt.opaque_bytes, tokens, prompt.opaque_bytes)
+            if plausible(ratio) or prompt.opaque_bytes:
                 self.counted_by[by] += 1
                 return tokens, ratio
         self.counted_by["bytes"] += 1
-        return max(1, round(prompt.size / learned.bytes_per_token)), learned.bytes_per_token
+        tokens = learned.tokens_of(prompt)
+        return tokens, prompt.size / tokens if prompt.opaque_bytes else learned.bytes_per_token
 
     def _see(self, request: Logged, ask: Ask, chain: Chain) -> Sighting:
         session, path, body = request.session, request.path, request.body

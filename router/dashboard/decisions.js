@@ -99,7 +99,9 @@ export class Decisions {
       { name: "Open", numeric: true, title: "requests", value: (c) => whole(c.in_flight) },
       { name: "Known", value: (c) => c.grade },
     ];
-    const element = h("table", {}, h("caption", {}, "Who could have taken it"));
+    const shown = (row.candidates ?? []).length;
+    const caption = row.weighed > shown ? `Who could have taken it: ${shown} of ${row.weighed}` : "Who could have taken it";
+    const element = h("table", {}, h("caption", {}, caption));
     table(element, columns, row.candidates ?? [], (c) => c.id, "There was no choice.");
     return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Candidates" }, element);
   }

@@ -132,4 +132,4 @@ class _Counted(Collector):
 def _prefill(router: Router, replica: str) -> PrefillModel:
     """What is learned of its speed; the fleet's, where it is gone."""
     member = router.fleet.members.get(replica)
-    return router.fleet.model_of(member) if member is not None else router.fleet.prefill.model
+    return member.prefill_model if member is not None else router.fleet.common.prefill.model

@@ -22,6 +22,8 @@ class Figures:
     """What became of prompts on the way to tokens."""
     queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0)
     """Requests that wait for a place by priority, and bytes of their bodies."""
+    held: Callable[[], int] = int
+    """Requests among them that are held back."""
     connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
     """Of clients: those open, and those that we closed by reason."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict

@@ -35,6 +35,8 @@ class Gauges(Collector):
         waiting, size_bytes = figures.queued()
         counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
         yield gauge("queued_requests", "Requests that wait for a place, or are held back.", ("priority",), counts)
+        text = "Requests among those that wait which are held back, as they would evict too much."
+        yield gauge("held_requests", text, (), [((), figures.held())])
         yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), size_bytes)])
         rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
         yield gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)
@@ -96,6 +98,8 @@ class Replicas(Collector):
         yield each("index_blocks", "Blocks believed held.", lambda m: router.index.blocks(m.id))
         yield each("share", "Our part of the replica's computed tokens.", lambda m: m.share)
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
+        text = "Learned time of a decoding step with the streams that decode there now; with none, its floor."
+        yield each("decode_step_seconds", text, _step_s)
         yield each("hit_rate", "The engine's own hits over queries, since it started.", _engine_rate)
         yield gauge(
             "replica_breaker",
@@ -168,8 +172,13 @@ _STREAM_COUNTERS = {
 
 
 def _speed(router: Router, member: Member) -> float | None:
-    model = router.fleet.model_of(member)
+    model = member.prefill_model
     return 1e3 / model.per_token_ms if model.per_token_ms else None
+
+
+def _step_s(member: Member) -> float:
+    clock = member.clock
+    return member.step_model.ms(clock.streams, clock.context_tokens) / 1e3
 
 
 def _engine_rate(member: Member) -> float | None:

@@ -102,7 +102,9 @@ class Sender:
             default = self._router.models.resolve(None)
         except (NoReplica, UnknownModel):
             default = ""
-        read = await asyncio.get_running_loop().run_in_executor(None, _read, prefix, default)
+        read = await asyncio.get_running_loop().run_in_executor(
+            None, _read, prefix, default, self._router.models.names.known_as
+        )
         member = self._router.fleet.members.get(replica)
         if member is None:
             raise Failed("it left", gone=True)
@@ -130,7 +132,7 @@ class Sender:
         prompt = read.ask.prompt
         if prompt is None:
             return len(read.body) // BYTES_PER_TOKEN
-        return round(prompt.size / (prompt.bytes_per_token or self._router.models.tokens(read.model).bytes_per_token))
+        return self._router.models.tokens(read.model).tokens_of(prompt)
 
     def _lease(self, replica: str, read: _Read) -> Lease:
         body_tokens, now_s = len(read.body) // BYTES_PER_TOKEN, self._clock()
@@ -164,7 +166,7 @@ class Sender:
         return PATHS[path].usage(answer)
 
 
-def _read(prefix: Prefix, default: str) -> _Read:
+def _read(prefix: Prefix, default: str, known_as: Callable[[str], str]) -> _Read:
     """In any thread. A learned template's request is cut behind what is shared, where that can be done; what does not
     begin with the template is not sent (an isolated tenant's own salt is in no body). Raises Skipped."""
     try:
@@ -172,7 +174,7 @@ def _read(prefix: Prefix, default: str) -> _Read:
         cuts = warming.shorter(prefix.path, whole, prefix.messages - 1)[:CUTS_MAX] if prefix.key else []
         for fields in (*cuts, whole):
             body = warming.prefill_only(prefix.path, fields)
-            read = _hashed(prefix.path, body, default)
+            read = _hashed(prefix.path, body, default, known_as)
             if not prefix.key or (read.chain is not None and prefix.key in read.chain.keys):
                 return read
     except (warming.NotWarmable, BadBody) as error:
@@ -180,10 +182,10 @@ def _read(prefix: Prefix, default: str) -> _Read:
     raise Skipped("its request does not begin with what is shared")
 
 
-def _hashed(path: str, body: bytes, default: str) -> _Read:
+def _hashed(path: str, body: bytes, default: str, known_as: Callable[[str], str]) -> _Read:
     ask = PATHS[path].parse(path, body, keep=False)
     model = ask.model or default
-    chain = chain_of(ask, model) if ask.prompt is not None else None
+    chain = chain_of(ask, known_as(model)) if ask.prompt is not None else None
     if ask.prompt is not None:
         ask.prompt.let_go()
     return _Read(body, ask, model, chain)

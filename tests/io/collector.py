@@ -105,7 +105,7 @@ class Collector:
 
     async def until(self, enough: Callable[[], object]) -> None:
         """Return when it is true; looked at whenever spans came."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not enough():
                 self._news.clear()
                 await self._news.wait()

@@ -59,7 +59,7 @@ async def sets() -> AsyncIterator[Callable[[DnsDiscovery], AsyncIterator[frozens
         open_.append(of.watch())
         return open_[-1]  # type: ignore[no-any-return]
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         yield watch
         for each in open_:
             await each.aclose()

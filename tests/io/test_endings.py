@@ -88,11 +88,11 @@ async def faulty(monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[t
     faults.fault = fault
     if fault == "stall":
         monkeypatch.setattr(router.upstream, "WATCH_INTERVAL_S", 0.02)
-    settings = {"upstream__idle_timeout_s": 0.1} if fault == "stall" else {}
+    settings = {"upstream__idle_timeout_s": 0.3} if fault == "stall" else {}
     async with faults.engine as engine, running(engine.url, **settings) as app:
         monkeypatch.setattr("router.core.breaker.BREAKER_FAILURES", 1 << 30)
         yield faults, app
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not idle(app):
                 await asyncio.sleep(0)
 

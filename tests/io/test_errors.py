@@ -91,7 +91,7 @@ async def test_replica_comes_up(client: ClientSession, unused_tcp_port: int) -> 
     """A replica that was unreachable at start is used as soon as it answers, by the next probe round."""
     async with running(f"http://127.0.0.1:{unused_tcp_port}", probe__interval_s=0.02) as app:
         async with FakeEngine(port=unused_tcp_port):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not app.router.fleet.ready():
                     await asyncio.sleep(0.01)  # real rounds on a real clock
             async with client.post(app.url + CHAT, json={"model": "m", "messages": []}) as response:

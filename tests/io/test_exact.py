@@ -61,7 +61,7 @@ async def routing(*urls: str, **overrides: Any) -> AsyncIterator[App]:
 
 async def graded(app: App, grade: Grade) -> None:
     """Return when every replica has this grade."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(member.grade is not grade for member in app.router.fleet.members.values()):
             await asyncio.sleep(0.01)
 

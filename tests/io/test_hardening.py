@@ -138,7 +138,7 @@ async def test_drain_ends_in_time(client: ClientSession, engine: FakeEngine) -> 
         response = await client.post(app.url + CHAT, json=body())
         await engine.at_work.wait()
         began_s = loop.time()
-    assert loop.time() - began_s < 2  # aiohttp's own would take a minute
+    assert loop.time() - began_s < 30  # aiohttp's own would take a minute
     response.close()
 
 

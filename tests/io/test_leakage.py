@@ -153,7 +153,7 @@ async def test_nothing_is_told_of_what_was_said(
             ours.append(text)
 
     async with command(engine, ring, **{"log.format": format_}, **traced) as app:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await client.get(f"{app.url}/readyz")).status != 200:
                 await asyncio.sleep(0.02)
         for path in PATHS:
@@ -223,7 +223,7 @@ async def test_nothing_is_told_of_what_differed(client: ClientSession, engine: F
     told: list[str] = []
     warned = {"observatory.append_only": "warn", "prewarm.templates": "4"}
     async with command(engine, ring, **warned) as app:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await client.get(f"{app.url}/readyz")).status != 200:
                 await asyncio.sleep(0.02)
         for path in (CHAT, "/v1/messages", "/v1/completions"):
@@ -267,7 +267,7 @@ async def test_names_make_no_lines_of_their_own(
     ring = Keyring(tmp_path, acme={})
     forged = 'x\r\n12:00:00.000 error   forged\n{"message": "forged"}\x1b[31m\u2028\x00'
     async with command(engine, ring, **{"log.format": format_}) as app:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await client.get(f"{app.url}/readyz")).status != 200:
                 await asyncio.sleep(0.02)
         async with client.post(app.url + CHAT, json={"model": forged}, headers=ring.of("acme")) as response:

@@ -16,12 +16,13 @@ from aiohttp import web
 from router.app import App
 from router.placing import TokenView
 from tests.fakes import FakeEngine, events, half_then_waits, idle, mute, running, silent
+from tests.figures import figure
 from tests.io.test_attempts import Hole
 from tests.io.wire import CHAT, post
 
 LEAVERS = int(os.environ.get("WARMROUTE_DISCONNECTS", "200"))  # 10000 for the full size
 AT_ONCE = 20
-CLOSED_S_MAX = 2.0  # of the slowest but one in a hundred; a machine of its own needs milliseconds
+CLOSED_MS = 50.0  # of the slowest but one in a hundred
 
 
 class Point:
@@ -77,7 +78,7 @@ async def leaver(app: App, *, streams: bool) -> AsyncIterator[asyncio.StreamWrit
 
 async def nothing_left(app: App) -> None:
     """No request, no lease, no connection in use."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not idle(app) or app.edge.upstream._answers or app.edge._server.clients:
             await asyncio.sleep(0)
     await asyncio.sleep(0)  # it is counted behind the turn in which it ended
@@ -106,9 +107,9 @@ async def test_a_client_leaves(
         point = Point(app, engine, monkeypatch)
         at(point)
         async with leaver(app, streams=streams):
-            await asyncio.wait_for(point.reached.wait(), 10)
+            await asyncio.wait_for(point.reached.wait(), 60)
         if engine.seen:
-            await asyncio.wait_for(engine.cancelled.wait(), 10)
+            await asyncio.wait_for(engine.cancelled.wait(), 60)
         await nothing_left(app)
 
 
@@ -118,21 +119,25 @@ async def test_a_client_leaves_while_we_connect(engine: FakeEngine, streams: boo
     async with running(engine, upstream__connect_timeout_s=30.0) as app:
         await engine.stop()
         hole = Hole(engine.port)
-        async with leaver(app, streams=streams), asyncio.timeout(10):
+        async with leaver(app, streams=streams), asyncio.timeout(60):
             while not app.edge.upstream._answers:
                 await asyncio.sleep(0)
         await nothing_left(app)
         hole.close()
 
 
-async def test_many_clients_leave(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whenever they leave, streaming or not: each engine hears of it at once, and of nothing else."""
+@pytest.mark.figures
+async def test_many_clients_leave() -> None:
+    """Whenever they leave, streaming or not, half of them once they have arrived: each engine hears of it, and of
+    nothing else."""
     rng, loop = random.Random(7), asyncio.get_running_loop()
+    arrived = {str(number): asyncio.Event() for number in range(LEAVERS)}
     left_s: dict[str, float] = {}
     closed_s: dict[str, float] = {}
 
     async def plays(_: FakeEngine, request: web.Request) -> web.StreamResponse:
         id_, pieces = request.headers["X-Request-Id"], rng.randint(0, 3)
+        arrived[id_].set()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             if pieces or rng.random() < 0.5:
@@ -149,6 +154,8 @@ async def test_many_clients_leave(capsys: pytest.CaptureFixture[str]) -> None:
         _, writer = await asyncio.open_connection(host, int(port))
         said = {"model": "m", "stream": rng.random() < 0.7, "messages": [{"role": "user", "content": f"{number}"}]}
         writer.write(post(CHAT, json.dumps(said).encode(), f"X-Request-Id: {number}"))
+        if number % 2:
+            await arrived[str(number)].wait()
         await asyncio.sleep(rng.random() * 0.02)
         left_s[str(number)] = loop.time()
         writer.transport.abort()
@@ -160,13 +167,11 @@ async def test_many_clients_leave(capsys: pytest.CaptureFixture[str]) -> None:
                     engine.script.extend([plays] * AT_ONCE)
                 await asyncio.gather(*(leaves(app, n) for n in range(first, min(first + AT_ONCE, LEAVERS))))
                 await nothing_left(app)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(closed_s) < len(one.seen) + len(two.seen):
                     await asyncio.sleep(0)
             assert len(app.router.fleet.ready()) == 2
     took_ms = sorted((closed_s[id_] - left_s[id_]) * 1e3 for id_ in closed_s)
-    p99_ms = took_ms[int(0.99 * len(took_ms))]
-    with capsys.disabled():
-        print(f"\n{LEAVERS} clients left, {len(took_ms)} at an engine: closed there after {p99_ms:.1f} ms (p99)")
-    assert len(took_ms) > LEAVERS // 4
-    assert p99_ms < CLOSED_S_MAX * 1e3
+    print(f"\n{LEAVERS} clients left, {len(took_ms)} at an engine")
+    figure("a client leaves: closed at the engine, p99, ms", CLOSED_MS, took_ms[int(0.99 * len(took_ms))])
+    assert len(took_ms) >= LEAVERS // 2

@@ -36,7 +36,7 @@ def body(prompt: str = LONG, *, stream: bool = True) -> dict[str, Any]:
 
 async def until(true: Callable[[], object]) -> None:
     """Return when it is true."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.002)
 

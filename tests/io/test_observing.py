@@ -29,6 +29,10 @@ class Resolving:
         """As it is called."""
         return model
 
+    def known_as(self, model: str) -> str:
+        """By no other name."""
+        return model
+
     def follows(self) -> bool:
         """No replica's events are."""
         return False

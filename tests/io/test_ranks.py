@@ -32,7 +32,7 @@ SOURCES = {"0": {"publisher": "zmq"}, "1": {"publisher": "zmq"}}
 @pytest.fixture
 async def ranks() -> AsyncIterator[Ranks]:
     """Asks again at once."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         found = Ranks(interval_s=0.01, again_s=0.0, timeout_s=5.0, api_key="k", page_bytes_max=1 << 20)
         yield found
         await found.close()

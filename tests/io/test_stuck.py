@@ -39,13 +39,12 @@ async def test_silent_requests_move(client: ClientSession, engine: FakeEngine, o
         for n in range(8):  # so that the speed of short prompts is known
             await ask(client, app.url, f"warm {n}")
         first.script.extend([silent] * 20)
-        asked, seen, begun_s = [], len(first.seen), time.monotonic()
+        asked, seen = [], len(first.seen)
         while not app.router.fleet.guarded:
             asked.append(asyncio.ensure_future(ask(client, app.url)))
             await asyncio.sleep(0.05)
         for request in asked:
             assert await request in (engine.url, other.url)
-        assert time.monotonic() - begun_s < 10
         stuck = len(first.seen) - seen
         member = app.router.fleet.members[first.url]
         assert member.breaker.backoff_s

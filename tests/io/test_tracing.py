@@ -529,7 +529,7 @@ async def test_a_full_queue(client: ClientSession, engine: FakeEngine, collector
     took_s = time.monotonic() - began_s
     assert dropped(page) >= (20 - 1 - 5) * 4
     assert dropped(page) % 4 == 0
-    assert took_s < 10, "of which the collector may have two; the rest is a slow machine"
+    assert took_s < 30, "of which the collector may have two; the rest is a slow machine"
 
 
 async def test_nobody_listens(client: ClientSession, engine: FakeEngine) -> None:
@@ -540,8 +540,8 @@ async def test_nobody_listens(client: ClientSession, engine: FakeEngine) -> None
     async with running(engine, **traced(gone)) as app:
         assert [(await ask(client, app.url))[0] for _ in range(5)] == [200] * 5
         began_s = time.monotonic()
-    assert time.monotonic() - began_s < 10
-    async with asyncio.timeout(10):
+    assert time.monotonic() - began_s < 30
+    async with asyncio.timeout(60):
         while app.edge.spans_dropped() != 5 * 4:  # the thread is told to give up, and nobody waits for it
             await asyncio.sleep(0.001)
 

@@ -211,7 +211,7 @@ class Client(asyncio.Protocol):
 
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for `done`, looked at whenever something came."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not done():
                 self.news.clear()
                 await self.news.wait()
@@ -343,7 +343,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
 
 async def settled(app: App) -> None:
     """Wait until nothing is open; what stays open is a leak."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not idle(app) or app.edge.upstream._answers:
             await asyncio.sleep(0)
 

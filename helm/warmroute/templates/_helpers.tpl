@@ -96,10 +96,12 @@ seccompProfile:
 {{- $processes := int (include "warmroute.processes" .) -}}
 {{- $index := dig "routing" "index_bytes_max" 268435456 $config | float64 -}}
 {{- $tokens := dig "tokens" "cache_bytes_max" 134217728 $config | float64 -}}
+{{- $events := dig "events" "index_bytes_max" 1073741824 $config | float64 -}}
+{{- if not (dig "events" "enabled" true $config) }}{{ $events = 0.0 }}{{ end -}}
 {{- $queue := dig "admission" "queue_bytes_max" 268435456 $config | float64 -}}
 {{- $bytes := addf (mulf $index 1.25) $tokens -}}
 {{- $request := add 128 (mul 64 $processes) (divf $bytes 1048576 | ceil | int) -}}
-{{- $limit := add $request (divf (mulf $queue 1.5) 1048576 | ceil | int) -}}
+{{- $limit := add $request (divf (addf (mulf $queue 1.5) $events) 1048576 | ceil | int) -}}
 requests:
   cpu: {{ mul 500 $processes }}m
   memory: {{ $request }}Mi
