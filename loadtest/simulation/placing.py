@@ -32,7 +32,7 @@ from router.core.facts import (
 from router.core.holding import Holding
 from router.core.keys import TokenPrompt
 from router.core.member import Lease
-from router.core.policies import Policy
+from router.core.policies import Near, Policy
 from router.core.returning import Returning
 from router.core.routing import Router
 
@@ -84,6 +84,8 @@ class Heard:
         self.name, self.cache_aware = policy.name, policy.cache_aware
         self.backlog = 0.0
         self._policy = policy
+        if isinstance(policy, Near):
+            self.near = policy.near  # so that the router shows it as few candidates as in life
 
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """See Policy."""

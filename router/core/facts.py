@@ -129,7 +129,7 @@ class Load:
     prefix_caching: bool | None = None  # False: nothing is ever held
 
 
-OPAQUE_BYTES = 1_024  # of a prompt that stand for one part of it which is no text, such as an image
+OPAQUE_BYTES = 1_024  # canonical bytes that stand for one part of a prompt which is no text, such as an image
 
 
 @dataclass(slots=True, eq=False)
@@ -266,8 +266,8 @@ class Question(Struct, gc=False):
     tie_ms: float  # prices closer than this cannot be told apart
     unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: what a queue is measured in
     backlog: float  # mean time until what waits for prefill at a replica is done, in units
-    median_backlog: float = 0.0  # of the replicas' times likewise, the median: one long prompt is no busy fleet
-    replicas: int = 0  # that may take the request, candidates or not
+    median_backlog: float = 0.0  # the median of these times, in units: one long prompt does not make the fleet busy
+    replicas: int = 0  # number of replicas that may take the request, candidates or not
     in_flight: int = 0  # open leases of all of them
     footprint_blocks: int = 0  # blocks that all of them are believed to hold
     home: str = ""  # replica that gave the conversation's last answer

@@ -175,6 +175,7 @@ class Fleet:
             speeds = self.speeds[kind] = Speeds()
         if speeds is not member.speeds:
             member.take_speeds(speeds)
+            self._unlearned[member.id] = member
 
     def observe_under_way(self, now_s: float) -> None:
         """Count what the answers under way have brought so far; to be called every second or so."""

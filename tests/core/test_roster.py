@@ -167,3 +167,16 @@ def test_a_set_of_replicas_is_not_copied() -> None:
     fleet.replace(again)
     assert fleet.members["a"].replica is again[0]
     assert fleet.members["b"].replica == Replica("b", instance="one", node="x")
+
+
+def test_who_serves_another_model_has_its_speed_to_learn_again() -> None:
+    """A replica whose speed was known is looked at again for seeming slow once it serves other models: what was learned
+    of its speed is gone."""
+    fleet = served_by(2, 1)
+    for member in fleet.members.values():
+        member.fit.observe(2_000, 0, 100.0, fleet.common.prefill.model, 1.0, 0.0)
+    assert fleet.slowness(1.0) == {}
+    assert not fleet._unlearned
+    changed = next(iter(fleet.members.values()))
+    assert fleet.observe_models(changed, [ServedModel("another")])
+    assert (changed.fit.observations, list(fleet._unlearned)) == (0, [changed.id])
