@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.core.facts import Replica
-from router.discovery import Status
+from router.core.facts.requests import Replica
+from router.engines.discovery import Status
 
 
 class Told:
@@ -45,5 +45,5 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """The source of the next hub that starts."""
     source = Told()
-    monkeypatch.setattr("router.hub.source_of", lambda _: source)
+    monkeypatch.setattr("router.hub.hub.source_of", lambda _: source)
     return source

@@ -18,21 +18,26 @@ import yaml
 from aiohttp import web
 
 from loadtest import __main__ as instruments
-from loadtest import agree, demo, evidence, faults, readme, replay, simulate_options
-from loadtest.report import Row, envelope
-from loadtest.simulation.rules import ROWS
-from loadtest.simulation.scenarios import LADDERS
-from router import __main__ as command
-from router.admin import Pages
+from loadtest.agree import command as agree
+from loadtest.evidence import command as evidence
+from loadtest.faults import command as faults
+from loadtest.pages import render as readme
+from loadtest.replay import demo, command as replay
+from loadtest.simulate import options as simulate_options
+from loadtest.common.report import Row, envelope
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.table import LADDERS
+from router.commands import main as command
+from router.admin.pages import Pages
 from router.app import App
-from router.breaks import BrokeMidway, Failure
+from router.http.breaks import BrokeMidway, Failure
 from router.core.dialects import PATHS
-from router.core.facts import Grade, Reason
-from router.core.policies import POLICIES
-from router.keys import Keys
-from router.patience import REASONS
-from router.settings import Settings, field_keys
-from router.settings_loading import load
+from router.core.facts.requests import Grade, Reason
+from router.core.placement.policies import POLICIES
+from router.settings.keys import Keys
+from router.http.deadlines import REASONS
+from router.settings.schema import Settings, field_keys
+from router.commands.loading import load
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -141,14 +146,14 @@ def _choices(node: ast.expr, constants: dict[str, Any]) -> list[Any]:
 
 
 def test_rendered_tables_are_up_to_date() -> None:
-    """README's tables of settings, metrics and policies are those that `python -m loadtest.readme --tables` makes."""
-    assert readme.with_tables(README) == README, "run: python -m loadtest.readme --tables"
+    """README's tables of settings, metrics and policies are those that `python -m loadtest.pages.render --tables` makes."""
+    assert readme.with_tables(README) == README, "run: python -m loadtest.pages.render --tables"
 
 
 def test_rendered_tables_of_the_race_are_up_to_date() -> None:
     """So are the tables of scenarios and rows in loadtest/README.md, with figures of workloads as they are made now."""
     page = (ROOT / readme.PAGE).read_text(encoding="utf-8")
-    assert readme.with_tables(page, readme.PAGE_TABLES) == page, "run: python -m loadtest.readme --tables"
+    assert readme.with_tables(page, readme.PAGE_TABLES) == page, "run: python -m loadtest.pages.render --tables"
     for name in LADDERS:
         assert f"`{name}`" in page, name
 

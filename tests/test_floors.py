@@ -12,7 +12,7 @@ PACKAGE = Path(router.__file__).parent
 # The core may not read a clock, open a socket or write a log, not even through what it imports of ours.
 CORE_ALONE = """
 import sys
-import router.core.routing, router.core.dialects, router.core.stats, router.core.sse
+import router.core.placement.router, router.core.dialects, router.core.fleet.engine_metrics, router.core.dialects.sse
 upstairs = sorted(m for m in sys.modules if m.startswith("router.") and not m.startswith("router.core"))
 heavy = sorted({"asyncio", "aiohttp", "uvloop", "prometheus_client", "yaml"} & set(sys.modules))
 sys.exit(" ".join(upstairs + heavy) or 0)

@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.__main__ import main
-from router.core.facts import Priority
-from router.keys import Keys, KeysError, Tenant, make_key
+from router.commands.main import main
+from router.core.facts.requests import Priority
+from router.settings.keys import Keys, KeysError, Tenant, make_key
 from tests.keyring import SECRET
 
 DIGEST = hashlib.sha256(b"wr-key").hexdigest()

@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 import router
-from router import logs
-from router.core.facts import Ending, Grade, Reason, Receipt, Usage
-from router.core.miss import Breakdown, Miss
-from router.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, Writer, sink
-from router.metrics import RequestRecord
+from router.telemetry import logs
+from router.core.facts.requests import Ending, Grade, Reason, Receipt, Usage
+from router.core.facts.misses import Breakdown, Miss
+from router.telemetry.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, Writer, sink
+from router.telemetry.metrics import RequestRecord
 from tests.fakes import running
 
 AT_S = 1763746280.0429  # 2025-11-21T17:31:20.042
@@ -389,7 +389,7 @@ def test_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
 PROGRAM = """
 import logging, sys
 from router import logs
-from router.metrics import RequestRecord
+from router.telemetry.metrics import RequestRecord
 logs.setup("info", "json", requests=True)
 for n in range(int(sys.argv[1])):
     logs.log_requests([RequestRecord(id=str(n), route="/v1/completions")])

@@ -4,8 +4,8 @@ import asyncio
 import re
 import time
 
-from router.placing import CPU_MS
-from router.stalls import STALL_S, Stalls, with_figures
+from router.placer import CPU_MS
+from router.telemetry.stalls import STALL_S, Stalls, with_figures
 from tests.fakes import FakeEngine, running
 
 

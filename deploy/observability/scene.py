@@ -22,11 +22,11 @@ from typing import Any
 import aiohttp
 import yaml
 
-from loadtest.children import LISTENING, READY, Child, ChildError, child
-from loadtest.replay import ReplaySettings, run_replay
-from loadtest.report import Row
-from loadtest.traces import read_trace
-from router.keys import entry_of, make_key
+from loadtest.common.children import LISTENING, READY, Child, ChildError, child
+from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.common.report import Row
+from loadtest.common.traces import read_trace
+from router.settings.keys import entry_of, make_key
 
 HOST = "127.0.0.1"
 MODEL = "sim"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from router.core.facts import Usage
-from router.prefixes import Prefix
+from router.core.facts.requests import Usage
+from router.prewarm.prefixes import Prefix
 
 ERRORS_MAX = 10  # told of one job
 

@@ -15,17 +15,17 @@ from typing import Protocol
 
 import aiohttp
 
-from router import pages
-from router.core.blocks import Chain, chain_of
+from router.engines import fetch as pages
+from router.core.prompts.blocks import Chain, chain_of
 from router.core.dialects import PATHS, BadBody, warming
 from router.core.dialects.sglang import with_rank
 from router.core.dialects.tenancy import GENERATE
-from router.core.facts import Ask, Ending, Outcome, Replica, Shed, Usage
-from router.core.member import PREFILL, Lease
-from router.core.models import NoReplica, UnknownModel
-from router.core.routing import Router
-from router.prefixes import Prefix
-from router.upstream import RANK_HEADER
+from router.core.facts.requests import Ask, Ending, Outcome, Replica, Shed, Usage
+from router.core.fleet.member import PREFILL, Lease
+from router.core.fleet.models import NoReplica, UnknownModel
+from router.core.placement.router import Router
+from router.prewarm.prefixes import Prefix
+from router.http.upstream import RANK_HEADER
 
 ANSWER_BYTES_MAX = 1 << 20
 BYTES_PER_TOKEN = 4  # of a body whose prompt cannot be read

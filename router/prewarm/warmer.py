@@ -17,12 +17,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from router.core.miss import Template
-from router.core.routing import Router
-from router.prefixes import Prefix, PrefixesError, read
+from router.core.facts.misses import Template
+from router.core.placement.router import Router
+from router.prewarm.prefixes import Prefix, PrefixesError, read
 from router.prewarm.jobs import Job, State, Why
 from router.prewarm.sending import Failed, Sender, Skipped
-from router.settings import PrewarmSettings
+from router.settings.schema import PrewarmSettings
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from router.workers.processes import main
+from router.workers.child import main
 
 if __name__ == "__main__":
     sys.exit(main())

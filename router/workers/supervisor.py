@@ -23,12 +23,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from router import logs
-from router.reloading import Reloader
-from router.running import cannot_listen, url_of
-from router.serving import close_queue
-from router.settings import Settings
-from router.workers.spec import READY, LameDuck, Order, Refused, Reload, Spec, framed
+from router.telemetry import logs
+from router.settings.reloading import Reloader
+from router.loop import cannot_listen, url_of
+from router.http.server import close_queue
+from router.settings.schema import Settings
+from router.workers.orders import READY, LameDuck, Order, Refused, Reload, Spec, framed
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from selenium.webdriver.common.keys import Keys
 
-from router import dashboard
-from router.guard import guarding
+from router.admin import dashboard
+from router.admin.guard import guarding
 from tests.browser.tab import Tab
 from tests.observatory_page import HOSTILE, empty, observatory
 

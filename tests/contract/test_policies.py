@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts import Candidate, Choice, Grade, Question
-from router.core.policies import POLICIES, Policy
-from router.core.policies.warm import Warm, Weights, price
-from router.core.ring import Ring
+from router.core.facts.requests import Candidate, Choice, Grade, Question
+from router.core.placement.policies import POLICIES, Policy
+from router.core.placement.policies.warm import Warm, Weights, price
+from router.core.placement.ring import Ring
 from tests.records import replace
 
 IDS = [f"http://10.0.0.{n}:8000" for n in range(6)]

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from loadtest.kv_pool import BlocksRemoved, BlockStored, KvPool
+from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvPool
 
 BLOCK_TOKENS = 2
 WINDOW_BLOCKS = 3  # blocks that the sliding-window group keeps

@@ -13,11 +13,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.core.blocks import token_chain, token_root
-from router.core.facts import Grade
-from router.core.kv_ledger import Ledger
-from router.core.kv_stream import Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Suspend
-from router.core.masks import Masks
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.facts.requests import Grade
+from router.core.cache.engine_blocks import Ledger
+from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Suspend
+from router.core.cache.masks import Masks
 from tests.core.kv_data import id_bytes
 from tests.core.kv_engine import BLOCK_TOKENS, Content, Engine
 

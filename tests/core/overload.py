@@ -14,13 +14,13 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from router.core.facts import Ask, Ending, Load, Outcome, Priority, Shed, Usage
-from router.core.fair_queue import Ticket
-from router.core.holding import TICK_S
-from router.core.member import Lease
-from router.core.quotas import Rates
-from router.placing import LocalPlacer, Page, Wanted
-from router.settings import AdmissionSettings
+from router.core.facts.requests import Ask, Ending, Load, Outcome, Priority, Shed, Usage
+from router.core.admission.queue import Ticket
+from router.core.admission.holding import TICK_S
+from router.core.fleet.member import Lease
+from router.core.admission.rates import Rates
+from router.placer import LocalPlacer, Page, Wanted
+from router.settings.schema import AdmissionSettings
 from tests.core.placing import MODEL, World
 
 SLOTS = 64

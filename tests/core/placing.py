@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from router.core.blocks import chain_of, ring_key
+from router.core.prompts.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
-from router.core.facts import Ask, Ending, Outcome, Replica, ServedModel, Usage
-from router.core.member import Lease
-from router.core.policies import POLICIES
-from router.core.routing import Router
+from router.core.facts.requests import Ask, Ending, Outcome, Replica, ServedModel, Usage
+from router.core.fleet.member import Lease
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
 
 MODEL = "m"
 CHAT = "/v1/chat/completions"

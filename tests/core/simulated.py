@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from router.core.breaker import State
-from router.core.facts import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
-from router.core.member import Lease
-from router.core.models import NoReplica
-from router.core.policies import POLICIES
-from router.core.routing import Router
+from router.core.fleet.breaker import State
+from router.core.facts.requests import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
+from router.core.fleet.member import Lease
+from router.core.fleet.models import NoReplica
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
 
 STEP_S = 0.05
 LOOK_S, PIECES_S, PROBE_S = 0.25, 0.5, 1.0

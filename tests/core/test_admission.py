@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.admission import BURST_MAX, WINDOW_MIN, Admission, TurnRate
-from router.core.blocks import chain_of
-from router.core.facts import Ask, Ending, Load, Outcome, Priority, Replica, ServedModel, Shed, Usage
-from router.core.fair_queue import Ticket
-from router.core.member import Lease
-from router.core.models import NoReplica
-from router.placing import LocalPlacer, Wanted
-from router.settings import AdmissionSettings
+from router.core.admission.windows import BURST_MAX, WINDOW_MIN, Admission, TurnRate
+from router.core.prompts.blocks import chain_of
+from router.core.facts.requests import Ask, Ending, Load, Outcome, Priority, Replica, ServedModel, Shed, Usage
+from router.core.admission.queue import Ticket
+from router.core.fleet.member import Lease
+from router.core.fleet.models import NoReplica
+from router.placer import LocalPlacer, Wanted
+from router.settings.schema import AdmissionSettings
 from tests.core.overload import _no_page
 from tests.core.placing import MODEL, World, chat
 from tests.patient import Patient

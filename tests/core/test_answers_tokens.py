@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.answers import Answer, AnswerMemory
-from router.core.tokens import BYTES_PER_TOKEN, CREDIT_TRIALS_MIN, ModelTokens
+from router.core.learned.answers import Answer, AnswerMemory
+from router.core.learned.token_ratio import BYTES_PER_TOKEN, CREDIT_TRIALS_MIN, ModelTokens
 
 
 @given(puts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), max_size=60), answers_max=st.integers(1, 6))

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.blocks import BLOCK_BYTES, answer_keys, chain, key_at, root_key
+from router.core.prompts.blocks import BLOCK_BYTES, answer_keys, chain, key_at, root_key
 
 ROOT = root_key(b"model", b"salt")
 TEXTS = st.builds(lambda seed, size: Random(seed).randbytes(size), st.integers(0, 9), st.integers(0, 2_200))

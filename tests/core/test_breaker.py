@@ -1,11 +1,11 @@
 """What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
 
-from router.core.blocks import chain_of
-from router.core.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
-from router.core.facts import Ask, Ending, Outcome, Prompt, Replica, ServedModel, Usage
-from router.core.member import Lease
-from router.core.policies import POLICIES
-from router.core.routing import Router
+from router.core.prompts.blocks import chain_of
+from router.core.fleet.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
+from router.core.facts.requests import Ask, Ending, Outcome, Prompt, Replica, ServedModel, Usage
+from router.core.fleet.member import Lease
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
 
 IDS = ["http://a", "http://b", "http://c", "http://d"]
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects import PATHS
-from router.core.miss import Change, Difference
-from router.core.observatory import pieces
-from router.core.observatory.difference import Compared, compare
-from router.core.observatory.json_changes import change_of
+from router.core.facts.misses import Change, Difference
+from router.core.observatory.difference import overlap as pieces
+from router.core.observatory.difference.compare import Compared, compare
+from router.core.observatory.difference.json_changes import change_of
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 RULES = "Read a file before you edit it. Run the tests when you are done. Ask where something is not clear.\n" * 8

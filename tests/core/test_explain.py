@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.blocks import BLOCK_BYTES, Chain, chain_of
-from router.core.facts import Ask, Ending, Grade, Load, Reason, Receipt, Usage
-from router.core.miss import Breakdown, Miss, Sighting
+from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
+from router.core.facts.requests import Ask, Ending, Grade, Load, Reason, Receipt, Usage
+from router.core.facts.misses import Breakdown, Miss, Sighting
 from router.core.observatory import explain
 from router.core.observatory.explain import Explainer, settled
 from tests.core.placing import World, chat, words

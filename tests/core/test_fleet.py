@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts import Ending, Grade, Load, Outcome, Reason, Receipt, Replica, ServedModel, Usage
-from router.core.fleet import Fleet
-from router.core.member import SHARE_TOKENS_MIN, Batch, Lease, Member
+from router.core.facts.requests import Ending, Grade, Load, Outcome, Reason, Receipt, Replica, ServedModel, Usage
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import SHARE_TOKENS_MIN, Batch, Lease, Member
 
 RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
 

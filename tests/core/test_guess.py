@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from router.core.facts import Load, Usage
-from router.core.fleet import GUESS_LEAST, GUESS_RIGHT
-from router.core.member import Lease
-from router.core.policies.warm import ELSEWHERE_MIN
-from router.core.ring import Ring
+from router.core.facts.requests import Load, Usage
+from router.core.fleet.fleet import GUESS_LEAST, GUESS_RIGHT
+from router.core.fleet.member import Lease
+from router.core.placement.policies.warm import ELSEWHERE_MIN
+from router.core.placement.ring import Ring
 from tests.core.placing import World, chat
 
 IDS = "abcd"

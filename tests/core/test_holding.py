@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from router.core.holding import HELD_MAX, TRIES_MAX, Holding
+from router.core.admission.holding import HELD_MAX, TRIES_MAX, Holding
 
 HOLD_S = 10.0
 TENANTS = "xyz"

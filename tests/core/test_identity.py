@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.core.blocks import Chain, chain_of, ring_key
+from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS
-from router.core.dialects.seen import Seen
-from router.core.identity import with_fewer_tools
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.identity import with_fewer_tools
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 WORDS = "What is said is long enough to fill some blocks. " * 40

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from router.core.dialects import OPENAI
-from router.core.facts import OPAQUE_BYTES, Ask, Load, Prompt, Usage
-from router.core.tokens import BYTES_PER_TOKEN, ModelTokens
+from router.core.facts.requests import OPAQUE_BYTES, Ask, Load, Prompt, Usage
+from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens
 from tests.core.placing import CHAT, MODEL, World, words
 
 IMAGE_TOKENS, KV_TOKENS = 1_500, 400_000

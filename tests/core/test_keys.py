@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.blocks import token_chain, token_root
-from router.core.keys import ID_BYTES, RUN_BLOCKS, KeyCache, TokenPrompt, rest
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.token_keys import ID_BYTES, RUN_BLOCKS, KeyCache, TokenPrompt, rest
 
 BLOCK = 2
 

@@ -9,14 +9,14 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from router.core.blocks import token_chain, token_root
-from router.core.facts import Grade, Load
-from router.core.keys import TokenPrompt
-from router.core.knowledge import HYBRID, Held, Knowledge
-from router.core.kv_events import Cleared, Removed, Stored
-from router.core.kv_ledger import BLOCK_BYTES
-from router.core.kv_stream import RESTARTED
-from router.core.selfcheck import CHECKS
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.facts.requests import Grade, Load
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.cache.knowledge import HYBRID, Held, Knowledge
+from router.core.kv_events.decoding import Cleared, Removed, Stored
+from router.core.cache.engine_blocks import BLOCK_BYTES
+from router.core.kv_events.stream import RESTARTED
+from router.core.cache.selfcheck import CHECKS
 
 SIZES = (8, 16)  # tokens of a block, of engines that differ
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from router.core import kv_events
-from router.core.kv_events import Batch, Cleared, Event, MalformedBatch, Removed, Stored, decode, slices
+from router.core.kv_events import decoding as kv_events
+from router.core.kv_events.decoding import Batch, Cleared, Event, MalformedBatch, Removed, Stored, decode, slices
 
 HASH = 15228142305651824730  # vLLM 0.32, over 2**63
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from router.core import kv_stream
-from router.core.facts import Grade
-from router.core.kv_stream import Limits
+from router.core.kv_events import stream as kv_stream
+from router.core.facts.requests import Grade
+from router.core.kv_events.stream import Limits
 from tests.core.kv_engine import Engine, Flavour, Identity
 from tests.core.kv_network import Rig
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.kv_tails import LATE_S_MAX, LEAST_S, Lateness, Tails
+from router.core.cache.lateness import LATE_S_MAX, LEAST_S, Lateness, Tails
 
 ROOT = 7
 

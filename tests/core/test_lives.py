@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.facts import Ending, Grade, Load, Reason, Replica, ServedModel, Usage
-from router.core.kv_events import Stored
-from router.core.live import behind_marks
-from router.core.member import Lease
-from router.core.models import NoReplica
+from router.core.facts.requests import Ending, Grade, Load, Reason, Replica, ServedModel, Usage
+from router.core.kv_events.decoding import Stored
+from router.core.fleet.kv_room import behind_marks
+from router.core.fleet.member import Lease
+from router.core.fleet.models import NoReplica
 from tests.core.placing import MODEL, World, chat, words
 from tests.core.test_knowledge import prompt_of
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.masks import STRIDE_KEYS, Masks
+from router.core.cache.masks import STRIDE_KEYS, Masks
 
 STRIDES = 4
 KEYS = [10_000 + n for n in range(STRIDES * STRIDE_KEYS + 5)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.blocks import chain_of, ring_key
-from router.core.facts import Replica, ServedModel
-from router.core.identity import Names
+from router.core.prompts.blocks import chain_of, ring_key
+from router.core.facts.requests import Replica, ServedModel
+from router.core.prompts.identity import Names
 from tests.core.placing import MODEL, World, chat, words
 
 LORA = ServedModel("lora", root="/loras/x", parent="a")

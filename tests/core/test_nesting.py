@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.dialects import wire
-from router.core.dialects.wire import nests_deeper
+from router.core.prompts import bodies as wire
+from router.core.prompts.bodies import nests_deeper
 
 TEXT = st.text(st.sampled_from('[]{}"\\:, \né\u2028x'), max_size=20)
 VALUES = st.recursive(

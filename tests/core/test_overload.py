@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.core.facts import Priority
+from router.core.facts.requests import Priority
 from tests.core.overload import ANSWER_S, SLOTS, TOKENS, Overload
 
 PEAK_PER_S = 2 * SLOTS / ANSWER_S  # of two replicas

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.core.prefix import RENEWS_MAX, PrefixIndex
+from router.core.cache.estimate import RENEWS_MAX, PrefixIndex
 from tests.compiled import COMPILED
 
 CHAIN = list(range(100, 110))

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.core import prefix
-from router.core.prefix import HELD_BYTES, KEY_BYTES, RENEWS_MAX, PrefixIndex
-from router.core.recency import Recency, Touch
+from router.core.cache import estimate as prefix
+from router.core.cache.estimate import HELD_BYTES, KEY_BYTES, RENEWS_MAX, PrefixIndex
+from router.core.cache.recency import Recency, Touch
 from tests.compiled import COMPILED
 
 SWEEP_KEYS = prefix.SWEEP_KEYS if COMPILED else 16  # small, so that departed holders are purged in several goes

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts import Candidate
-from router.core.member import Lease
-from router.core.receipts import KEPT_MAX, NEXT, kept
+from router.core.facts.requests import Candidate
+from router.core.fleet.member import Lease
+from router.core.placement.receipts import KEPT_MAX, NEXT, kept
 from tests.core.placing import World, chat, words
 
 NUMBERS = st.integers(0, 3)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.core.recency import Recency
+from router.core.cache.recency import Recency
 
 
 def order(recency: Recency) -> list[int]:

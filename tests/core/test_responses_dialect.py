@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.dialects.base import BadBody
 from router.core.dialects.openai import OpenAI
 from router.core.dialects.responses import Responses
-from router.core.facts import Ask, Prompt, Usage
+from router.core.facts.requests import Ask, Prompt, Usage
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
 RESPONSES, OPENAI = Responses(), OpenAI()

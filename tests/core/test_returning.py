@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.core.returning import LEFT_MAX, RETURN_S, Returning
+from router.core.admission.returning import LEFT_MAX, RETURN_S, Returning
 
 
 def test_who_comes_again_has_waited() -> None:

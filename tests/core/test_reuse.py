@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core import reuse
-from router.core.reuse import BIN_S, BUCKETS, HORIZON_S, PRIOR, ReuseMemory
+from router.core.learned import reuse
+from router.core.learned.reuse import BIN_S, BUCKETS, HORIZON_S, PRIOR, ReuseMemory
 
 EDGES_S = [0.0, *(2.0**power for power in range(BUCKETS - 1))]
 

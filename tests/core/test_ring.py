@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uhashring import HashRing
 
-from router.core import ring as module
-from router.core.ring import BOUND, JOINED_MAX, ORDERS_MAX, VNODES, Ring, _hash, under_bound
+from router.core.placement import ring as module
+from router.core.placement.ring import BOUND, JOINED_MAX, ORDERS_MAX, VNODES, Ring, _hash, under_bound
 
 IDS = [f"http://10.0.0.{n}:8000" for n in range(8)]
 KEYS = [f"session-{n}" for n in range(400)]

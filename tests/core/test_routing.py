@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.core import blocks
+from router.core.prompts import blocks
 from router.core.dialects import OPENAI
-from router.core.facts import Ask, Ending, Grade, Load, Reason, Replica, ServedModel
-from router.core.models import NoReplica, UnknownModel
+from router.core.facts.requests import Ask, Ending, Grade, Load, Reason, Replica, ServedModel
+from router.core.fleet.models import NoReplica, UnknownModel
 from tests.core.placing import MODEL, World, chat, words
 from tests.records import replace
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core import blocks
-from router.core.blocks import chain_of, ring_key
+from router.core.prompts import blocks
+from router.core.prompts.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
-from router.core.facts import OPAQUE_BYTES, Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
-from router.core.member import Lease
-from router.core.models import MODELS_MAX, NoReplica
+from router.core.facts.requests import OPAQUE_BYTES, Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
+from router.core.fleet.member import Lease
+from router.core.fleet.models import MODELS_MAX, NoReplica
 from tests.core.placing import CHAT, MODEL, World, chat, words
 from tests.records import replace
 

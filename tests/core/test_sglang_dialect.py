@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.blocks import BLOCK_BYTES, chain_of
+from router.core.prompts.blocks import BLOCK_BYTES, chain_of
 from router.core.dialects import OPENAI
 from router.core.dialects.sglang import SGLang, with_rank
-from router.core.facts import Ask, TemplateInput, Usage
+from router.core.facts.requests import Ask, TemplateInput, Usage
 
 SGLANG = SGLang()
 # Answers as SGLang 0.5.23 gave them, shortened.

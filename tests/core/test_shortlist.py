@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core import routing
-from router.core.facts import Load, ServedModel
-from router.core.pricing import CALMEST, FEW, HOLDERS
-from router.core.routing import NEAR
+from router.core.placement import router as routing
+from router.core.facts.requests import Load, ServedModel
+from router.core.placement.candidates import CALMEST, FEW, HOLDERS
+from router.core.placement.router import NEAR
 from tests.core.placing import MODEL, World, chat, words
 
 REPLICAS = 32

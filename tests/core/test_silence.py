@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts import Ask, Replica, ServedModel
-from router.core.fleet import Fleet
-from router.core.policies import POLICIES
-from router.core.routing import Router
-from router.core.silence import Peers
+from router.core.facts.requests import Ask, Replica, ServedModel
+from router.core.fleet.fleet import Fleet
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.core.fleet.stuck import Peers
 from tests.core.simulated import Engine, World
 from tests.core.work import interpreted, steps
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts import Candidate, Reason, Replica
-from router.core.spill import Cause, spill
+from router.core.facts.requests import Candidate, Reason, Replica
+from router.core.placement.spill import Cause, spill
 from tests.core.placing import World, chat, words
 
 LONG = words(1, 8_000)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core import sse
-from router.core.sse import EventSplitter, begins_well, payload, payloads_backwards
+from router.core.dialects import sse
+from router.core.dialects.sse import EventSplitter, begins_well, payload, payloads_backwards
 
 PIECES = st.sampled_from(
     [b"data: {}", b"data:x", b"event: e", b": ping", b"\n", b"\r\n", b"\r", b"\n\n", b"\r\n\r\n", b" "]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.breaker import BACKOFF_MIN_S, BREAKER_FAILURES, Cause, State
-from router.core.facts import Ask, Ending, Outcome, Replica, ServedModel, Shed
-from router.core.member import Lease
-from router.core.models import NoReplica
-from router.core.policies import POLICIES
-from router.core.routing import Router
-from router.core.standing import SLOW_START_LEASES
+from router.core.fleet.breaker import BACKOFF_MIN_S, BREAKER_FAILURES, Cause, State
+from router.core.facts.requests import Ask, Ending, Outcome, Replica, ServedModel, Shed
+from router.core.fleet.member import Lease
+from router.core.fleet.models import NoReplica
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.core.fleet.fitness import SLOW_START_LEASES
 from tests.core.work import interpreted, steps
 
 IDS = ["http://a", "http://b", "http://c"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.answer_tokens import GUESS_TOKENS, AnswerTokens
-from router.core.steps import GUESS_WEIGHT, DecodeClock, StepFit, StepModel
+from router.core.learned.answer_tokens import GUESS_TOKENS, AnswerTokens
+from router.core.learned.steps import GUESS_WEIGHT, DecodeClock, StepFit, StepModel
 
 TRUE = StepModel(12.0, 0.4, 2e-4)
 

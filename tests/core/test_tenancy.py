@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.dialects import PATHS, tenancy
-from router.core.dialects.seen import Seen
+from router.core.prompts.beginnings import Seen
 
 SECRET = b"x" * 32
 NAMES = st.text("abcAB.:", min_size=1, max_size=6)

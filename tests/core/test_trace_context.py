@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.core.trace_context import Parent, chosen, parse, traceparent
+from router.telemetry.trace_context import Parent, chosen, parse, traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACE_IDS, SPAN_IDS = st.integers(1, (1 << 128) - 1), st.integers(1, (1 << 64) - 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.core.blocks import chain_of
+from router.core.prompts.blocks import chain_of
 from router.core.dialects import PATHS, warming
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

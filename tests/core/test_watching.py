@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.core.blocks import chain_of
+from router.core.prompts.blocks import chain_of
 from router.core.dialects import PATHS
-from router.core.miss import Change, Sighting
-from router.core.observatory import glancing, watching
-from router.core.observatory.difference import compare
-from router.core.observatory.looks import Look
-from router.core.observatory.watching import Watcher
+from router.core.facts.misses import Change, Sighting
+from router.core.observatory.memory import glance as glancing, watcher as watching
+from router.core.observatory.difference.compare import compare
+from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.watcher import Watcher
 
 CHAT = "/v1/chat/completions"
 Messages = list[dict[str, Any]]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from router.discovery import following
-from router.discovery.following import Failed, Gone
-from router.discovery.kubernetes import CONNECT_S
+from router.engines.discovery import pod_watch as following
+from router.engines.discovery.pod_watch import Failed, Gone
+from router.engines.discovery.kubernetes import CONNECT_S
 from tests.podstore import Gone as Compacted
 from tests.podstore import Pod, PodStore, expired, pod
 

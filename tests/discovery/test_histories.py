@@ -14,9 +14,9 @@ from random import Random
 import looptime
 import pytest
 
-from router.discovery import following
-from router.discovery.kubernetes import KubernetesDiscovery
-from router.settings import DiscoverySettings
+from router.engines.discovery import pod_watch as following
+from router.engines.discovery.kubernetes import KubernetesDiscovery
+from router.settings.schema import DiscoverySettings
 from tests.discovery.cluster import NAMESPACES, SELECTOR, WATCH_MAX_S, MemoryApi, Pods
 
 RUNS = int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "96"))

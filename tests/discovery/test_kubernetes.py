@@ -19,10 +19,10 @@ import trustme
 from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
-from router.core.facts import Replica
-from router.discovery import following
-from router.discovery.kubernetes import Client, KubernetesDiscovery
-from router.settings import DiscoverySettings
+from router.core.facts.requests import Replica
+from router.engines.discovery import pod_watch as following
+from router.engines.discovery.kubernetes import Client, KubernetesDiscovery
+from router.settings.schema import DiscoverySettings
 from tests.apiserver import ApiServer
 from tests.discovery.cluster import NAMESPACES, SELECTOR, Pods
 from tests.podstore import failure, pod
@@ -137,7 +137,7 @@ async def test_pages_of_a_list_are_one_view(api: ApiServer, tmp_path: Path, monk
 async def test_api_server_away(api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The last good view stays and is known to be stale, which is logged once, and its end once; what happened
     meanwhile is found afterwards."""
-    caplog.set_level("INFO", "router.discovery")
+    caplog.set_level("INFO", "router.engines.discovery")
     async with Followed(api, tmp_path) as view:
         await view.until_names("a")
         await api.down()
@@ -262,7 +262,7 @@ async def test_half_open_watch(api: ApiServer, tmp_path: Path, monkeypatch: pyte
 
 async def test_a_selector_of_nothing_is_said(api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where no pod is a replica the log says so, with what was looked for; there is nothing else to see."""
-    caplog.set_level(logging.WARNING, logger="router.discovery.kubernetes")
+    caplog.set_level(logging.WARNING, logger="router.engines.discovery.kubernetes")
     async with Followed(api, tmp_path, selector="app=misspelt") as view:
         await view.until(lambda: bool(view.sets))
         assert view.sets == [frozenset()]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest import rivals
+from loadtest.common import rivals
 from tests.engines.bench_serve import Load, Told, bench
 from tests.engines.install import REPO, model_dir
 from tests.engines.processes import Server, free_ports, wait_until

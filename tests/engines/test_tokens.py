@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from router.core import dialects
-from router.core.facts import TemplateInput
-from router.prompts import Prompts
+from router.core.facts.requests import TemplateInput
+from router.tokens.encoder import Prompts
 from tests.engines import token_requests
 from tests.engines.install import model_dir
 from tests.engines.token_requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Request

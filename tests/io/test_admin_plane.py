@@ -15,15 +15,15 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router import dashboard
-from router.additions import Additions
+from router.admin import dashboard
+from router.admin.replicas import Additions
 from router.app import App
-from router.callers import METRICS, OPEN
+from router.edge.callers import METRICS, OPEN
 from router.core.dialects import PATHS
-from router.discovery.static import StaticDiscovery
-from router.edge import METHODS, RESPONSE_ACTIONS
-from router.networks import NotAllowed, allowed, checked
-from router.reading import RESPONSES
+from router.engines.discovery.static import StaticDiscovery
+from router.edge.edge import METHODS, RESPONSE_ACTIONS
+from router.settings.networks import NotAllowed, allowed, checked
+from router.edge.reader import RESPONSES
 from tests.fakes import FakeEngine, running
 from tests.keyring import ADMIN, Keyring, bearer
 

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession
 
 from router.app import App
-from router.core.facts import Priority
-from router.core.policies import POLICIES
+from router.core.facts.requests import Priority
+from router.core.placement.policies import POLICIES
 from tests.fakes import FakeEngine, half_then_waits, idle, mute, running, silent
 from tests.patient import Patient
 

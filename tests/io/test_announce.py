@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from router.announce import Announcer
-from router.core.blocks import token_chain, token_root
-from router.core.facts import Grade, Replica
-from router.core.keys import TokenPrompt
-from router.core.kv_events import Removed, Stored
-from router.core.learning import Unannounced
-from router.core.policies import POLICIES
-from router.core.routing import Router
+from router.engines.announce import Announcer
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.facts.requests import Grade, Replica
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.kv_events.decoding import Removed, Stored
+from router.core.placement.learner import Unannounced
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
 from tests import fakes
 from tests.fakes import FakeEngine
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from router.failures import ConnectFailed
-from router.upstream import Upstream
+from router.http.failures import ConnectFailed
+from router.http.upstream import Upstream
 from tests.fakes import (
     FakeEngine,
     Reply,

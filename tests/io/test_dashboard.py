@@ -7,7 +7,7 @@ import re
 import pytest
 from aiohttp import ClientSession
 
-from router import dashboard
+from router.admin import dashboard
 from tests.fakes import FakeEngine, running
 from tests.keyring import ADMIN
 

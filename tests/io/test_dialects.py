@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.app import App
-from router.core.facts import Usage
-from router.metrics import RequestRecord
+from router.core.facts.requests import Usage
+from router.telemetry.metrics import RequestRecord
 from tests.fakes import (
     GENERATED,
     MESSAGE,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from router.core.facts import Replica
-from router.discovery import dns
-from router.discovery.dns import DnsDiscovery
+from router.core.facts.requests import Replica
+from router.engines.discovery import dns
+from router.engines.discovery.dns import DnsDiscovery
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 Answer = list[str] | int  # addresses, or an error of getaddrinfo

@@ -15,7 +15,7 @@ import openai
 import pytest
 from aiohttp import ClientPayloadError, ClientSession
 
-import router.upstream
+import router.http.upstream
 from router.app import App
 from tests.fakes import GENERATED, events, generate_events, idle, message_events, response_events, running
 from tests.io.recorded import SSE, head
@@ -87,10 +87,10 @@ async def faulty(monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[t
     faults = Faults()
     faults.fault = fault
     if fault == "stall":
-        monkeypatch.setattr(router.upstream, "WATCH_INTERVAL_S", 0.02)
+        monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.02)
     settings = {"upstream__idle_timeout_s": 0.3} if fault == "stall" else {}
     async with faults.engine as engine, running(engine.url, **settings) as app:
-        monkeypatch.setattr("router.core.breaker.BREAKER_FAILURES", 1 << 30)
+        monkeypatch.setattr("router.core.fleet.breaker.BREAKER_FAILURES", 1 << 30)
         yield faults, app
         async with asyncio.timeout(60):
             while not idle(app):

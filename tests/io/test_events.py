@@ -17,11 +17,11 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from router.core.facts import Grade, Replica
-from router.core.kv_events import Cleared, Event, Removed, Stored
-from router.core.kv_stream import Limits
-from router.event_sources import Finder, Off, Source
-from router.events import StreamStats, Subscriber
+from router.core.facts.requests import Grade, Replica
+from router.core.kv_events.decoding import Cleared, Event, Removed, Stored
+from router.core.kv_events.stream import Limits
+from router.engines.kv_events.sources import Finder, Off, Source
+from router.engines.kv_events.subscriber import StreamStats, Subscriber
 from tests.figures import figure
 
 END = b"\xff" * 8
@@ -457,7 +457,7 @@ async def test_ten_thousand_batches_leave_the_loop_responsive(world: World) -> N
 async def test_a_replay_lets_others_run_between_any_two_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little time is allowed at a stretch, a replay goes on, and keeps to it: others get the loop at least as
     often as there are batches."""
-    monkeypatch.setattr("router.event_following.YIELD_S", 0.0)
+    monkeypatch.setattr("router.engines.kv_events.follower.YIELD_S", 0.0)
     index, spent_s, *_ = await replayed(world, 1_000, BATCH_BLOCKS)
     assert len(spent_s) >= 1_000
     assert index.held == left_of(1_000, BATCH_BLOCKS)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine import Engines, EngineSettings, KvEventsSettings
-from loadtest.model import Limits
+from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.engine.model import Limits
 from router.app import App
-from router.core.facts import Grade
+from router.core.facts.requests import Grade
 from tests import fakes
 
 BLOCK = 16

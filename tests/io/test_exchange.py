@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-import router.upstream
+import router.http.upstream
 from router.app import App
 from tests.io.recorded import RECORDED, SSE, Recorded, chunked, head, words
 from tests.io.wire import Answered, Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
@@ -314,7 +314,7 @@ TWO_EVENTS = chunked(BEGUN)[:-5]
 @on_uvloop
 async def test_silence_before_the_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine of which no body comes in time is a timeout, also if it has sent a head."""
-    monkeypatch.setattr(router.upstream, "WATCH_INTERVAL_S", 0.001)
+    monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
     script = Script(BEGINNING[name])
     async with script.engine as engine, proxied(engine, monkeypatch, upstream__first_byte_timeout_s=0.05) as app:
         client = await asked(app)
@@ -327,7 +327,7 @@ async def test_silence_before_the_answer(name: str, monkeypatch: pytest.MonkeyPa
 @on_uvloop
 async def test_silence_midway(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that falls silent midway is given up after its time: the client is told so."""
-    monkeypatch.setattr(router.upstream, "WATCH_INTERVAL_S", 0.001)
+    monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
     script = Script(TWO_EVENTS)
     async with script.engine as engine, proxied(engine, monkeypatch, upstream__idle_timeout_s=0.05) as app:
         client = await asked(app)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from loadtest import sidechannel
+from loadtest.observe import sidechannel
 from router.core.dialects import PATHS
-from router.core.facts import Grade
-from router.reading import FREE_PATHS
+from router.core.facts.requests import Grade
+from router.edge.reader import FREE_PATHS
 from tests.fakes import FakeEngine, running
 from tests.io.test_exact import caught_up, graded, replicas, routing
 from tests.keyring import Keyring

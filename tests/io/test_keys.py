@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.app import App
-from router.core.facts import Priority
-from router.placing import ResponseOwners, UnknownResponse, Wanted
+from router.core.facts.requests import Priority
+from router.placer import ResponseOwners, UnknownResponse, Wanted
 from tests.fakes import FakeEngine, events, idle, running, settings, status
 from tests.keyring import ADMIN, Keyring, bearer
 

@@ -132,7 +132,7 @@ async def test_a_second_signal_does_not_wait(client: ClientSession, engine: Fake
 async def test_who_has_just_connected_may_ask(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
     """A connection on which nothing has come yet is not closed under the request that is on its way; one that has had
     its answer is."""
-    monkeypatch.setattr("router.serving.LATE_S", 0.01)
+    monkeypatch.setattr("router.http.server.LATE_S", 0.01)
     page = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with running(engine) as app:
         host, port = app.url.removeprefix("http://").split(":")

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from router.app import App
-from router.placing import TokenView
+from router.placer import TokenView
 from tests.fakes import FakeEngine, events, half_then_waits, idle, mute, running, silent
 from tests.figures import figure
 from tests.io.test_attempts import Hole

@@ -16,11 +16,11 @@ import pytest
 from aiohttp import ClientSession
 
 from router.app import App
-from router.core.facts import Replica
-from router.discovery import Status
-from router.failures import ReplicaLeft
-from router.settings import SettingsError
-from router.upstream import Upstream
+from router.core.facts.requests import Replica
+from router.engines.discovery import Status
+from router.http.failures import ReplicaLeft
+from router.settings.schema import SettingsError
+from router.http.upstream import Upstream
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, events, half_then_waits, idle, settings
 from tests.io.wire import CHAT
@@ -335,7 +335,7 @@ async def test_a_source_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> No
         def __init__(self, _: object) -> None:
             raise ValueError("discovery.namespaces: is needed outside of a pod")
 
-    module = types.ModuleType("router.discovery.kubernetes")
+    module = types.ModuleType("router.engines.discovery.kubernetes")
     module.KubernetesDiscovery = Refuses  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(SettingsError, match="is needed outside of a pod"):

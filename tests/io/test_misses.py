@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.app import App
-from router.core.miss import Change, Difference, Miss, Sighting
+from router.core.facts.misses import Change, Difference, Miss, Sighting
 from tests.fakes import FakeEngine, reset, running, status
 from tests.io.test_exact import replicas, routing
 from tests.keyring import Keyring, bearer

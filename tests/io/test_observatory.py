@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine import Engines, EngineSettings
+from loadtest.engine.command import Engines, EngineSettings
 from router.app import App
-from router.core.miss import Change, Difference, Miss, Template
-from router.core.observatory import branches
-from router.core.observatory.timeline import STEPS
-from router.tallies import RequestRecord
+from router.core.facts.misses import Change, Difference, Miss, Template
+from router.core.observatory.ledger import branches
+from router.core.observatory.ledger.timeline import STEPS
+from router.telemetry.tallies import RequestRecord
 from tests.fakes import FakeEngine, running, status
 
 CHAT = "/v1/chat/completions"

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from router import observing
-from router.core.miss import Change, Sighting
-from router.observing import Allowance, Observer, Watch
-from router.placing import Placer
-from router.reading import Reader
-from router.receiving import Connection, Request
+from router.edge import observer as observing
+from router.core.facts.misses import Change, Sighting
+from router.edge.observer import Allowance, Observer, Watch
+from router.placer import Placer
+from router.edge.reader import Reader
+from router.http.receiver import Connection, Request
 
 CHAT = "/v1/chat/completions"
 

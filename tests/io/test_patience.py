@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.accepting import Places
+from router.http.accepting import Places
 from router.app import App
-from router.patience import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, ClientLimits, Patience, acknowledged
-from router.receiving import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, BadRequest, Connection, Receiver, Request
+from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, ClientLimits, Patience, acknowledged
+from router.http.receiver import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, BadRequest, Connection, Receiver, Request
 from tests.fakes import running
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.test_pressure import EVENT, asks_and_does_not_read, chunk

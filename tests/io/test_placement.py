@@ -6,7 +6,7 @@ import openai
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine import Engines, EngineSettings
+from loadtest.engine.command import Engines, EngineSettings
 from tests.fakes import FakeEngine, running
 
 CHAT = "/v1/chat/completions"

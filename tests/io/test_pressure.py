@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import router.upstream
+import router.http.upstream
 from router.app import App
 from tests.fakes import running
 from tests.io.recorded import SSE, head
@@ -159,7 +159,7 @@ async def test_more_held_than_the_client_takes(monkeypatch: pytest.MonkeyPatch) 
 @on_uvloop
 async def test_our_pause_is_not_the_engines_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a client does not read, its answer does not time out."""
-    monkeypatch.setattr(router.upstream, "WATCH_INTERVAL_S", 0.001)
+    monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
     async with stalled("chunk by chunk", monkeypatch, upstream__idle_timeout_s=0.2) as (_, app, client):
         loop = asyncio.get_running_loop()
         (answer,) = app.edge.upstream._answers

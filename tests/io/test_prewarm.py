@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from loadtest.engine import Engines, EngineSettings
+from loadtest.engine.command import Engines, EngineSettings
 from router.app import App
-from router.core.facts import Replica
-from router.core.miss import Template
+from router.core.facts.requests import Replica
+from router.core.facts.misses import Template
 from router.prewarm.sending import Sender
-from router.settings import SettingsError
+from router.settings.schema import SettingsError
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, Reply, idle, mute, ok, reset, running, settings, status
 from tests.keyring import Keyring

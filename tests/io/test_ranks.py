@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 from aiohttp import web
 
-from router.core.facts import Load, Replica
-from router.core.policies import POLICIES
-from router.core.routing import Router
-from router.exchange import Answer
-from router.failures import ReplicaLost
-from router.probe import Prober
-from router.ranks import Ranks, expand
-from router.upstream import RANK_HEADER, Upstream
+from router.core.facts.requests import Load, Replica
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.http.exchange import Answer
+from router.http.failures import ReplicaLost
+from router.engines.probe import Prober
+from router.engines.ranks import Ranks, expand
+from router.http.upstream import RANK_HEADER, Upstream
 from tests.discovered import Told
 from tests.fakes import FakeEngine, mute
 
@@ -250,7 +250,7 @@ async def test_who_leaves_is_not_held_up(
 ) -> None:
     """A replica that leaves is gone at once, though another one joins that does not answer; that one joins when it has
     been waited for, and those that come meanwhile do not wait for it."""
-    monkeypatch.setattr("router.ranks.SETTLE_S", 3_600.0)
+    monkeypatch.setattr("router.engines.ranks.SETTLE_S", 3_600.0)
     seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
     sets = Told()
     async with Hung() as hung:

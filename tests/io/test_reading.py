@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 
 from router.core.dialects import PATHS
-from router.core.keys import TokenPrompt
-from router.placing import Placer, TokenView, Wanted
-from router.reading import Reader
-from router.receiving import Connection, Request
-from router.tokens import Tokens
+from router.core.prompts.token_keys import TokenPrompt
+from router.placer import Placer, TokenView, Wanted
+from router.edge.reader import Reader
+from router.http.receiver import Connection, Request
+from router.tokens.request_tokens import Tokens
 
 CHAT = [{"role": "user", "content": "Hello"}]
 BODIES: dict[str, dict[str, Any]] = {

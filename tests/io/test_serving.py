@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from router.client_connection import WAITING_BYTES_MAX
-from router.receiving import BadRequest, Request
-from router.serving import Server
+from router.http.client_connection import WAITING_BYTES_MAX
+from router.http.receiver import BadRequest, Request
+from router.http.server import Server
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.test_patience import LIMITS
 from tests.io.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from router.app import App
-from router.relay import HELD_BYTES_MAX
+from router.edge.relay import HELD_BYTES_MAX
 from tests.io.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
 from tests.io.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 

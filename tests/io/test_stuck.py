@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession, web
 
-from router.core.facts import Ask, Shed
-from router.placing import Wanted
-from router.workers import wire
+from router.core.facts.requests import Ask, Shed
+from router.placer import Wanted
+from router.workers import messages as wire
 from tests.fakes import FakeEngine, events, half_then_waits, idle, named_event, running, silent
 from tests.workers.stubs import StubHub, serving, until, worker
 

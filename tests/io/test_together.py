@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from router.core.facts import Replica
-from router.discovery import Status, together
-from router.discovery.static import StaticDiscovery
-from router.discovery.together import Together
+from router.core.facts.requests import Replica
+from router.engines.discovery import Status, together
+from router.engines.discovery.static import StaticDiscovery
+from router.engines.discovery.together import Together
 from tests.discovered import Told
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"

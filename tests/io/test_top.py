@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.__main__ import main
+from router.commands.main import main
 from tests.observatory_page import empty, observatory
 
 NOW_S = 1_800_000_000.0
@@ -175,7 +175,7 @@ async def test_on_a_terminal(token_file: str) -> None:
 
 def test_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the extra is not installed, it says what to install."""
-    monkeypatch.delitem(sys.modules, "router.top", raising=False)
+    monkeypatch.delitem(sys.modules, "router.commands.top", raising=False)
     for name in [name for name in sys.modules if name == "rich" or name.startswith("rich.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)

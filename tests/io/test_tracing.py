@@ -14,9 +14,9 @@ import pytest
 from aiohttp import ClientSession, web
 from multidict import CIMultiDict
 
-from router import logs
-from router.core.trace_context import parse
-from router.settings import SettingsError
+from router.telemetry import logs
+from router.telemetry.trace_context import parse
+from router.settings.schema import SettingsError
 from tests.fakes import (
     FakeEngine,
     breaks_midway,
@@ -472,7 +472,7 @@ async def test_a_key_that_is_none(
     with caplog.at_level(logging.DEBUG):
         async with running(engine, **traced(collector)) as app:
             await ask(client, app.url)
-    told = [(r.getMessage(), getattr(r, "fields", {})) for r in caplog.records if r.name == "router.tracing"]
+    told = [(r.getMessage(), getattr(r, "fields", {})) for r in caplog.records if r.name == "router.telemetry.tracing"]
     assert [message for message, _ in told] == ["OpenTelemetry warns", "the collector takes no spans"]
     assert told[1][1]["why"] == "InvalidHeader"
     assert "sesame" not in caplog.text + str(told)
@@ -510,7 +510,7 @@ async def test_a_collector_that_is_away(
             await asyncio.sleep(0.001)
         page = await (await client.get(app.url + "/metrics")).text()
     assert dropped(page) == 3 * 4
-    about = [r for r in said if r.name.startswith(("router.tracing", "opentelemetry", "urllib3"))]
+    about = [r for r in said if r.name.startswith(("router.telemetry.tracing", "opentelemetry", "urllib3"))]
     assert [r.getMessage() for r in about] == ["the collector takes no spans", "the collector takes spans again"]
     fields = about[0].fields
     assert fields["collector"] == collector.url.removeprefix("http://")
@@ -579,7 +579,7 @@ def test_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(_: str) -> None:
         raise ModuleNotFoundError
 
-    monkeypatch.setattr("router.tracing.find_spec", nowhere)
+    monkeypatch.setattr("router.telemetry.tracing.find_spec", nowhere)
     with pytest.raises(SettingsError, match=r"pip install '\.\[tracing\]'"):
         settings(tracing__endpoint="http://collector:4318")
     settings()

@@ -21,9 +21,9 @@ import h11
 import pytest
 import uvloop
 
-import router.upstream
+import router.http.upstream
 from router.app import App
-from router.exchange import Connection
+from router.http.exchange import Connection
 from tests.compiled import COMPILED
 from tests.fakes import idle, running
 
@@ -333,7 +333,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
             super().connection_lost(exc)
             spied.gone()
 
-    monkeypatch.setattr(router.upstream, "Connection", Spied)
+    monkeypatch.setattr(router.http.upstream, "Connection", Spied)
     async with running(engine.url, **settings) as app:
         yield app
         await settled(app)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy import chart_schema
-from router.settings import field_keys
+from router.settings.schema import field_keys
 from tests.k8s.tools import CHART, NAMESPACE, RELEASE, helm, settings_of, template
 
 GOOD: dict[str, Any] = {"config": {"discovery": {"selector": "app=vllm"}}}

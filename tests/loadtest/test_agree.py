@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import agree_table, demo, readme
-from loadtest.agree import main
-from loadtest.agree_cases import SLICES, shipped, spread
-from loadtest.agree_http import Behind, over_http
-from loadtest.agree_report import HEADS, HTTP, SIMULATED, Comparison, Part, Pooled, markdown, peer_cells, pooled
-from loadtest.agree_table import TABLE
-from loadtest.calibration import CALIBRATIONS
-from loadtest.client import Answer
-from loadtest.replay import ReplaySettings, Sent, row_of
-from loadtest.report import Row, write_json
-from loadtest.simulation.rules import ROWS
-from loadtest.simulation.setting import Fault, Setting
-from loadtest.simulation.slices import Cluster, simulated, workload_of
-from loadtest.simulation.world import World
-from loadtest.traces import Request
+from loadtest.agree import table as agree_table
+from loadtest.pages import render as readme
+from loadtest.replay import demo
+from loadtest.agree.command import main
+from loadtest.agree.cases import SLICES, shipped, spread
+from loadtest.agree.over_http import Behind, over_http
+from loadtest.agree.report import HEADS, HTTP, SIMULATED, Comparison, Part, Pooled, markdown, peer_cells, pooled
+from loadtest.agree.table import TABLE
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.common.client import Answer
+from loadtest.replay.command import ReplaySettings, Sent, row_of
+from loadtest.common.report import Row, write_json
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.world.setting import Fault, Setting
+from loadtest.agree.slices import Cluster, simulated, workload_of
+from loadtest.simulate.world.world import World
+from loadtest.common.traces import Request
 
 SETTINGS = ReplaySettings(
     url="",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.children import ChildError, child
+from loadtest.common.children import ChildError, child
 
 SERVES = "print('ready http://x', flush=True); import time; time.sleep(600)"
 PARENT = """

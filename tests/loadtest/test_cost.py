@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import cost, cost_growth, cost_model
-from loadtest.cost_world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
-from loadtest.report import Row
-from router.core.facts import Grade
-from router.core.kv_events import Removed, Stored, decode
+from loadtest.cost import decision as cost, growth as cost_growth, conversations as cost_model
+from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
+from loadtest.common.report import Row
+from router.core.facts.requests import Grade
+from router.core.kv_events.decoding import Removed, Stored, decode
 
 VOCABULARY, CORPUS_BYTES = 600, 150_000
 

@@ -18,11 +18,11 @@ import looptime
 import openai
 import pytest
 
-from loadtest import tokens
-from loadtest.calibration import CALIBRATIONS
-from loadtest.engine import Engines, EngineSettings, settings
-from loadtest.model import EngineModel, Limits, Request
-from loadtest.replica import Answer, Replica
+from loadtest.engine import tokens
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.engine.command import Engines, EngineSettings, settings
+from loadtest.engine.model import EngineModel, Limits, Request
+from loadtest.engine.replica import Answer, Replica
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 16
@@ -339,7 +339,7 @@ def test_late_timers_add_up_to_nothing() -> None:
 
 async def test_the_command_stops_at_once() -> None:
     """It says where it listens, and SIGTERM ends it with status 0 in the middle of a request."""
-    code = "import sys; from loadtest.engine import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from loadtest.engine.command import main; sys.exit(main(sys.argv[1:]))"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, "--replicas", "2", "--port", "0", cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import evidence, readme
-from loadtest.evidence_parts import FULL, PARTS, PYTHON, REPEATED, Part, Step
+from loadtest.evidence import command as evidence
+from loadtest.pages import render as readme
+from loadtest.evidence.parts import FULL, PARTS, PYTHON, REPEATED, Part, Step
 from tests.figures import FILE, figure
 
 ROOT = Path(__file__).parents[2]

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest import faults, faults_matrix, readme, rivals
-from loadtest.faults_bench import Answer, Bench, NotForThis, Scale, row
-from loadtest.faults_judge import verdict
-from loadtest.faults_memory import REPLICAS, Churn, churn
-from loadtest.faults_report import print_report
-from loadtest.faults_report import verdict as verdict_of
-from loadtest.faults_soak import catches, slope
-from loadtest.report import Row, write_json
-from router.core.prefix import PrefixIndex
+from loadtest.common import rivals
+from loadtest.faults import command as faults, matrix as faults_matrix
+from loadtest.pages import render as readme
+from loadtest.faults.bench import Answer, Bench, NotForThis, Scale, row
+from loadtest.faults.judge import verdict
+from loadtest.faults.rows.memory import REPLICAS, Churn, churn
+from loadtest.faults.report import print_report
+from loadtest.faults.report import verdict as verdict_of
+from loadtest.faults.soak import catches, slope
+from loadtest.common.report import Row, write_json
+from router.core.cache.estimate import PrefixIndex
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest import flags
+from loadtest.common import flags
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from loadtest import tokens
-from loadtest.engine import Engines, EngineSettings, KvEventsSettings
-from loadtest.engine_http import Text
-from loadtest.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
-from loadtest.kv_publisher import BUFFER_BATCHES, KvPublisher
-from loadtest.model import Limits
+from loadtest.engine import tokens
+from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.engine.http import Text
+from loadtest.engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
+from loadtest.engine.kv_publisher import BUFFER_BATCHES, KvPublisher
+from loadtest.engine.model import Limits
 
 BLOCK = 2  # tokens; eight bytes
 

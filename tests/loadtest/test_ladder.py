@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import readme, simulate
-from loadtest.report import Row, write_json
-from loadtest.simulation import ladder
+from loadtest.pages import render as readme
+from loadtest.simulate import command as simulate
+from loadtest.common.report import Row, write_json
+from loadtest.simulate.results import ladder
 
 
 def made(name: str, policy: str, rate: int, p90_s: float, output_tokens_per_s: float = 1_000.0) -> Row:

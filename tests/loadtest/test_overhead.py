@@ -19,23 +19,14 @@ from typing import Any
 
 import pytest
 
-from loadtest import (
-    overhead,
-    overhead_answers,
-    overhead_bodies,
-    overhead_extra,
-    overhead_load,
-    overhead_observatory,
-    overhead_report,
-    overhead_workers,
-    readme,
-    rivals,
-)
-from loadtest.overhead_load import Connections, Loop, Measured, StreamLoad, Tally, chunks, closed_loop, streams
-from loadtest.overhead_process import Usage, rss_mb, spent, started, tree, usage
-from loadtest.overhead_report import CASES, Turn, goals, row_of
-from loadtest.overhead_upstream import Replica, Wheel, Written
-from loadtest.report import Row, write_json
+from loadtest.common import rivals
+from loadtest.overhead import command as overhead, answers as overhead_answers, bodies as overhead_bodies, slow_and_long as overhead_extra, load as overhead_load, observatory as overhead_observatory, report as overhead_report, workers as overhead_workers
+from loadtest.pages import render as readme
+from loadtest.overhead.load import Connections, Loop, Measured, StreamLoad, Tally, chunks, closed_loop, streams
+from loadtest.common.processes import Usage, rss_mb, spent, started, tree, usage
+from loadtest.overhead.report import CASES, Turn, goals, row_of
+from loadtest.overhead.upstream import Replica, Wheel, Written
+from loadtest.common.report import Row, write_json
 
 FAST_PER_S = 500.0  # events a second of a stream, so that tests take no time
 

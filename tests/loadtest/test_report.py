@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.report import Row, percentile, print_report, progress_bar, svg_chart, write_json
-from router.envelope import commit
+from loadtest.common.report import Row, percentile, print_report, progress_bar, svg_chart, write_json
+from router.telemetry.envelope import commit
 
 ROWS = [
     Row(workload="agent", policy="round_robin", requests=1200, token_hit_rate=0.25, ttft_p90_s=6.5),

@@ -7,20 +7,20 @@ from itertools import count
 
 import pytest
 
-from loadtest.simulation.placing import Rule, Sight
-from loadtest.simulation.rules import ROWS, aibrix, cache_aware
-from loadtest.simulation.rules.hash_unbounded import HashUnbounded
-from loadtest.simulation.rules.kubeai import PrefixHash
-from loadtest.simulation.rules.preble import ExploitExplore
-from loadtest.simulation.rules.prompt_tree import PromptTree
-from loadtest.simulation.rules.ray_serve import PrefixAffinity
-from loadtest.simulation.setting import Setting
-from loadtest.simulation.turns import Turn, open_workload, prepare
-from loadtest.simulation.world import World
-from loadtest.traces import Request
-from router.core.facts import Candidate, Grade, Question
-from router.core.policies import Policy
-from router.core.routing import Router
+from loadtest.simulate.world.placer import Rule, Sight
+from loadtest.simulate.rules import ROWS, aibrix, cache_aware
+from loadtest.simulate.rules.hash_unbounded import HashUnbounded
+from loadtest.simulate.rules.kubeai import PrefixHash
+from loadtest.simulate.rules.preble import ExploitExplore
+from loadtest.simulate.rules.prompt_tree import PromptTree
+from loadtest.simulate.rules.ray_serve import PrefixAffinity
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Turn, open_workload, prepare
+from loadtest.simulate.world.world import World
+from loadtest.common.traces import Request
+from router.core.facts.requests import Candidate, Grade, Question
+from router.core.placement.policies import Policy
+from router.core.placement.router import Router
 
 NAMES = [f"http://replica-{number}" for number in range(4)]
 BLOCK_TOKENS = 128  # 512 characters: one key of the router

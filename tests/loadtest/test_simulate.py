@@ -12,15 +12,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from loadtest import readme, readme_race, simulate
-from loadtest.report import Row, write_json
-from loadtest.simulate_options import parser
-from loadtest.simulation import race, sweep
-from loadtest.simulation.race import Entrant, Job, run_job, shortened
-from loadtest.simulation.scenarios import LOADS, Scenario
-from loadtest.simulation.setting import Fault, Setting
-from loadtest.simulation.turns import Workload, open_workload, prepare
-from loadtest.traces import Request
+from loadtest.pages import render as readme, race as readme_race
+from loadtest.simulate import command as simulate
+from loadtest.common.report import Row, write_json
+from loadtest.simulate.options import parser
+from loadtest.simulate.results import race, sweep
+from loadtest.simulate.results.race import Entrant, Job, run_job, shortened
+from loadtest.simulate.scenarios.table import LOADS, Scenario
+from loadtest.simulate.world.setting import Fault, Setting
+from loadtest.simulate.world.turns import Workload, open_workload, prepare
+from loadtest.common.traces import Request
 
 BLOCK = 16
 TRACE = '{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [%d, %d]}\n'
@@ -290,7 +291,7 @@ def test_sweep_moves_each_constant_and_puts_it_back(tmp_path: Path, capsys: pyte
 def test_a_constant_is_another_while_it_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run sees the value, also one that fails puts it back."""
     seen: list[float] = []
-    module = "router.core.speeds"
+    module = "router.core.learned.speeds"
 
     def stopped(*_: object) -> None:
         seen.append(import_module(module).TIE_TOKENS)

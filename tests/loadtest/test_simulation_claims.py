@@ -9,27 +9,9 @@ from statistics import NormalDist
 
 import pytest
 
-from loadtest.report import Row
-from loadtest.simulation import baseline
-from loadtest.simulation.claims import (
-    BASELINE,
-    E2E,
-    FAILED,
-    FIGURES,
-    GOODPUT,
-    HELD,
-    MEAN,
-    OUTPUT,
-    P90,
-    P99,
-    TTFT,
-    ClaimsError,
-    Figure,
-    beaten_bounds,
-    judge,
-    missed,
-    paired,
-)
+from loadtest.common.report import Row
+from loadtest.simulate.results import baseline
+from loadtest.simulate.results.claims import BASELINE, E2E, FAILED, FIGURES, GOODPUT, HELD, MEAN, OUTPUT, P90, P99, TTFT, ClaimsError, Figure, beaten_bounds, judge, missed, paired
 
 SEEDS = range(6, 16)
 

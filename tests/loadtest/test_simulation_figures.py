@@ -9,17 +9,17 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from loadtest.report import Row
-from loadtest.simulation.charts import svg
-from loadtest.simulation.figures import over_seeds, row_of
-from loadtest.simulation.scenarios import Scenario
-from loadtest.simulation.setting import Setting
-from loadtest.simulation.tables import grids, markdown, print_grids, standing_lines, standings
-from loadtest.simulation.turns import Turn, open_workload, prepare
-from loadtest.simulation.world import Result, Sent
-from loadtest.traces import Request
-from router.core.facts import Grade, Reason, Receipt
-from router.core.member import Lease
+from loadtest.common.report import Row
+from loadtest.simulate.results.charts import svg
+from loadtest.simulate.results.figures import over_seeds, row_of
+from loadtest.simulate.scenarios.table import Scenario
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.results.tables import grids, markdown, print_grids, standing_lines, standings
+from loadtest.simulate.world.turns import Turn, open_workload, prepare
+from loadtest.simulate.world.world import Result, Sent
+from loadtest.common.traces import Request
+from router.core.facts.requests import Grade, Reason, Receipt
+from router.core.fleet.member import Lease
 
 BLOCK = 16
 TIMEOUT_S = 100.0

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.simulation import crowded, generated, recorded
-from loadtest.simulation.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
-from loadtest.simulation.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
-from loadtest.simulation.scenarios import LADDERS, SCENARIOS, loads_of
-from loadtest.simulation.setting import Setting, SettingError
-from loadtest.simulation.turns import MODEL, Turn, Workload, prepare
-from loadtest.simulation.world import World
-from loadtest.traces import Request, merged_runs
-from router.core import blocks
-from router.core.facts import Ask, Prompt
-from router.core.policies import POLICIES
+from loadtest.simulate.scenarios import crowded, generated, recorded
+from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
+from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
+from loadtest.simulate.scenarios.table import LADDERS, SCENARIOS, loads_of
+from loadtest.simulate.world.setting import Setting, SettingError
+from loadtest.simulate.world.turns import MODEL, Turn, Workload, prepare
+from loadtest.simulate.world.world import World
+from loadtest.common.traces import Request, merged_runs
+from router.core.prompts import blocks
+from router.core.facts.requests import Ask, Prompt
+from router.core.placement.policies import POLICIES
 
 BLOCK_TOKENS = 64
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.calibration import Calibration, LinearTimes
-from loadtest.model import Limits
-from loadtest.simulation.placing import Placer, Rule, Sight
-from loadtest.simulation.replicas import VirtualReplica
-from loadtest.simulation.rules import ROWS
-from loadtest.simulation.rules.books import Booked
-from loadtest.simulation.rules.cold_pool import ColdPool
-from loadtest.simulation.rules.dualmap import DualMap
-from loadtest.simulation.rules.dynamo import Dynamo
-from loadtest.simulation.rules.infera import Infera
-from loadtest.simulation.rules.lbgr import Lbgr, Remainder
-from loadtest.simulation.rules.llmd_affinity import LlmdAffinity
-from loadtest.simulation.rules.llmd_weights import LlmdWeights, by_capped_share, by_range, by_share
-from loadtest.simulation.rules.lmetric import LMetric
-from loadtest.simulation.rules.lpwl import Lpwl
-from loadtest.simulation.rules.mooncake_conductor import MooncakeConductor
-from loadtest.simulation.rules.prefill_times import prefill_s
-from loadtest.simulation.rules.remaining_work import WorkClasses
-from loadtest.simulation.rules.sticky_override import StickyOverride
-from loadtest.simulation.setting import Fault, Setting
-from loadtest.simulation.turns import Turn, open_workload, prepare
-from loadtest.simulation.world import World
-from loadtest.traces import Request
-from router.core.facts import Candidate, Load, Question
-from router.core.policies import Policy
+from loadtest.engine.calibration import Calibration, LinearTimes
+from loadtest.engine.model import Limits
+from loadtest.simulate.world.placer import Placer, Rule, Sight
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.rules.books import Booked
+from loadtest.simulate.rules.cold_pool import ColdPool
+from loadtest.simulate.rules.dualmap import DualMap
+from loadtest.simulate.rules.dynamo import Dynamo
+from loadtest.simulate.rules.infera import Infera
+from loadtest.simulate.rules.lbgr import Lbgr, Remainder
+from loadtest.simulate.rules.llmd_affinity import LlmdAffinity
+from loadtest.simulate.rules.llmd_weights import LlmdWeights, by_capped_share, by_range, by_share
+from loadtest.simulate.rules.lmetric import LMetric
+from loadtest.simulate.rules.lpwl import Lpwl
+from loadtest.simulate.rules.mooncake_conductor import MooncakeConductor
+from loadtest.simulate.rules.prefill_times import prefill_s
+from loadtest.simulate.rules.remaining_work import WorkClasses
+from loadtest.simulate.rules.sticky_override import StickyOverride
+from loadtest.simulate.world.setting import Fault, Setting
+from loadtest.simulate.world.turns import Turn, open_workload, prepare
+from loadtest.simulate.world.world import World
+from loadtest.common.traces import Request
+from router.core.facts.requests import Candidate, Load, Question
+from router.core.placement.policies import Policy
 
 BLOCK = 128  # tokens of a block of the router's
 QUESTION = Question("key", 0.0, 1.0, 0.0)

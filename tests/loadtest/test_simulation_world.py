@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.calibration import CALIBRATIONS
-from loadtest.model import EngineModel, Limits
-from loadtest.model import Request as EngineRequest
-from loadtest.simulation.rules import ROWS
-from loadtest.simulation.setting import Fault, Setting
-from loadtest.simulation.turns import Turn, Workload, open_workload, prepare
-from loadtest.simulation.world import Result, World
-from loadtest.traces import Request
-from router.core.facts import Grade
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.engine.model import EngineModel, Limits
+from loadtest.engine.model import Request as EngineRequest
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.world.setting import Fault, Setting
+from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
+from loadtest.simulate.world.world import Result, World
+from loadtest.common.traces import Request
+from router.core.facts.requests import Grade
 
 BLOCK = 16
 CALIBRATION = CALIBRATIONS["qwen3-32b-2xh100"]

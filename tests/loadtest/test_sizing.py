@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest import readme, sizing
-from loadtest.report import Row, write_json
-from loadtest.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, cells, rule, rule_lines
+from loadtest.cost import sizing
+from loadtest.pages import render as readme
+from loadtest.common.report import Row, write_json
+from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, cells, rule, rule_lines
 
 REPLICAS, NUMBERS = (4, 32, 128), (100, 300, 1_000)
 

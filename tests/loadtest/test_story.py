@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadtest import readme, story
-from loadtest.client import ReplayError
-from loadtest.report import Row, write_json
-from loadtest.story_agents import CODER, REVIEWER, SERVICE, Agent, Clock, Conversation
+from loadtest.observe import story
+from loadtest.pages import render as readme
+from loadtest.common.client import ReplayError
+from loadtest.common.report import Row, write_json
+from loadtest.observe.agents import CODER, REVIEWER, SERVICE, Agent, Clock, Conversation
 
 
 def bodies(agent: Agent, clock: Clock, turns: int = 4, seed: int = 3) -> list[dict[str, Any]]:

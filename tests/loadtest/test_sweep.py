@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import router.core
-from loadtest.simulation import race, sweep
-from router.core import member
+from loadtest.simulate.results import race, sweep
+from router.core.fleet import member
 
 CORE = Path(router.core.__file__).parent
 
@@ -70,19 +70,19 @@ def test_a_constant_is_tried_below_and_above(constant: sweep.Constant) -> None:
 
 def test_a_value_is_set_wherever_it_was_imported() -> None:
     """A constant of two modules is one entrant a value, with both set."""
-    constant = sweep.Constant("SHARE_ALL", "router.core.member", (0.5,), ("router.core.fleet",))
+    constant = sweep.Constant("SHARE_ALL", "router.core.fleet.member", (0.5,), ("router.core.fleet.fleet",))
     _, changed = sweep.entrants([constant])
-    assert changed.constants == (("router.core.member", "SHARE_ALL", 0.5), ("router.core.fleet", "SHARE_ALL", 0.5))
+    assert changed.constants == (("router.core.fleet.member", "SHARE_ALL", 0.5), ("router.core.fleet.fleet", "SHARE_ALL", 0.5))
 
 
 def test_a_value_that_would_reach_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Native code has its constants within: a sweep over it would call everything flat."""
     own = member.SHARE_ALL
-    with race.changed([("router.core.member", "SHARE_ALL", 0.5)]):
+    with race.changed([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
         assert member.SHARE_ALL == 0.5
     assert own == member.SHARE_ALL
     monkeypatch.setattr(member, "__file__", "member.cpython-311-x86_64-linux-gnu.so")
     refused = pytest.raises(ValueError, match=r"router\.core\.member are compiled")
-    with refused, race.changed([("router.core.member", "SHARE_ALL", 0.5)]):
+    with refused, race.changed([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
         pass
     assert own == member.SHARE_ALL

@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.traces import Request, Session, TraceError, merged_runs, read_trace, shared_blocks
+from loadtest.common.traces import Request, Session, TraceError, merged_runs, read_trace, shared_blocks
 
 DATA = Path(__file__).parents[2] / "loadtest" / "data"
 

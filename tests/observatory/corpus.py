@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.traces import SessionLine
-from router.core.miss import Change
+from loadtest.common.traces import SessionLine
+from router.core.facts.misses import Change
 from tests.observatory.conversations import MESSAGES, PATHS, RESPONSES, Call, Message, Style, Talk, Tool, body, pieces
 from tests.observatory.damage import Apply, Damage, Moment
 from tests.observatory.prose import Prose, system_prompt, tool_names, tool_schema

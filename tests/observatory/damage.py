@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from router.core.miss import Change
+from router.core.facts.misses import Change
 from tests.observatory.conversations import Call, Talk, Tool
 from tests.observatory.prose import Prose, tool_schema
 

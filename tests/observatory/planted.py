@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from loadtest.traces import BYTES_PER_TOKEN, Request, Session, read_trace
+from loadtest.common.traces import BYTES_PER_TOKEN, Request, Session, read_trace
 from tests.observatory.corpus import RECORDED
 from tests.observatory.damage import START
 from tests.observatory.truth import common

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from router.core.miss import Change
+from router.core.facts.misses import Change
 from tests.observatory.conversations import Message, Talk
 from tests.observatory.damage import (
     ADDED,

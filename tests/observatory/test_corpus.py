@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from router.core.miss import Change
+from router.core.facts.misses import Change
 from tests.observatory.corpus import corpus
 from tests.observatory.scoring import Score, Scores, scored, table
 

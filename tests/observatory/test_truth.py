@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.core.dialects import PATHS
-from router.core.miss import Change
+from router.core.facts.misses import Change
 from tests.observatory import conversations
 from tests.observatory.conversations import path_of
 from tests.observatory.corpus import CLEAN, TURNS_MAX, TURNS_MIN, Options, corpus, shapes

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from router.core.miss import Change
+from router.core.facts.misses import Change
 from tests.observatory.conversations import Keys, Message, Place, Style, Talk, dense, path_of
 from tests.observatory.damage import Damage
 

@@ -194,7 +194,7 @@ def test_image_has_native_code(image: Built) -> None:
     site = next(image.root.glob("opt/warmroute/lib/python3*/site-packages"))
     for module in MODULES:
         assert list((site / module).parent.glob(f"{Path(module).stem}.*.so")), module
-    said = image.say("python", "-c", "import router.core.routing as routing; print(routing.__file__)").stdout
+    said = image.say("python", "-c", "import router.core.placement.router as routing; print(routing.__file__)").stdout
     assert said.strip().endswith(".so")
     assert not list(image.root.glob("usr/bin/gcc*"))
     assert not list(site.glob("mypy*"))

@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from router.core.admission import Limits
-from router.core.facts import Replica, ServedModel
-from router.core.miss import Template
-from router.core.policies import POLICIES
-from router.core.routing import Router
-from router.placing import LocalPlacer, Page, Wanted
-from router.tallies import RequestRecord
-from router.workers.client import RemotePlacer
-from router.workers.server import HubServer
+from router.core.admission.windows import Limits
+from router.core.facts.requests import Replica, ServedModel
+from router.core.facts.misses import Template
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.placer import LocalPlacer, Page, Wanted
+from router.telemetry.tallies import RequestRecord
+from router.workers.remote_placer import RemotePlacer
+from router.workers.hub_server import HubServer
 from tests.compiled import COMPILED
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from router.core.facts import Ask, Ending, Outcome, Priority, Shed, Usage
-from router.core.models import NoReplica
-from router.placing import Wanted
-from router.settings import AdmissionSettings
-from router.workers.client import RemotePlacer
+from router.core.facts.requests import Ask, Ending, Outcome, Priority, Shed, Usage
+from router.core.fleet.models import NoReplica
+from router.placer import Wanted
+from router.settings.schema import AdmissionSettings
+from router.workers.remote_placer import RemotePlacer
 from tests.patient import Patient
 from tests.workers.stubs import StubHub, serving, until, worker
 
@@ -77,7 +77,7 @@ async def test_waiting_for_a_place_is_not_the_hubs_silence(path: Path) -> None:
 async def test_a_queue_in_a_hub_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits in the queue of a hub that says nothing more goes on by the ring, though nobody else asks it for
     anything."""
-    monkeypatch.setattr("router.workers.client.CHECK_S", 0.01)
+    monkeypatch.setattr("router.workers.remote_placer.CHECK_S", 0.01)
     hub = hub_of_one()
     async with serving(hub, path) as server, worker(path, timeout_s=0.05) as placer:
         await until(lambda: placer.placing)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from router.core.facts import Ask, Ending, Grade, Outcome, Reason, Usage
-from router.core.keys import TokenPrompt
-from router.core.models import NoReplica, UnknownModel
-from router.placing import CONNECTIONS, HUB_LOST, TokenView, Wanted
-from router.tallies import RequestRecord
-from router.workers import wire
-from router.workers.known import Known
+from router.core.facts.requests import Ask, Ending, Grade, Outcome, Reason, Usage
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.fleet.models import NoReplica, UnknownModel
+from router.placer import CONNECTIONS, HUB_LOST, TokenView, Wanted
+from router.telemetry.tallies import RequestRecord
+from router.workers import messages as wire
+from router.workers.view import Known
 from tests.workers.stubs import StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))

@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.core.facts import Ending, Grade, Outcome, Reason, Replica, ServedModel
-from router.core.models import NoReplica
-from router.workers import processes, wire
-from router.workers import server as server_module
-from router.workers.spec import Spec
+from router.core.facts.requests import Ending, Grade, Outcome, Reason, Replica, ServedModel
+from router.core.fleet.models import NoReplica
+from router.workers import child as processes, messages as wire
+from router.workers import hub_server as server_module
+from router.workers.orders import Spec
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, half_then_waits, settings
 from tests.workers.stubs import StubHub, bound, serving, until, worker

@@ -21,7 +21,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.workers.processes import ALONE_S
+from router.workers.child import ALONE_S
 from tests.fakes import FakeEngine, half_then_waits, ok
 from tests.io.wire import pass_on
 from tests.workers.stubs import until

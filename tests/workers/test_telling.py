@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.miss import Template
-from router.workers import telling
-from router.workers.telling import EVERY_S, TOLD_BYTES_MAX, TOLD_MAX, Telling
+from router.core.facts.misses import Template
+from router.workers import template_news as telling
+from router.workers.template_news import EVERY_S, TOLD_BYTES_MAX, TOLD_MAX, Telling
 from tests.workers.stubs import StubHub, serving, until, worker
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from router.core.facts import Ask, ServedModel
-from router.placing import UnknownResponse, Wanted
+from router.core.facts.requests import Ask, ServedModel
+from router.placer import UnknownResponse, Wanted
 from tests.fakes import FakeEngine, status
 from tests.keyring import ADMIN, SECRET, Keyring, bearer
 from tests.workers.stubs import StubHub, serving, until, worker

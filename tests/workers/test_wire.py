@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.blocks import Chain
-from router.core.facts import Ask, Ending, Grade, Outcome, Prompt, Reason, Receipt, Usage
-from router.core.keys import TokenPrompt
-from router.core.miss import Breakdown, Change, Difference, Miss, Sighting
-from router.placing import Wanted
-from router.tallies import RequestRecord
-from router.workers import carrying, wire
+from router.core.prompts.blocks import Chain
+from router.core.facts.requests import Ask, Ending, Grade, Outcome, Prompt, Reason, Receipt, Usage
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
+from router.placer import Wanted
+from router.telemetry.tallies import RequestRecord
+from router.workers import codec as carrying, messages as wire
 
 key = st.integers(0, 2**64 - 1)
 name = st.text(max_size=20)

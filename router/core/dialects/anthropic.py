@@ -17,13 +17,13 @@ import re
 import msgspec
 from msgspec import Raw
 
-from router.core import sse
-from router.core.dialects import wire
-from router.core.dialects.messages_input import Body, messages_input
-from router.core.dialects.messages_prompt import decode_messages, prompt_of, quick_ask
-from router.core.dialects.seen import Seen
-from router.core.dialects.wire import ABSENT, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Ending, TemplateInput, Usage
+from router.core.dialects import sse
+from router.core.prompts import bodies as wire
+from router.core.prompts.template_messages import Body, messages_input
+from router.core.prompts.canonical_messages import decode_messages, prompt_of, quick_ask
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
+from router.core.facts.requests import Ask, Ending, TemplateInput, Usage
 
 
 class _Usage(msgspec.Struct):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from router.core.dialects.seen import Seen
-from router.core.facts import Ask, Ending, TemplateInput, Usage
+from router.core.prompts.beginnings import Seen
+from router.core.facts.requests import Ask, Ending, TemplateInput, Usage
 
 
 class BadBody(ValueError):

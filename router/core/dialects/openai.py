@@ -11,13 +11,13 @@ import re
 import msgspec
 from msgspec import Raw
 
-from router.core import sse
-from router.core.dialects import wire
-from router.core.dialects.inputs import Body, decode_openai, openai_input
-from router.core.dialects.openai_prompt import prompt_of, quick_ask
-from router.core.dialects.seen import Seen
-from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Ending, TemplateInput, Usage
+from router.core.dialects import sse
+from router.core.prompts import bodies as wire
+from router.core.prompts.template_chat import Body, decode_openai, openai_input
+from router.core.prompts.canonical_openai import prompt_of, quick_ask
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
+from router.core.facts.requests import Ask, Ending, TemplateInput, Usage
 
 
 class _Details(msgspec.Struct):

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects.tenancy import CHAT, MESSAGES, RESPONSES
-from router.core.dialects.wire import UNREADABLE
+from router.core.prompts.bodies import UNREADABLE
 
 SORT_TOOLS, CANONICAL_TOOLS = "sort_tools", "canonical_tools"
 REPAIRS = (SORT_TOOLS, CANONICAL_TOOLS)

@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core import sse
-from router.core.dialects import wire
-from router.core.dialects.chat import Chat, arguments, call, calls
+from router.core.dialects import sse
+from router.core.prompts import bodies as wire
+from router.core.prompts.canonical import Chat, arguments, call, calls
 from router.core.dialects.openai import OpenAI
-from router.core.dialects.openai_prompt import content_parts
-from router.core.dialects.responses_input import responses_input
-from router.core.dialects.seen import Seen
-from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Ending, Prompt, TemplateInput, Usage
+from router.core.prompts.canonical_openai import content_parts
+from router.core.prompts.template_responses import responses_input
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
+from router.core.facts.requests import Ask, Ending, Prompt, TemplateInput, Usage
 
 
 class _Unknown(ValueError):

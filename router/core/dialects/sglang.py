@@ -19,13 +19,13 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
-from router.core import sse
-from router.core.dialects import wire
-from router.core.dialects.chat import OPAQUE_REPEATS, RS
-from router.core.dialects.openai_prompt import TOKEN_ID_BYTES
-from router.core.dialects.seen import Seen
-from router.core.dialects.wire import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts import Ask, Ending, Prompt, TemplateInput, Usage
+from router.core.dialects import sse
+from router.core.prompts import bodies as wire
+from router.core.prompts.canonical import OPAQUE_REPEATS, RS
+from router.core.prompts.canonical_openai import TOKEN_ID_BYTES
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
+from router.core.facts.requests import Ask, Ending, Prompt, TemplateInput, Usage
 
 OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of srt/sampling/sampling_params.py
 

@@ -23,7 +23,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Raw
 
-from router.core.dialects.wire import ABSENT, UNREADABLE, given
+from router.core.prompts.bodies import ABSENT, UNREADABLE, given
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES, RESPONSES, GENERATE = "/v1/messages", "/v1/responses", "/generate"

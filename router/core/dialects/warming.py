@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects.tenancy import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
-from router.core.dialects.wire import UNREADABLE
+from router.core.prompts.bodies import UNREADABLE
 
 PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, GENERATE)
 RESPONSE_TOKENS = 16

@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from router.core.blocks import BLOCK_BYTES, Chain
-from router.core.facts import Grade, Receipt, Usage
-from router.core.miss import Breakdown, Miss, Sighting
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.facts.requests import Grade, Receipt, Usage
+from router.core.facts.misses import Breakdown, Miss, Sighting
 from router.core.observatory.generations import CHAIN_MAX, Generations
 
 NEVER_MAX = 8_192  # prompts that are known not to have been computed

@@ -1,0 +1,132 @@
+"""What `loadtest agree` compares: slices of the shipped traces, each under our policies and under rivals."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from dataclasses import dataclass, replace
+from importlib import resources
+
+from rich.console import Console
+
+from loadtest.agree import table as agree_table
+from loadtest.common import rivals
+from loadtest.replay import demo
+from loadtest.agree.over_http import Behind
+from loadtest.agree.table import TABLE
+from loadtest.replay.command import ReplaySettings
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.world.setting import CALIBRATION
+from loadtest.common.traces import Session, Trace, read_trace
+
+POLICIES = ("warm", "round_robin", "least_loaded")
+"""Of ours, over HTTP."""
+RULES = {name: f"{name.removesuffix('-router')}_cache_aware" for name in rivals.RIVALS}
+"""The restated rule of each rival, by its row's name."""
+PEERS = ("warm", "round_robin", *rivals.RIVALS)
+SESSIONS = 8
+"""Active at a time: two a replica. With more, what is cached and what is not changes places from run to run."""
+SLICES = {
+    "agent": replace(demo.AGENT, requests=400, time_scale=20),
+    "conversation": replace(demo.WORKLOADS[1], time_scale=10),
+}
+TTFT_LIMIT_S = 5.0
+"""Prompts of 100,000 tokens take longer when cold, whatever the router; those of a quarter do not."""
+ROUNDED_S = 3.0
+"""Mooncake's timestamps are multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A slice, and who places: a policy of ours or a rival."""
+
+    settings: ReplaySettings
+    behind: Behind
+    placed_by: str | rivals.Rival
+    rule: str
+    """Its row in the simulation."""
+
+
+def shipped(settings: ReplaySettings) -> Trace:
+    """The trace of a slice: shipped with the package, or a scenario of the simulation."""
+    if settings.workload in TABLE:
+        return agree_table.trace_of(settings.workload)
+    name = SLICES[settings.workload or ""].trace
+    with resources.as_file(resources.files("loadtest") / "data" / f"{name}.jsonl.gz") as path:
+        return spread(read_trace(path))
+
+
+def spread(trace: Trace) -> Trace:
+    """An open trace whose arrivals, which were recorded to ROUNDED_S, are at random moments within; the same each time.
+
+    Of requests that come at once, a millisecond more or less decides which comes first; by turns, that decides where
+    each of all the others goes. No two runs over HTTP would be the same then.
+    """
+    if trace.kind != "open":
+        return trace
+    rng = random.Random(1)
+    requests = [session.requests[0] for session in trace.sessions]
+    moved = sorted((replace(r, at_s=r.at_s + rng.uniform(0, ROUNDED_S)) for r in requests), key=lambda r: r.at_s)
+    return replace(trace, sessions=tuple(Session(str(number), (each,)) for number, each in enumerate(moved)))
+
+
+def cases_of(options: argparse.Namespace, said: Console) -> list[Case]:
+    """Every slice under everybody who is there; who is missing is said."""
+    there = rivals.installed(options.rivals)
+    cases = []
+    missing: dict[str, str] = {}
+    for name in options.workloads:
+        for row in options.rows:
+            if row in RULES and row not in there:
+                missing[row] = f"not installed in {options.rivals} (--install-rivals does it)"
+                continue
+            rule = RULES.get(row, row)
+            if rule not in ROWS and not options.peers:
+                missing[row] = "its rule is not restated"
+                continue
+            cases.append(_case(name, row, there.get(row) if row in RULES else None, options))
+    for row, why in missing.items():
+        said.print(f"{row}: {why}; left out", highlight=False, soft_wrap=True)
+    return cases
+
+
+def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+    if name in TABLE:
+        return _of_table(name, row, rival, options)
+    slice_ = SLICES[name]
+    settings = ReplaySettings(
+        url="",
+        model=demo.MODEL,
+        time_scale=options.time_scale or slice_.time_scale,
+        requests_max=options.requests or slice_.requests,
+        sessions_active=SESSIONS,
+        think_max_s=slice_.think_max_s,
+        ramp_s=slice_.ramp_s,
+        speed=slice_.speed,
+        output_tokens_max=slice_.output_tokens_max,
+        ttft_limit_s=TTFT_LIMIT_S,
+        workload=name,
+        policy="cache_aware" if rival else row,
+        router=rival.name if rival else rivals.OURS,
+    )
+    behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
+    return Case(settings, behind, rival or row, RULES.get(row, row))
+
+
+def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+    settings = replace(
+        agree_table.settings_of(name, options.requests, options.time_scale),
+        model=demo.MODEL,
+        policy="cache_aware" if rival else row,
+        router=rival.name if rival else rivals.OURS,
+    )
+    setting = agree_table.scenario_of(name).setting
+    behind = Behind(
+        options.replicas or setting.replicas,
+        demo.MODEL,
+        CALIBRATION,
+        setting.kv_tokens_of(setting.calibration),
+        agree_table.TICK_S,
+        scaled=True,
+    )
+    return Case(settings, behind, rival or row, RULES.get(row, row))

@@ -1,0 +1,152 @@
+"""The HTTP side of `loadtest agree`: any router, ours or a rival, started afresh in front of fresh engines, and a slice
+replayed through it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import aiohttp
+import msgspec
+
+from loadtest.common import rivals
+from loadtest.common.children import engines, router
+from loadtest.common.client import read_counters
+from loadtest.common.processes import Process, started
+from loadtest.replay.command import Progress, ReplaySettings, Sent, replayed
+from loadtest.common.report import Row
+from loadtest.common.traces import Trace
+from router.settings.schema import AdmissionSettings
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.1
+READINESS = "/readiness"
+"""All three rivals tell there how many of their workers are healthy."""
+_TTFT = re.compile(r"^vllm:time_to_first_token_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The engines behind a router."""
+
+    replicas: int
+    model: str
+    calibration: str
+    kv_tokens: int
+    tick_s: float | None = None
+    """Wall time in which an answer has at most one event, but for its first and last token; None: the engine's own."""
+    scaled: bool = False
+    """Whether the times for which our router holds requests back are simulated seconds, as the answers' are. A rival's
+    timers run by the wall clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One replay over HTTP."""
+
+    row: Row
+    sent: list[Sent]
+    urls: tuple[str, ...]
+    """Of the replicas, in order."""
+    counted: list[tuple[float, float]]
+    """Of each replica: prompt tokens looked up, and found."""
+    wire_s: float
+    """Mean simulated seconds that first tokens took beyond what the engines say: client, router and HTTP, which burn
+    real time, times the time scale. What a router says that it had them wait is left out."""
+
+
+class _Readiness(msgspec.Struct):
+    healthy_workers: int = 0
+
+
+async def over_http(
+    trace: Trace,
+    settings: ReplaySettings,
+    behind: Behind,
+    policy: str | rivals.Rival,
+    progress: Progress | None = None,
+) -> Run:
+    """Replay through a policy of ours, or through a rival as its maker ships it. Raises ChildError, ProcessError,
+    RivalError, ReplayError."""
+    async with (
+        engines(
+            replicas=behind.replicas,
+            host=HOST,
+            model=behind.model,
+            calibration=behind.calibration,
+            kv_tokens=behind.kv_tokens,
+            time_scale=settings.time_scale,
+            tick_s=behind.tick_s,
+            tell_ttft=behind.scaled,
+        ) as urls,
+        _ours(urls, policy, _waits(settings, behind)) if isinstance(policy, str) else _rival(urls, policy) as url,
+    ):
+        chosen = replace(settings, url=url, replicas=tuple(urls), model=behind.model)
+        row, sent = await replayed(trace, chosen, progress)
+        async with aiohttp.ClientSession() as session:
+            counted = await read_counters(session, urls)
+            engines_s = await _engines_ttft_s(session, urls)
+    answers = [each.answer for each in sent if each.answer.ttft_s is not None]
+    waited = [((each.ttft_s or 0.0) - each.waited_s) * settings.time_scale for each in answers]
+    wire_s = max(0.0, fmean(waited) - engines_s) if waited else 0.0
+    return Run(row, sent, tuple(urls), counted, wire_s)
+
+
+async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -> float:
+    """Mean time to first token since they started, as the engines measured it."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for url in urls:
+        async with session.get(f"{url}/metrics") as response:
+            for kind, value in _TTFT.findall(await response.text()):
+                sums[kind] += float(value)
+    return sums["sum"] / sums["count"] if sums["count"] else 0.0
+
+
+def _waits(settings: ReplaySettings, behind: Behind) -> list[str]:
+    """Settings of our router: for how long it holds back and lets wait."""
+    if not behind.scaled:
+        return []
+    ours = AdmissionSettings()
+    times_s = {"hold_s": ours.hold_s, "wait_s": ours.wait_s}
+    return [f"admission.{name}={time_s / settings.time_scale:g}" for name, time_s in times_s.items()]
+
+
+@asynccontextmanager
+async def _ours(urls: Sequence[str], policy: str, settings: Sequence[str]) -> AsyncIterator[str]:
+    async with router(urls, policy=policy, host=HOST, settings=settings) as (url, _):
+        yield url
+
+
+@asynccontextmanager
+async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]:
+    with tempfile.TemporaryDirectory(prefix="warmroute-agree-") as temporary:
+        folder, port = Path(temporary), rivals.free_port()
+        async with started(rival.name, rival.words(port, urls, folder), folder) as process:
+            await _ready(process, f"http://{HOST}:{port}", len(urls))
+            yield f"http://{HOST}:{port}"
+
+
+async def _ready(process: Process, url: str, replicas: int) -> None:
+    """Wait until it sees all replicas: they register one by one, and until then the first would get everything."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline_s:
+            if not process.running:
+                raise process.error("ended before it was ready")
+            try:
+                async with session.get(url + READINESS, timeout=aiohttp.ClientTimeout(total=5)) as response:
+                    said = msgspec.json.decode(await response.read(), type=_Readiness)
+                if response.status == 200 and said.healthy_workers == replicas:
+                    return
+            except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+                pass
+            await asyncio.sleep(READY_EVERY_S)
+    raise process.error(f"was not ready within {START_TIMEOUT_S:g} s")

@@ -1,0 +1,147 @@
+"""The slice of a trace that `loadtest replay` sends over HTTP, asked of the simulated world.
+
+Every request is made from the very body that the client would send: read by the router's own dialect and hashed by it,
+rendered by the simulated engine's chat template and hashed into the engine's blocks. So both worlds see the same keys
+and the same token counts, and a difference between them is one of time, not of input. The row is made by the arithmetic
+of `replay`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+
+import msgspec
+
+from loadtest.engine import tokens
+from loadtest.agree.report import Part
+from loadtest.engine.calibration import Calibration
+from loadtest.common.client import PATHS, Answer, body_of
+from loadtest.engine.model import Limits
+from loadtest.replay.command import ReplaySettings, row_of
+from loadtest.replay.command import Sent as Replayed
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import MODEL, Turn, Workload
+from loadtest.simulate.world.world import Sent, World
+from loadtest.common.traces import Request, Trace
+from router.core.prompts.blocks import chain_of
+from router.core.dialects import OPENAI
+from router.core.placement.policies import Policy
+
+
+class _Chat(msgspec.Struct):
+    messages: list[tokens.Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What both worlds have in common besides the requests."""
+
+    calibration: Calibration
+    kv_tokens: int
+    names: tuple[str, ...]
+    """Of the replicas, as the router over HTTP knew them: rings hash names."""
+    probe_interval_s: float
+    """Simulated seconds between two looks at a replica."""
+    wire_s: float
+    """Simulated seconds that a request spends outside of the engines, on average."""
+
+
+def workload_of(trace: Trace, settings: ReplaySettings) -> Workload:
+    """The requests that a replay with these settings may send."""
+    size, numbers = Limits().block_tokens, count()
+    sessions: list[tuple[Turn, ...]] = []
+    for session in trace.sessions:
+        if len(sessions) >= settings.requests_max or _enough(list(map(len, sessions)), settings):
+            break
+        requests = session.requests[: settings.requests_max]
+        sessions.append(tuple(_turn(next(numbers), session.name, each, settings, size) for each in requests))
+    return Workload(
+        settings.workload or trace.name,
+        tuple(sessions),
+        trace.kind == "open",
+        size,
+        active=settings.sessions_active,
+        ramp_s=settings.ramp_s,
+        think_max_s=settings.think_max_s,
+        requests_max=settings.requests_max,
+        warm_up=settings.warm_up,
+    )
+
+
+def _enough(lengths: list[int], settings: ReplaySettings) -> bool:
+    """Whether a closed loop cannot get past these sessions: another would start when all but the active ones have
+    ended, and these alone, even the shortest, use up the requests."""
+    ended = max(0, len(lengths) - settings.sessions_active + 1)
+    return sum(sorted(lengths)[:ended]) >= settings.requests_max
+
+
+def _turn(number: int, session: str, request: Request, settings: ReplaySettings, block_tokens: int) -> Turn:
+    body = body_of(request, MODEL, settings.endpoint, settings.output_tokens_max)
+    ask = OPENAI.parse(PATHS[settings.endpoint], body)
+    chain = chain_of(ask, MODEL)
+    if chain is None or ask.prompt is None:
+        raise ValueError("a request of a trace has a prompt")
+    if settings.endpoint == "chat":
+        text = tokens.render_chat(msgspec.json.decode(body, type=_Chat).messages, None)
+    else:
+        text = request.text().encode()
+    return Turn(
+        number,
+        session,
+        request.at_s / settings.speed,
+        request.think_s,
+        tokens.count(text),
+        max(1, min(request.output_tokens, settings.output_tokens_max)),
+        request,
+        ask.prompt.first_user_end,
+        array("Q", chain.keys),
+        chain.root,
+        chain.end_key,
+        chain.first_user_key,
+        array("Q", tokens.chain(text, block_tokens)),
+    )
+
+
+def simulated(
+    workload: Workload, settings: ReplaySettings, cluster: Cluster, policy: Callable[[], Policy], wire_seed: int
+) -> Part:
+    """The slice under a policy; `wire_seed` says in which order those come that are sent
+    at the same moment."""
+    setting = Setting(
+        replicas=len(cluster.names),
+        names=cluster.names,
+        calibration=cluster.calibration,
+        kv_tokens=cluster.kv_tokens,
+        probe_interval_s=cluster.probe_interval_s,
+        wire_s=cluster.wire_s,
+        wire_seed=wire_seed,
+        timeout_s=settings.timeout_s,
+        seed=settings.seed,
+    )
+    world = World(workload, setting, policy)
+    result = world.run()
+    counters = [replica.model.counters for replica in world.replicas.values()]
+    first = settings.warm_up
+    sent = [_replayed(each, counts=number >= first) for number, each in enumerate(result.sent)]
+    begun_s = result.sent[first].due_s if 0 < first < len(sent) else 0.0
+    counted = [(float(each.queried_tokens), float(each.hit_tokens)) for each in counters]
+    chosen = replace(settings, time_scale=1.0, replicas=cluster.names)
+    return Part(row_of(workload.name, chosen, sent, result.duration_s - begun_s, counted), sent, counted)
+
+
+def _replayed(sent: Sent, *, counts: bool) -> Replayed:
+    turn = sent.turn
+    answer = Answer(
+        ttft_s=None if sent.failure else sent.ttft_s,
+        e2e_s=sent.e2e_s or 0.0,
+        failure=sent.failure,
+        rejected=sent.failure == "rejected",
+        prompt_tokens=turn.prompt_tokens,
+        cached_tokens=None if sent.failure else sent.cached_tokens,
+        completion_tokens=0 if sent.failure else turn.output_tokens,
+        replica=sent.lease.replica if sent.lease else None,
+    )
+    return Replayed(turn.session, turn.request, answer, sent.replay, counts)

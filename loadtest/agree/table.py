@@ -1,0 +1,258 @@
+"""`loadtest agree --table`: five workloads in which decoding or room in the caches is scarce, raced over HTTP.
+
+They are scenarios of the simulation (simulation/scenarios.py), of one seed that nothing was tuned on, and sent as they
+are: the same prompts, answers and moments, in front of eight replicas of Qwen3-32B on two H100.
+
+A time scale is the lowest at which a run lasts some 60 to 90 s of wall time. Real time counts times the scale, and of
+all figures a time to first token of 0.2 s feels it first; so where that is the figure, the scale is 1 to 3, and where
+first tokens take many seconds it is higher. Between its first and its last token an answer has one event in TICK_S of
+wall time: a thousand streams with an event for each token would keep client, router and engines busy with events alone.
+Times to first token are told as they were measured, and judged as they would be at life's own speed
+(`Row.ttft_life_p90_s`): the engine's own, and what the router had the request wait, and once what they were late by in
+real time. Without the latter they are told beside it: there a busy machine hides nothing of what placement does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import median
+
+from loadtest.replay.command import ReplaySettings
+from loadtest.common.report import Row
+from loadtest.common.rivals import OURS
+from loadtest.simulate.scenarios import crowded, generated, recorded
+from loadtest.simulate.results.claims import FIGURES, TTFT, WARM, WITHIN, Figure
+from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, Make, Scenario
+from loadtest.simulate.world.turns import Turn, Workload
+from loadtest.common.traces import Request, Session, Trace
+
+SEED = CLAIM_SEEDS[0]
+TICK_S = 0.5
+LADDER_GAP_S = 70.0
+"""From the last arrival of the ladder's warm-up to its stage. The published 330 s are for its slowest answers; with
+eight replicas, whoever routes, all have ended after 60 s."""
+FAILED, AT_ENGINES = "failed requests", "p90 TTFT at the engines"
+REAL_SHARE_MAX = 0.25
+"""Part of p90 TTFT that the mean time on the way may be, so that the row is a bar for others or passes one."""
+JUDGED = "within 5 % of the best"
+"""`case` of a verdict's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSlice:
+    """A scenario at a load, and how it is sent over HTTP."""
+
+    make: Make
+    load: str
+    time_scale: float
+    rate: float | None = None
+    """Requests a second; arrivals and waits are stretched to it. None: the scenario's own."""
+    requests: int | None = None
+    """So many at most, with those of the warm-up. None: all."""
+    think_max_s: float | None = None
+    """Waits are cut there, so that the run does not end with minutes in which the longest of them is awaited."""
+
+
+TABLE = {
+    "hot_prefix_long": TableSlice(crowded.hot_prefix_long, "at", 2.0, rate=10.0, requests=900),
+    "hot_prefix_short": TableSlice(crowded.hot_prefix_short, "below", 1.0, rate=28.0),
+    "ladder_honest": TableSlice(generated.ladder_honest, "at", 2.0),
+    "overfull_chats": TableSlice(crowded.overfull_chats, "below", 6.0, rate=1.68, requests=571, think_max_s=322.0),
+    "claude_code": TableSlice(recorded.claude_code, "twice", 10.0, requests=600),
+}
+"""In order: one prefix of 20,000 tokens with answers of 400 to 800; one of 6,000 with answers of 200; llm-d's ladder, a
+fresh question each time, answers of 1,000; chats whose contexts add up to one and a half times all caches, replicas
+busy 40 % of the time; twice as many coding sessions as the caches hold."""
+
+
+@lru_cache(maxsize=1)
+def scenario_of(name: str) -> Scenario:
+    """The scenario as it is sent; its turns have the times of a replay."""
+    slice_ = TABLE[name]
+    made = slice_.make(slice_.load, SEED)
+    if name == "ladder_honest":
+        return replace(made, workload=_moved(made.workload))
+    stretch = made.load / slice_.rate if slice_.rate else 1.0
+    return replace(made, workload=_stretched(made.workload, stretch), load=slice_.rate or made.load)
+
+
+def _moved(workload: Workload) -> Workload:
+    """The ladder with less time between its warm-up and its stage."""
+    earlier_s = generated.STAGE_GAP_S - LADDER_GAP_S
+    sessions = [
+        (turn if turn.number < workload.warm_up else replace(turn, at_s=turn.at_s - earlier_s),)
+        for (turn,) in workload.sessions
+    ]
+    return replace(workload, sessions=tuple(sessions))
+
+
+def _stretched(workload: Workload, by: float) -> Workload:
+    sessions = tuple(
+        tuple(replace(turn, at_s=turn.at_s * by, think_s=turn.think_s * by) for turn in session)
+        for session in workload.sessions
+    )
+    return replace(workload, sessions=sessions, ramp_s=workload.ramp_s * by, think_max_s=workload.think_max_s * by)
+
+
+def trace_of(name: str) -> Trace:
+    """The scenario's requests as a trace."""
+    workload = scenario_of(name).workload
+    sessions = tuple(
+        Session(session[0].session, tuple(_request(turn) for turn in session)) for session in workload.sessions
+    )
+    return Trace(name, "open" if workload.open else "sessions", sessions, 0)
+
+
+def _request(turn: Turn) -> Request:
+    """What a turn asks, at its own time."""
+    return replace(turn.request, at_s=turn.at_s, think_s=turn.think_s, output_tokens=turn.output_tokens)
+
+
+def settings_of(name: str, requests: int | None, time_scale: float | None) -> ReplaySettings:
+    """How it is replayed; `requests` and `time_scale` instead of its own."""
+    slice_, scenario = TABLE[name], scenario_of(name)
+    workload, setting = scenario.workload, scenario.setting
+    return ReplaySettings(
+        url="",
+        time_scale=time_scale or slice_.time_scale,
+        requests_max=min(requests or slice_.requests or workload.request_count, workload.request_count),
+        warm_up=workload.warm_up,
+        sessions_active=workload.active,
+        think_max_s=slice_.think_max_s or workload.think_max_s,
+        ramp_s=workload.ramp_s,
+        timeout_s=setting.timeout_s,
+        ttft_limit_s=scenario.ttft_limit_s,
+        seed=setting.seed,
+        workload=name,
+    )
+
+
+# What came of it
+
+
+MEDIANS = (
+    *("ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "ttft_engine_p90_s", "ttft_life_p90_s", "wire_s"),
+    *("e2e_p50_s", "e2e_p90_s", "e2e_p99_s", "output_tokens_per_s", "goodput", "token_hit_rate", "duration_s"),
+)
+SUMS = ("requests", "errors", "rejected")
+
+
+def median_row(rows: Sequence[Row]) -> Row:
+    """Several runs as one: the median of each figure, and the sum of what is counted."""
+    merged = replace(rows[0], requests_by_replica={}, errors_by_kind={})
+    for names, of in ((MEDIANS, median), (SUMS, sum)):
+        for name in names:
+            values = [value for row in rows if (value := getattr(row, name)) is not None]
+            setattr(merged, name, of(values) if values else None)
+    p90s = [row.ttft_p90_s or 0.0 for row in rows]
+    merged.ttft_p90_least_s, merged.ttft_p90_most_s = min(p90s), max(p90s)
+    merged.note = f"medians of {len(rows)} runs"
+    return merged
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """For each workload that warm ran, and each figure, how warm stands to the best of all others."""
+    verdicts = []
+    for name in dict.fromkeys(row.workload for row in rows):
+        same = [row for row in rows if row.workload == name]
+        ours = [row for row in same if row.router == OURS and row.policy == WARM]
+        others = [row for row in same if row not in ours]
+        if ours and others:
+            clear = [row for row in others if is_clear(row)]
+            verdicts += [_verdict(ours[0], clear if figure is TTFT else others, figure) for figure in FIGURES]
+            verdicts.append(_failed(ours[0], others))
+            verdicts += _at_engines(ours[0], clear)
+    return verdicts
+
+
+def is_clear(row: Row) -> bool:
+    """Whether its times to first token say something of placement. Where requests queue for the processor in front of
+    the router or within it, replicas see few of them at a time and look fast."""
+    return (row.wire_s or 0.0) <= REAL_SHARE_MAX * (row.ttft_p90_s or 0.0)
+
+
+def _verdict(ours: Row, others: Sequence[Row], figure: Figure) -> Row:
+    if figure is TTFT and not (others and is_clear(ours)):
+        base = Row(workload=ours.workload, case=JUDGED, goal=figure.name, expected=1 + WITHIN, ok=False)
+        return replace(base, note="hidden by real time")
+    best = (max if figure.more_is_better else min)(others, key=lambda row: _figure(row, figure))
+    ratio = _figure(ours, figure) / _figure(best, figure)
+    allowed = 1 - WITHIN if figure.more_is_better else 1 + WITHIN
+    ok = ratio >= allowed if figure.more_is_better else ratio <= allowed
+    base = Row(workload=ours.workload, router=best.router, policy=best.policy, case=JUDGED)
+    return replace(base, goal=figure.name, expected=allowed, got=ratio, ok=ok)
+
+
+def _failed(ours: Row, others: Sequence[Row]) -> Row:
+    best = min(others, key=_failures)
+    base = Row(workload=ours.workload, router=best.router, policy=best.policy, case=JUDGED, goal=FAILED)
+    most, got = _failures(best), _failures(ours)
+    return replace(base, expected=most, got=got, ok=got <= most)
+
+
+def _at_engines(ours: Row, others: Sequence[Row]) -> list[Row]:
+    """What placement alone makes of p90 TTFT, whatever the machine does: told and not judged."""
+    known = [row for row in others if row.ttft_engine_p90_s]
+    if not known or not ours.ttft_engine_p90_s:
+        return []
+    best = min(known, key=lambda row: row.ttft_engine_p90_s or 0.0)
+    base = Row(workload=ours.workload, router=best.router, policy=best.policy, case=JUDGED, goal=AT_ENGINES)
+    return [replace(base, expected=1 + WITHIN, got=ours.ttft_engine_p90_s / (best.ttft_engine_p90_s or 1.0))]
+
+
+def _failures(row: Row) -> int:
+    return (row.errors or 0) + (row.rejected or 0)
+
+
+def _figure(row: Row, figure: Figure) -> float:
+    """Of times to first token those at life's own speed."""
+    if figure is TTFT and row.ttft_life_p90_s:
+        return row.ttft_life_p90_s
+    return figure.of(row)
+
+
+def _seconds(value: float | None) -> str:
+    return f"{value or 0:.2f} s"
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "workload": lambda row: row.workload or "",
+    "router": lambda row: row.router or "",
+    "policy": lambda row: row.policy or "",
+    "token hits": lambda row: f"{100 * (row.token_hit_rate or 0):.1f} %",
+    "TTFT p50": lambda row: _seconds(row.ttft_p50_s),
+    "p90": lambda row: _seconds(row.ttft_p90_s),
+    "p99": lambda row: _seconds(row.ttft_p99_s),
+    "p90 at engines": lambda row: _seconds(row.ttft_engine_p90_s),
+    "p90 at life's speed": lambda row: _seconds(row.ttft_life_p90_s),
+    "on the way": lambda row: _seconds(row.wire_s),
+    "e2e p90": lambda row: f"{row.e2e_p90_s or 0:.1f} s",
+    "output tokens/s": lambda row: f"{row.output_tokens_per_s or 0:,.0f}",
+    "errors": lambda row: str(_failures(row)),
+}
+
+
+def table_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The race's heads, and a line for each row."""
+    measured = [row for row in rows if row.goal is None]
+    return [tuple(COLUMNS), *(tuple(cell(row) for cell in COLUMNS.values()) for row in measured)]
+
+
+KEPT = {True: "holds", False: "missed", None: "not judged"}
+
+
+def verdict_lines(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each verdict."""
+    lines = []
+    for row in rows:
+        if row.case == JUDGED:
+            if row.note:
+                lines.append(f"{row.workload}: {row.goal} {row.note}: {KEPT[row.ok]}")
+                continue
+            got, wanted = row.got or 0.0, row.expected or 0.0
+            seen = f"{got:.0f}, {wanted:.0f}" if row.goal == FAILED else f"{got:.3f} x, {wanted:.2f} x"
+            of = f"{row.router} {row.policy}"
+            lines.append(f"{row.workload}: {row.goal} {seen} of {of} allowed: {KEPT[row.ok]}")
+    return lines

@@ -1,0 +1,343 @@
+"""What an instrument found: rows, the JSON envelope around them, a table and a chart.
+
+Every instrument reports rows of one shape, so that runs compare across instruments, routers and commits.
+Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal
+and as a plain SVG file, from the same rows; nothing is fetched to show either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from router.telemetry import envelope as common
+
+
+@dataclass(slots=True)
+class Row:
+    """One measurement; what does not apply to it stays None and is left out of the JSON."""
+
+    workload: str | None = None
+    policy: str | None = None
+    router: str | None = None
+    case: str | None = None
+    replicas: int | None = None
+    load: float | None = None
+    load_unit: str | None = None
+    """`sessions` active at a time, `requests/s` offered, `chunks/s` that were relayed, or `streams` open."""
+    load_name: str | None = None
+    """`below`, `at` or `above` what the replicas can sustain, or a part of it as a number."""
+    seed: int | None = None
+    seeds: int | None = None
+    """In place of `seed`: each figure is the median of the runs of so many."""
+    bound: bool | None = None
+    """Whether the policy is an upper bound that no router can reach."""
+    requests: int | None = None
+    errors: int | None = None
+    """Requests that failed in any way but a rejection, timeouts included."""
+    rejected: int | None = None
+    """Requests refused for load (429, 503)."""
+    patience_s: float | None = None
+    """How long clients wait for a first token before they close a try and ask again."""
+    held: int | None = None
+    """Requests that the router held back for a while."""
+    held_while_idle: int | None = None
+    """Those of them that were held back while the fleet's mean backlog was below one unit."""
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    ttft_p99_s: float | None = None
+    ttft_p90_least_s: float | None = None
+    """Of several seeds' p90, the least; likewise the most."""
+    ttft_p90_most_s: float | None = None
+    ttft_limit_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p90_s: float | None = None
+    e2e_p99_s: float | None = None
+    tpot_p50_ms: float | None = None
+    """Time per output token: from the first token of an answer to its last, over the tokens after the first, of answers
+    that came to their end and have two tokens or more."""
+    tpot_p90_ms: float | None = None
+    output_tokens_per_s: float | None = None
+    goodput: float | None = None
+    """Requests a second whose first token came within the run's limit."""
+    goodput_share: float | None = None
+    """The part of all requests that did so, and whose answer came to its end: 0 to 1."""
+    token_hit_rate: float | None = None
+    genuine_hit_rate: float | None = None
+    replay_hit_rate: float | None = None
+    """The part of token_hit_rate earned by prompts already sent, byte for byte, in the same run."""
+    imbalance: float | None = None
+    """Computed prompt tokens, the busiest replica's over the mean."""
+    preemptions: int | None = None
+    """Requests that lost their KV blocks to others while they ran, and computed them again."""
+    cpu_us_per_request: float | None = None
+    """User and system time of the router's whole process tree."""
+    cpu_us_per_chunk: float | None = None
+    """Likewise, per event of a stream, while so many streams run."""
+    requests_per_s: float | None = None
+    requests_per_wall_minute: float | None = None
+    """How fast a simulation is."""
+    added_ttft_p50_ms: float | None = None
+    """Time to the first event through the router, less that of the same load without one."""
+    added_ttft_p99_ms: float | None = None
+    rss_mb: float | None = None
+    cpu_cores: float | None = None
+    """User and system seconds of the router's whole process tree, a second."""
+    index_mb: float | None = None
+    """What the router's prefix index takes of its memory, by its own count."""
+    goal: str | None = None
+    expected: float | None = None
+    got: float | None = None
+    ok: bool | None = None
+    timed: bool | None = None
+    """Whether it is a time, which depends on what else the machine does."""
+    note: str | None = None
+    """What else is to be known of it, such as why it was not measured."""
+    duration_s: float | None = None
+    ttft_engine_p90_s: float | None = None
+    """As `ttft_p90_s`, but what the engine says its own was, and what the router had the request wait: what is left of
+    it for the placement to answer for."""
+    ttft_life_p90_s: float | None = None
+    """As `ttft_p90_s`, but what client, router and HTTP took in real time counts once, not times `time_scale`."""
+    wire_s: float | None = None
+    """Mean seconds that first tokens took beyond what engines say of themselves: real time of client, router and HTTP,
+    which counts times `time_scale`."""
+    time_scale: float | None = None
+    """Simulated seconds in a wall second."""
+    hit_rate_source: str | None = None
+    """`engines` (their counters) or `usage` (what answers reported)."""
+    errors_by_kind: dict[str, int] = field(default_factory=dict)
+    requests_by_replica: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that apply."""
+        return {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+            if value is not None and value != {}
+        }
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The nearest-rank percentile: a value that was measured, never one between two. None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = max(1, -(-len(ordered) * percent // 100))
+    return ordered[int(rank) - 1]
+
+
+# The envelope
+
+
+def envelope(command: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON document of an instrument's run."""
+    return common.document(command, [row.as_dict() for row in rows], Path(__file__).resolve().parent)
+
+
+def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[str, str] | None = None) -> None:
+    """Write the run's document; versions of the routers compared are told with the machine."""
+    document = envelope(command, rows)
+    if routers:
+        document["machine"]["routers"] = dict(routers)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+# Table and chart in the terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field as people read it."""
+
+    name: str
+    title: str
+    form: str = "{}"
+    scale: float = 1.0
+    rank: int = 0
+    """Where the terminal is narrow, columns of the highest rank are left out first; 0 never is."""
+
+
+COLUMNS = (
+    Column("workload", "workload"),
+    Column("load_name", "load"),
+    Column("policy", "policy"),
+    Column("requests", "requests", "{:,}", rank=1),
+    Column("errors", "errors", rank=1),
+    Column("rejected", "rejected", rank=2),
+    Column("token_hit_rate", "token hits", "{:.1f} %", 100),
+    Column("ttft_p50_s", "TTFT p50", "{:.2f} s", rank=1),
+    Column("ttft_p90_s", "TTFT p90", "{:.2f} s"),
+    Column("ttft_p99_s", "TTFT p99", "{:.2f} s", rank=2),
+    Column("e2e_p50_s", "e2e p50", "{:.1f} s", rank=3),
+    Column("e2e_p90_s", "e2e p90", "{:.1f} s", rank=1),
+    Column("e2e_p99_s", "e2e p99", "{:.1f} s", rank=4),
+    Column("tpot_p50_ms", "TPOT p50", "{:.0f} ms", rank=4),
+    Column("tpot_p90_ms", "TPOT p90", "{:.0f} ms", rank=2),
+    Column("output_tokens_per_s", "output tok/s", "{:,.0f}", rank=1),
+    Column("goodput", "goodput/s", "{:.2f}", rank=3),
+    Column("goodput_share", "in time", "{:.1f} %", 100, rank=1),
+    Column("imbalance", "imbalance", "{:.2f}", rank=2),
+)
+
+
+def shown(row: Row, column: Column) -> str:
+    """A field as text; `-` where it does not apply."""
+    value = getattr(row, column.name)
+    if value is None:
+        return "-"
+    return column.form.format(value * column.scale if isinstance(value, float) else value)
+
+
+def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Table:
+    """The rows, with the columns that any of them fills and that fit into so many characters."""
+    columns = [c for c in COLUMNS if any(getattr(row, c.name) is not None for row in rows)]
+    while _width(columns, rows) > width and (worst := max(columns, key=lambda c: c.rank)).rank > 0:
+        columns.remove(worst)
+    drawn = Table(title=title, title_justify="left")
+    for column in columns:
+        label = column.name in {"workload", "load_name", "policy"}
+        drawn.add_column(column.title, justify="left" if label else "right", no_wrap=True)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is None or following.workload != row.workload
+        drawn.add_row(*(shown(row, column) for column in columns), end_section=last)
+    return drawn
+
+
+def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+    frame = 3
+    return 1 + sum(frame + max(len(c.title), *(len(shown(row, c)) for row in rows)) for c in columns)
+
+
+BAR_CHARACTERS = 40
+CHARTED = (
+    Column("token_hit_rate", "token hit rate", "{:.1f} %", 100),
+    Column("ttft_p90_s", "p90 TTFT", "{:.2f} s"),
+)
+
+
+def chart_lines(rows: Sequence[Row]) -> list[str]:
+    """Bars of the charted fields, a group per workload, as text."""
+    lines: list[str] = []
+    for column in CHARTED:
+        lines += ["", column.title]
+        for workload, group in _groups(rows):
+            top = _largest(group, column)
+            for i, row in enumerate(group):
+                value = getattr(row, column.name)
+                bar = "█" * max(1, round(BAR_CHARACTERS * value / top)) if value and top else ""
+                label = f"{workload if i == 0 else '':<14} {row.policy or '':<12}"
+                lines.append(f"  {label} {bar} {shown(row, column)}")
+    return lines
+
+
+def _groups(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
+    """Rows by workload, or by case, where rows without this column are left out: cases differ in what applies."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if column is None or row.workload or getattr(row, column.name) is not None:
+            groups.setdefault(row.workload or row.case or "", []).append(row)
+    return list(groups.items())
+
+
+def _largest(rows: Sequence[Row], column: Column) -> float:
+    """What a full bar stands for: all tokens for a share, the largest value of the group otherwise."""
+    if column.name.endswith("_rate"):
+        return 1.0
+    return max((getattr(row, column.name) or 0.0 for row in rows), default=0.0)
+
+
+def print_report(console: Console, rows: Sequence[Row], title: str | None = None) -> None:
+    """The table and, where there is something to compare, the chart."""
+    console.print(table(rows, title, console.width))
+    if len(rows) > 1:
+        console.print("\n".join(chart_lines(rows)), highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the console while the block runs, or a line every tenth where it is no terminal."""
+    if not console.is_terminal:
+        step = max(1, total // 10)
+
+        def tell(done: int) -> None:
+            if done % step == 0 or done == total:
+                console.print(f"{title}: {done} of {total}", highlight=False)
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=4) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+# Chart as SVG
+
+PANEL_WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, GROUP_GAP, TOP = 470, 90, 60, 20, 34, 78
+NOTE_CHARACTERS = 140
+COLOURS = {"round_robin": "#9aa5b1", "warm": "#e4572e", "nginx": "#9aa5b1", "warmroute": "#e4572e"}
+OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
+
+
+def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str], charted: Sequence[Column] = CHARTED) -> str:
+    """The charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
+    panels = [(column, _groups(rows, column)) for column in charted]
+    notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
+    heights = [sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups) for _, groups in panels]
+    body_height = max(heights, default=0)
+    height = TOP + body_height + 24 + 17 * len(notes)
+    width = PANEL_WIDTH * len(charted) + 40
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+            f' viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">'
+        ),
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _svg_text(20, 30, title, 'font-size="17" font-weight="600"'),
+    ]
+    for i, (column, groups) in enumerate(panels):
+        parts += _svg_panel(20 + i * PANEL_WIDTH, groups, column)
+    for i, note in enumerate(notes):
+        style = 'font-size="12" fill="#5f6b7a"'
+        parts.append(_svg_text(20, TOP + body_height + 24 + 17 * i, note, style))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _svg_panel(left: int, groups: Sequence[tuple[str, Sequence[Row]]], column: Column) -> list[str]:
+    parts = [_svg_text(left, TOP - 18, column.title, 'font-weight="600"')]
+    room = PANEL_WIDTH - LABEL_WIDTH - VALUE_WIDTH - 20
+    y = TOP
+    for workload, group in groups:
+        top = _largest(group, column)
+        parts.append(_svg_text(left, y + 12, workload, 'fill="#5f6b7a"'))
+        y += 20
+        for i, row in enumerate(group):
+            size = room * (getattr(row, column.name) or 0.0) / top if top else 0.0
+            label = row.policy or row.router or ""
+            colour = COLOURS.get(label, OTHER_COLOURS[i % len(OTHER_COLOURS)])
+            parts += [
+                _svg_text(left + LABEL_WIDTH - 8, y + 14, label, 'text-anchor="end"'),
+                (
+                    f'<rect x="{left + LABEL_WIDTH}" y="{y + 2}" width="{size:.1f}" height="{BAR_HEIGHT - 4}"'
+                    f' rx="2" fill="{colour}"/>'
+                ),
+                _svg_text(left + LABEL_WIDTH + int(size) + 6, y + 14, shown(row, column)),
+            ]
+            y += BAR_HEIGHT
+        y += GROUP_GAP - 20
+    return parts
+
+
+def _svg_text(x: int, y: int, text: str, style: str = "") -> str:
+    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'

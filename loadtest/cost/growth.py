@@ -1,0 +1,261 @@
+"""What replicas cost that have nothing to say: `python -m loadtest cost --replicas 8,64,256,1000`.
+
+For each size of fleet: CPU of the core alone, without parsing, hashing and network, on this thread.
+
+- `place_estimated`, `place_exact`: a request is placed and its answer ends. Prompts have 8,000 tokens and are held by
+  one replica each, by our own estimate or by events. Each replica has a stream open.
+- `place_blip`: the same by estimate, three seconds after the health checks of all replicas failed and came back.
+- `join`: a replica in place of another: the new set, its models and first health check, and the first placement.
+- `look_slice`: the longest time without a pause of a look for stuck replicas, when nothing comes of any of them.
+- `open_request`: bytes that are free again when a request for 1,000 tokens ends, on the mean of many.
+
+Goals are for native code. Each figure in milliseconds is the median of several runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import router.core.placement.router
+from loadtest.cost.world import BLOCK_TOKENS, MODEL, CostError, batch, follow, stored, token_ids
+from loadtest.common.report import Row
+from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
+from router.core.facts.requests import Ask, Ending, Grade, Load, Outcome, Prompt, Replica, ServedModel, Usage
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.fleet.member import Lease
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.settings.schema import Settings
+
+PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # in between and beyond in proportion to replicas
+EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # of a placement by estimate: the goal's, and what it took
+JOIN_GOAL_MS, SLICE_GOAL_MS, OPEN_GOAL_BYTES = 5.0, 1.0, 2_048.0
+PROMPT_TOKENS, OPEN_TOKENS, BYTES_PER_TOKEN = 8_000, 1_000, 4
+PROMPTS, OPEN, JOINS = 64, 256, 9
+SLOW_START_S = 10.0
+KV_TOKENS = 1_000_000
+
+
+def place_goal_ms(replicas: int) -> float:
+    """Milliseconds that placing and closing by estimate may take, between those that are given."""
+    known = sorted(PLACE_GOAL_MS.items())
+    for (fewer, least), (more, most) in pairwise(known):
+        if replicas <= more:
+            return least + (most - least) * max(0, replicas - fewer) / (more - fewer)
+    return known[-1][1] * replicas / known[-1][0]
+
+
+class Fleet:
+    """A router with so many replicas, each with a stream open, and a clock that is moved by hand."""
+
+    def __init__(self, replicas: int, *, exact: bool = False) -> None:
+        routing = Settings().routing
+        self.now_s, self._rng, self._exact = 1_000.0, random.Random(1), exact
+        self.router = Router(
+            POLICIES["warm"](),
+            index_bytes_max=routing.index_bytes_max,
+            memory_max=routing.memory_max,
+            blocks_max_default=routing.blocks_max_default,
+            slow_start_s=SLOW_START_S,
+        )
+        self.ids = [_url(n) for n in range(replicas)]
+        self.router.replace([Replica(id_) for id_ in self.ids])
+        for id_ in self.ids:
+            self.observe(id_)
+        if exact:
+            self.router.models.observe_tokens(MODEL, "")
+        for id_ in self.ids:
+            self.stream(only=id_)
+
+    def observe(self, id_: str) -> None:
+        """A first round of probes finds it well, and its events begin."""
+        self.router.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
+        self.router.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), self.now_s)
+        self.router.observe_health(id_, ok=True)
+        if self._exact:
+            self.router.knowledge.grade(id_, Grade.EXACT, "joined at batch 0", self.now_s)
+            self._hold(id_, token_ids(self._rng, 4))
+
+    def prompt(self, tokens: int) -> tuple[Ask, Chain, TokenPrompt | None]:
+        """A new conversation's."""
+        text = self._rng.randbytes(tokens * BYTES_PER_TOKEN // 2).hex().encode()
+        ask = Ask(MODEL, Prompt(text, len(text)), stream=True, output_tokens_max=200)
+        chain, counted = chain_of(ask, MODEL), None
+        if chain is None:
+            raise CostError("a prompt has no chain")
+        if self._exact:
+            ids = token_ids(self._rng, tokens // BLOCK_TOKENS)
+            counted = TokenPrompt(ids, "", b"")
+            counted.keys[BLOCK_TOKENS] = token_chain(ids, BLOCK_TOKENS, token_root("", b"", BLOCK_TOKENS))
+        if ask.prompt is not None:
+            ask.prompt.let_go()
+        return ask, chain, counted
+
+    def place(self, prompt: tuple[Ask, Chain, TokenPrompt | None], *, only: str | None = None) -> Lease:
+        """Place it."""
+        ask, chain, counted = prompt
+        key = str(chain.first_user_key)
+        return self.router.route(ask, MODEL, chain, self.now_s, ring_key=key, tokens=counted, only=only)
+
+    def finish(self, lease: Lease) -> None:
+        """Its answer ends."""
+        usage = Usage(lease.prompt_tokens, 200, lease.cached_tokens)
+        self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
+
+    def stream(self, *, only: str) -> None:
+        """An answer begins there and does not end."""
+        lease = self.place(self.prompt(100), only=only)
+        self.now_s += 0.05
+        self.router.first_token(lease, self.now_s)
+
+    def served(self, tokens: int, count: int) -> list[tuple[Ask, Chain, TokenPrompt | None]]:
+        """Prompts that were answered before, and are held."""
+        prompts = [self.prompt(tokens) for _ in range(count)]
+        for prompt in prompts:
+            lease = self.place(prompt)
+            self.now_s += 0.2
+            self.router.first_token(lease, self.now_s)
+            if prompt[2] is not None:
+                self._hold(lease.replica, prompt[2].ids)
+            self.finish(lease)
+        return prompts
+
+    def blip(self) -> None:
+        """All health checks fail, twice in a row, and all come back, three seconds ago."""
+        for ok in (False, False, True):
+            for id_ in self.ids:
+                self.router.observe_health(id_, ok, "no answer in time", silent=not ok)
+        self.finish(self.place(self.prompt(100)))
+        self.now_s += 3.0
+
+    def _hold(self, id_: str, ids: bytes) -> None:
+        keys = token_chain(ids, BLOCK_TOKENS, 0)
+        follow(self.router.knowledge, id_, batch([stored(ids, keys, 0, len(keys), as_map=True)]), self.now_s)
+
+
+def _url(number: int) -> str:
+    return f"http://10.0.{number // 250}.{number % 250}:8000"
+
+
+def place_ms(fleet: Fleet, runs: int, *, blips: bool = False) -> float:
+    """Placing and closing, on the median of all runs and prompts; with a blip before each run."""
+    prompts, spent = fleet.served(PROMPT_TOKENS, PROMPTS), list[float]()
+    for _ in range(runs):
+        if blips:
+            fleet.blip()
+        for prompt in prompts:
+            fleet.now_s += 0.01
+            with _measured(spent):
+                lease = fleet.place(prompt)
+            if lease.cached_tokens < PROMPT_TOKENS // 2:
+                raise CostError(f"{lease.cached_tokens} tokens held of a prompt that was answered before")
+            fleet.now_s += 0.01
+            fleet.router.first_token(lease, fleet.now_s)
+            closing = list[float]()
+            with _measured(closing):
+                fleet.finish(lease)
+            spent[-1] += closing[0]
+        if blips and len(fleet.router.fleet.guarded) < len(fleet.ids):
+            raise CostError("the blip was over before all was measured")
+    return statistics.median(spent)
+
+
+def join_ms(fleet: Fleet) -> float:
+    """The event loop is held for that long when a replica joins, the first placement with it included."""
+    spent = list[float]()
+    for n in range(JOINS):
+        prompt = fleet.prompt(OPEN_TOKENS)  # which nobody holds: then the ring decides, and learns of the newcomer
+        fleet.ids = [*fleet.ids[1:], _url(50_000 + n)]
+        fleet.now_s += 1.0
+        found = [Replica(id_) for id_ in fleet.ids]
+        with _measured(spent):
+            fleet.router.replace(found)
+            fleet.observe(fleet.ids[-1])
+            lease = fleet.place(prompt)
+        fleet.finish(lease)
+    return statistics.median(spent)
+
+
+def look_slice_ms(fleet: Fleet) -> float:
+    """The longest slice of a look, ten seconds after anything came of any replica; the shortest of some such looks."""
+    found = []
+    for _ in range(JOINS):
+        fleet.now_s += 0.01
+        look, slices = fleet.router.look(fleet.now_s + 10.0), list[float]()
+        while True:
+            with _measured(slices):
+                last = next(look, None)
+            if last is None:
+                break
+        found.append(max(slices))
+    return min(found)
+
+
+def open_bytes(fleet: Fleet) -> float:
+    """Bytes that an open request keeps, besides its blocks in the index, which has a budget."""
+    prompts = [fleet.prompt(OPEN_TOKENS) for _ in range(OPEN)]
+    tracemalloc.start()
+    try:
+        leases = [fleet.place(prompt) for prompt in prompts]
+        for lease in leases:
+            fleet.router.first_token(lease, fleet.now_s)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        while leases:  # nothing is learned of those whose client left, and what was computed stays in the index
+            fleet.router.finish(leases.pop(), Outcome(Ending.CLIENT_LEFT), fleet.now_s)
+        del lease
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (before - after) / OPEN
+
+
+@contextmanager
+def _measured(spent_ms: list[float]) -> Iterator[None]:
+    gc.disable()  # one collection of all that the fleet is would be a replica's price
+    begun_s = time.process_time()
+    try:
+        yield
+    finally:
+        spent_ms.append((time.process_time() - begun_s) * 1e3)
+        gc.enable()
+
+
+def growth_rows(sizes: Sequence[int], runs: int, told: Callable[[int], None]) -> list[Row]:
+    """Rows of all sizes of fleet; `told` hears how many sizes are done."""
+    rows: list[Row] = []
+    for done, replicas in enumerate(sizes):
+        goal_ms, fleet = place_goal_ms(replicas), Fleet(replicas)
+        usual_ms = place_ms(fleet, runs)
+        rows.append(_row("place_estimated_ms", replicas, usual_ms, goal_ms))
+        rows.append(_row("open_request_bytes", replicas, open_bytes(fleet), OPEN_GOAL_BYTES))
+        rows.append(_row("join_ms", replicas, join_ms(fleet), JOIN_GOAL_MS))
+        rows.append(_row("look_slice_ms", replicas, look_slice_ms(fleet), SLICE_GOAL_MS))
+        exact_ms = place_ms(Fleet(replicas, exact=True), runs)
+        rows.append(_row("place_exact_ms", replicas, exact_ms, EXACT_TIMES * goal_ms))
+        blip_ms = place_ms(Fleet(replicas), runs, blips=True)
+        rows.append(_row("place_blip_ms", replicas, blip_ms, BLIP_TIMES * usual_ms))
+        told(done + 1)
+    return rows
+
+
+def _row(case: str, replicas: int, got: float, limit: float) -> Row:
+    native = not (router.core.placement.router.__file__ or "").endswith(".py")
+    return Row(
+        case=case,
+        replicas=replicas,
+        goal=f"<= {limit:,.4g}",
+        expected=limit,
+        got=got,
+        ok=got <= limit,
+        timed=case.endswith("_ms"),
+        note=None if native else "without native code",
+    )

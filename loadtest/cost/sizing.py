@@ -1,0 +1,321 @@
+"""`python -m loadtest sizing`: how many cores and how much memory warmroute needs for R replicas and S streams.
+
+It runs with its defaults in front of the cheap upstream of `loadtest overhead`, afresh for each number of replicas:
+first with nobody asking (probes are all it does), then with short requests as fast as it answers, then with ever more
+streams. Last, in front of most replicas, prompts that nobody has sent before until the prefix index is full. All the
+while /metrics is scraped once in every window. Figures are of the whole process tree: CPU within a window, memory the
+most that was seen in it. What follows from them, for numbers that were not measured, is in sizing_report.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from rich.console import Console
+
+from loadtest.overhead import bodies
+from loadtest.common import rivals
+from loadtest.overhead.command import Bench, Plan, bench, stop_when_told
+from loadtest.overhead.load import ANSWER_TIMEOUT_S, Address, Connection, Connections, LoadError, Loop, Measured, StreamLoad, Tally, closed_loop, streams, until
+from loadtest.common.processes import Process, ProcessError, rss_mb, spent, usage
+from loadtest.overhead.upstream import RATE_PER_S
+from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, print_report
+from router.settings.schema import Settings
+
+REPLICAS, STREAM_NUMBERS = (4, 32, 128), (100, 300, 1_000)
+WINDOW_S = 5.0  # /metrics is scraped once in it: three times as often as is usual
+SHORT_LANES, SHORT_WARM_S = 32, 0.5
+LOOK_EVERY_S = 0.2
+STARTING_S, STARTING_PER_STREAM_S = 1.0, 0.003  # until the last of them runs
+PAGE_WIDTH = 100  # where there is no terminal
+FILL_LANES, FILL_BYTES, FILL_TIMEOUT_S = 8, 200 << 10, 60.0
+FILL_ROUND_S = 1.0  # between two looks at how full the index is
+FULL_SHARE, STILL_SHARE = 0.95, 0.005  # of the limit; what a round adds to an index that grows no more
+SCRAPE_TIMEOUT_S = 10.0
+NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
+
+_INDEX_BYTES = re.compile(r"^warmroute_index_bytes (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured."""
+
+    replicas: tuple[int, ...] = REPLICAS
+    streams: tuple[int, ...] = STREAM_NUMBERS
+    window_s: float = WINDOW_S
+    rate_per_s: float = RATE_PER_S
+    workers: int = 1
+    index_bytes_max: int = Settings().routing.index_bytes_max
+    flags: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many rows there will be."""
+        return len(self.replicas) * (2 + len(self.streams)) + 1
+
+
+@dataclass(slots=True)
+class Watched:
+    """What a watch over a running router has seen so far."""
+
+    rss_mb: float = 0.0
+    scrapes: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+async def scrape(address: Address) -> str:
+    """The router's /metrics. Raises LoadError."""
+    timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"http://{address[0]}:{address[1]}/metrics") as response,
+        ):
+            if response.status != 200:
+                raise LoadError(f"/metrics answered {response.status}")
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise LoadError(f"/metrics did not answer: {error}") from error
+
+
+async def index_bytes(address: Address) -> int:
+    """Bytes that the router says its index takes. Raises LoadError."""
+    found = _INDEX_BYTES.search(await scrape(address))
+    if found is None:
+        raise LoadError("/metrics does not say what the index takes")
+    return int(float(found[1]))
+
+
+@asynccontextmanager
+async def watched(address: Address, pid: int, every_s: float) -> AsyncIterator[Watched]:
+    """Scrape the router every so many seconds, at once for the first time, and look at its memory, for a block."""
+    seen = Watched()
+
+    async def scrapes() -> None:
+        while True:
+            try:
+                await scrape(address)
+                seen.scrapes += 1
+            except LoadError as error:
+                seen.errors.append(str(error))
+            await asyncio.sleep(every_s)
+
+    async def looks() -> None:
+        while True:
+            seen.rss_mb = max(seen.rss_mb, rss_mb(pid))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    tasks = [asyncio.create_task(scrapes()), asyncio.create_task(looks())]
+    try:
+        yield seen
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+    seen.rss_mb = max(seen.rss_mb, rss_mb(pid))
+
+
+# What is measured
+
+
+class Subject:
+    """A warmroute that runs, in front of so many replicas."""
+
+    def __init__(self, sizes: Sizes, replicas: int, address: Address, process: Process) -> None:
+        self._sizes, self._replicas, self._address, self._process = sizes, replicas, address, process
+        self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
+
+    async def idle(self) -> Row:
+        """Nobody asks: probes and a scrape."""
+        pid, window_s = self._process.pid, self._sizes.window_s
+        async with watched(self._address, pid, window_s) as seen:
+            before = usage(pid)
+            await asyncio.sleep(window_s)
+            measured = Measured(window_s=window_s)
+            measured.close(spent(before, usage(pid)))
+        return self._row(IDLE, measured, seen)
+
+    async def short(self) -> Row:
+        """Short requests as fast as they are answered."""
+        return await self._short(SHORT)
+
+    async def _short(self, case: str) -> Row:
+        pid, window_s = self._process.pid, self._sizes.window_s
+        load = Loop("short", SHORT_LANES, SHORT_WARM_S, window_s)
+        async with watched(self._address, pid, window_s) as seen:
+            measured = await closed_loop(self._address, load, pid, next(self._numbers))
+        row = self._row(case, measured, seen)
+        row.requests_per_s = measured.requests / max(1e-9, measured.window_s)
+        row.cpu_us_per_request = measured.cpu_s * 1e6 / measured.requests if measured.requests else None
+        return row
+
+    async def streams(self, number: int) -> Row:
+        """So many streams at a time."""
+        sizes, pid = self._sizes, self._process.pid
+        load = StreamLoad(number, sizes.window_s, 0.0, sizes.rate_per_s, STARTING_S + number * STARTING_PER_STREAM_S)
+        async with watched(self._address, pid, sizes.window_s) as seen:
+            measured = await streams([self._address], load, pid, next(self._numbers))
+        row = self._row(STREAMS, measured, seen)
+        row.load, row.load_unit = float(number), "streams"
+        row.cpu_us_per_chunk = measured.cpu_s * 1e6 / measured.events if measured.events else None
+        return row
+
+    async def full(self) -> Row:
+        """The index filled with prompts that nobody sent before, then short requests; `rss_mb` is with it full."""
+        before_mb = rss_mb(self._process.pid)
+        size = await self._fill()
+        row = await self._short(FULL)
+        row.index_mb, row.expected = size / 1e6, self._sizes.index_bytes_max / 1e6
+        row.got = (row.rss_mb or 0.0) - before_mb
+        row.note = "expected: MB that the index may take; got: MB that the process grew while it was filled"
+        return row
+
+    async def _fill(self) -> int:
+        """Send long prompts until the index grows no more. Returns its bytes; raises LoadError."""
+        template, first, tally = bodies.single(FILL_BYTES), next(self._numbers), Tally()
+        numbers, going = count(first), True
+        async with Connections([self._address], FILL_LANES, tally) as lanes:
+
+            def ask(lane: Connection) -> None:
+                if going and not lane.lost:
+                    lane.ask(template.request(next(numbers)), None)
+
+            for lane in lanes:
+                lane.done = lambda _, lane=lane: ask(lane)  # type: ignore[misc]
+                ask(lane)
+            deadline_s, size = asyncio.get_running_loop().time() + FILL_TIMEOUT_S, 0
+            while asyncio.get_running_loop().time() < deadline_s:
+                await asyncio.sleep(FILL_ROUND_S)
+                before, size = size, await index_bytes(self._address)
+                limit = self._sizes.index_bytes_max
+                if size >= FULL_SHARE * limit or size - before < STILL_SHARE * limit:
+                    break
+            going = False
+            await until(
+                lambda: not any(lane.busy for lane in lanes), ANSWER_TIMEOUT_S, "long prompts were not answered"
+            )
+        if tally.errors:
+            raise LoadError(f"while the index was filled: {dict(tally.errors)}")
+        return size
+
+    def _row(self, case: str, measured: Measured, seen: Watched) -> Row:
+        errors = measured.errors.copy()
+        for said in seen.errors:
+            errors[said] += 1
+        return Row(
+            router=rivals.OURS,
+            case=case,
+            replicas=self._replicas,
+            requests=measured.requests,
+            errors=errors.total(),
+            errors_by_kind=dict(errors),
+            rss_mb=seen.rss_mb,
+            cpu_cores=_cores(measured),
+            duration_s=measured.window_s,
+        )
+
+
+def _cores(measured: Measured) -> float:
+    return measured.cpu_s / max(1e-9, measured.window_s)
+
+
+async def measure(sizes: Sizes, console: Console) -> list[Row]:
+    """The whole run. Raises LoadError, ProcessError."""
+    stop_when_told()
+    rows: list[Row] = []
+    with progress_bar(console, "sizing", sizes.steps) as told:
+        for replicas in sizes.replicas:
+            async with bench(Plan((), (), 1, replicas, sizes.window_s, sizes.rate_per_s)) as running:
+                await _sized(running, sizes, replicas, rows, told)
+    return rows
+
+
+async def _sized(running: Bench, sizes: Sizes, replicas: int, rows: list[Row], told: Callable[[int], None]) -> None:
+    """All rows of one number of replicas."""
+
+    def found(row: Row) -> None:
+        rows.append(row)
+        told(len(rows))
+
+    limit = ("--set", f"routing.index_bytes_max={sizes.index_bytes_max}")
+    router = rivals.ours(sizes.workers, (*limit, *sizes.flags))
+    async with running.running(router) as (address, process):
+        subject = Subject(sizes, replicas, address, process)
+        found(await subject.idle())
+        found(await subject.short())
+        for number in sizes.streams:
+            found(await subject.streams(number))
+    if replicas == max(sizes.replicas):
+        async with running.running(router) as (address, process):
+            found(await Subject(sizes, replicas, address, process).full())
+
+
+# The command
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = tuple(sorted({int(number) for number in text.split(",")}))
+    if not all(1 <= number <= 4_096 for number in found):
+        raise argparse.ArgumentTypeError(f"{text}: each must be between 1 and 4096")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags, with their defaults."""
+    made = argparse.ArgumentParser(prog="python -m loadtest sizing", description="CPU and memory that warmroute needs.")
+    add, default = made.add_argument, Sizes()
+    add("--replicas", type=_numbers, default=default.replicas, metavar="N,N", help="behind the router (4,32,128)")
+    add("--streams", type=_numbers, default=default.streams, metavar="N,N", help="open at a time (100,300,1000)")
+    add("--seconds", type=float, default=default.window_s, metavar="S", help="length of a window (5)")
+    add("--rate", type=float, default=default.rate_per_s, metavar="N", help="events a second of a stream (30)")
+    add("--workers", type=int, default=1, metavar="N", help="passed on to `warmroute serve` (1)")
+    add("--index-bytes-max", type=int, default=default.index_bytes_max, metavar="N", help="likewise (256 MiB)")
+    add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
+    add("--json", type=Path, metavar="FILE", help="write the rows")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command: 1 where requests failed, 2 where something could not be measured."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    options = parser().parse_args(arguments)
+    sizes = Sizes(
+        options.replicas,
+        options.streams,
+        options.seconds,
+        options.rate,
+        options.workers,
+        options.index_bytes_max,
+        tuple(options.flag),
+    )
+    try:
+        rows = uvloop.run(measure(sizes, Console(stderr=True)))
+    except (LoadError, ProcessError, rivals.RivalError, OSError) as error:
+        print(f"sizing: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    shown = Console()
+    try:
+        print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
+    except SizingError as error:
+        print(f"sizing: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        write_json(options.json, shlex.join(["sizing", *arguments]), rows)
+    return 1 if any(row.errors for row in rows) else 0

@@ -1,0 +1,278 @@
+"""The world of the cost instrument: a router with followed replicas, and engines that do as they are told.
+
+Bodies go through the router's own Reader, template, tokenizer and placing; engines are the events that vLLM would
+send for what was placed on them. CPU is that of the whole process (`time.process_time`), so work in other threads
+counts.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from router.core.prompts.blocks import chain_of, token_chain
+from router.core.dialects import PATHS
+from router.core.facts.requests import Ending, Grade, Load, Outcome, Replica, ServedModel, Usage
+from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
+from router.core.cache.knowledge import Knowledge
+from router.core.kv_events.decoding import decode, slices
+from router.core.fleet.member import Lease
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.placer import LocalPlacer
+from router.tokens.encoder import Prompts
+from router.edge.reader import Question, Reader
+from router.http.receiver import Connection, Request
+from router.settings.schema import Settings
+from router.tokens.request_tokens import RUNS_MAX, Tokens
+
+CHAT = "/v1/chat/completions"
+MODEL = "cost"
+BLOCK_TOKENS = 16
+REPLICAS = 8
+ANSWER_TOKENS = 200
+SLICE_BLOCKS = 1_024
+STAGES = ("parse", "canonical", "input", "tokens", "keys", "place", "finish")
+
+
+class CostError(RuntimeError):
+    """What was to be measured did not happen; the message says what."""
+
+
+# Engines that say what they store
+
+
+def stored(ids: bytes, keys: Sequence[int], first: int, end: int, *, as_map: bool) -> dict[str, Any] | list[Any]:
+    """Blocks `first` to `end` of a prompt as vLLM announces them, as a map (0.24 and later) or an array (before)."""
+    tokens = list(memoryview(ids).cast("I")[first * BLOCK_TOKENS : end * BLOCK_TOKENS])
+    names = [_engine_hash(key) for key in keys[first:end]]
+    event: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": names,
+        "parent_block_hash": _engine_hash(keys[first - 1]) if first else None,
+        "token_ids": tokens,
+        "block_size": BLOCK_TOKENS,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None] * len(names),
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    return event if as_map else list(event.values())
+
+
+def removed(key: int, *, as_map: bool) -> dict[str, Any] | list[Any]:
+    """One block gone, as vLLM announces it."""
+    event = {"type": "BlockRemoved", "block_hashes": [_engine_hash(key)], "medium": "GPU", "group_idx": 0}
+    return event if as_map else list(event.values())
+
+
+def _engine_hash(key: int) -> int:
+    return xxh3_64_intdigest(key.to_bytes(8, "big"))
+
+
+def token_ids(rng: random.Random, blocks: int) -> bytes:
+    """Random ids as large as those of today's vocabularies, uint32 little-endian."""
+    return b"".join(rng.randrange(150_000).to_bytes(4, "little") for _ in range(blocks * BLOCK_TOKENS))
+
+
+def batch(events: list[Any]) -> bytes:
+    """One message of an engine's stream."""
+    return msgspec.msgpack.encode([time.time(), events, 0])
+
+
+def follow(knowledge: Knowledge, replica: str, payload: bytes, now_s: float) -> None:
+    """What the router does with one message."""
+    for event in decode(payload).events:
+        for part in slices(event, SLICE_BLOCKS):
+            knowledge.apply(replica, part, now_s)
+
+
+# Decisions
+
+
+@dataclass(slots=True)
+class Decision:
+    """CPU of one decision in seconds, and of its stages where they were measured one by one."""
+
+    cpu_s: float
+    ids: bytes
+    replica: str
+    cached_tokens: int
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+
+class World:
+    """A router with eight followed replicas, and engines that do what it says. Times on its clock are made up."""
+
+    def __init__(self, folder: Path, *, one_thread: bool = False) -> None:
+        settings = Settings()
+        offload_bytes_min = sys.maxsize if one_thread else settings.limits.offload_bytes_min
+        self.now_s = 1_000.0
+        self.profiler: cProfile.Profile | None = None
+        self.router = Router(
+            POLICIES["warm"](),
+            index_bytes_max=settings.routing.index_bytes_max,
+            memory_max=settings.routing.memory_max,
+            blocks_max_default=settings.routing.blocks_max_default,
+        )
+        self.prompts = Prompts(
+            {MODEL: str(folder)},
+            deadline_s=60.0,
+            cache_bytes_max=settings.tokens.cache_bytes_max,
+            offload_bytes_min=offload_bytes_min,
+        )
+        self.placer = LocalPlacer(
+            self.router,
+            clock=lambda: self.now_s,
+            event_wait_s=0.0,
+            response_ids_max=100,
+            observe=_ignore,
+            failed=_ignore,
+            refused=_ignore,
+            page=_no_page,
+            limits=settings.admission,
+        )
+        tokens = Tokens(self.prompts, None, offload_bytes_min=offload_bytes_min)
+        self.reader = Reader(self.placer, tokens, offload_bytes_min=offload_bytes_min, ask_usage=False)
+        self._keys = KeyCache(RUNS_MAX)
+        self._stored: dict[str, set[int]] = {}
+        self._join()
+
+    def _join(self) -> None:
+        names = [f"http://10.0.0.{number}:8000" for number in range(REPLICAS)]
+        self.router.replace([Replica(name) for name in names])
+        for name in names:
+            self.router.observe_health(name, ok=True)
+            self.router.observe_models(name, [ServedModel(MODEL, owned_by="vllm")])
+            self.router.observe_load(name, Load(kv_tokens_max=4_000_000, block_tokens=BLOCK_TOKENS))
+            self.router.knowledge.grade(name, Grade.EXACT, "joined at batch 0", self.now_s)
+        self.router.models.observe_tokens(MODEL, "")
+        self.replicas = names
+
+    def close(self) -> None:
+        """Stop its threads."""
+        self.reader.close()
+        self.prompts.close()
+
+    def fill(self, blocks: int) -> None:
+        """Every replica holds so many blocks of its own."""
+        rng = random.Random(1)
+        for name in self.replicas:
+            for _ in range(blocks // SLICE_BLOCKS):
+                self.hold(name, token_ids(rng, SLICE_BLOCKS))
+
+    def spread(self, ids: bytes) -> None:
+        """Replicas hold an eighth of this prompt, two eighths, and so on."""
+        for number, name in enumerate(self.replicas):
+            self.hold(name, ids[: len(ids) // 4 * number // REPLICAS * 4])
+
+    def hold(self, replica: str, ids: bytes) -> None:
+        """The replica's engine computes a prompt and says so."""
+        keys = token_chain(ids, BLOCK_TOKENS, 0)
+        known = self._stored.setdefault(replica, set())
+        first = next((i for i, key in enumerate(keys) if key not in known), len(keys))
+        known.update(keys[first:])
+        if first < len(keys):
+            event = stored(ids, keys, first, len(keys), as_map=True)
+            follow(self.router.knowledge, replica, batch([event]), self.now_s)
+
+    async def decide(self, body: bytes) -> Decision:
+        """One request through the router's own code, whole."""
+        request = _request(body)
+        begun_s = self._begin()
+        question = await self.reader.understand(request, "cost")
+        understood_s = self._end(begun_s)
+        placed = self._place(question)
+        placed.cpu_s += understood_s
+        return placed
+
+    async def stages(self, body: bytes) -> Decision:
+        """The same, a piece at a time, each on this thread."""
+        dialect, marks = PATHS[CHAT], [time.process_time()]
+
+        def mark() -> None:
+            marks.append(time.process_time())
+
+        ask = dialect.parse(CHAT, body)
+        mark()
+        chain = chain_of(ask, MODEL)
+        mark()
+        given = dialect.template_input(CHAT, body, ask.decoded)
+        mark()
+        ids = await self.prompts.encode(given, MODEL, "vllm") if given else None
+        mark()
+        if not ids or chain is None:
+            raise CostError("the prompt could not be turned into tokens: see the log above")
+        prompt = TokenPrompt(ids, "", b"")
+        keys = self._keys.known(prompt, BLOCK_TOKENS)
+        known = len(keys)
+        keys += rest(prompt, BLOCK_TOKENS, keys)
+        self._keys.learn(prompt, BLOCK_TOKENS, keys, known)
+        mark()
+        question = await self.reader.understand(_request(body), "cost")
+        question.wanted.tokens = prompt
+        placed = self._place(question)
+        spent = [after - before for before, after in pairwise(marks)]
+        placed.stages_s = dict(zip(STAGES, spent, strict=False)) | placed.stages_s
+        placed.cpu_s = sum(spent for name, spent in placed.stages_s.items() if name != "finish")
+        return placed
+
+    def _place(self, question: Question) -> Decision:
+        """Place, have it answered, finish."""
+        wanted = question.wanted
+        if wanted.tokens is None:
+            raise CostError("the prompt was placed by estimate: no tokens")
+        self.now_s += 1.0
+        begun_s = self._begin()
+        lease = self.placer.ask(wanted, frozenset(), _ignore)
+        place_s = self._end(begun_s)
+        if not isinstance(lease, Lease):
+            raise CostError("an idle fleet is said to be full")
+        self.now_s += 1.0
+        usage = Usage(wanted.tokens.tokens, ANSWER_TOKENS, lease.cached_tokens)
+        self.hold(lease.replica, wanted.tokens.ids)
+        begun_s = self._begin()
+        self.placer.finish(lease, Outcome(Ending.OK, usage), self.now_s)
+        finish_s = self._end(begun_s)
+        spent = {"place": place_s, "finish": finish_s}
+        return Decision(place_s, wanted.tokens.ids, lease.replica, lease.cached_tokens, spent)
+
+    def _begin(self) -> float:
+        if self.profiler:
+            self.profiler.enable()
+        return time.process_time()
+
+    def _end(self, begun_s: float) -> float:
+        spent_s = time.process_time() - begun_s
+        if self.profiler:
+            self.profiler.disable()
+        return spent_s
+
+
+def _request(body: bytes) -> Request:
+    request = Request(cast("Connection", None))  # nobody is answered
+    request.method, request.target, request.path = "POST", CHAT, CHAT
+    request.bring([body], len(body))
+    request.lines = [(b"content-type", b"Content-Type", b"application/json")]
+    request.fields = {b"content-type": b"application/json"}
+    return request
+
+
+def _ignore(*_: object) -> None:
+    """What nobody counts here."""
+
+
+async def _no_page(_: str) -> None:
+    """There are no pages."""

@@ -1,0 +1,226 @@
+"""`python -m loadtest engine`: simulated replicas that speak vLLM's HTTP and KV events, N of them in one
+process.
+
+Each replica is an engine model (`model.py`) stepped in real time (`replica.py`) behind vLLM's routes
+(`engine_http.py`), all on one event loop and on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from loadtest.common import flags
+from loadtest.engine.calibration import CALIBRATIONS, Calibration
+from loadtest.engine.http import Surface
+from loadtest.engine.model import EngineModel, Limits
+from loadtest.engine.replica import Replica
+
+if TYPE_CHECKING:
+    from loadtest.engine.kv_publisher import KvPublisher
+
+REPLICAS_MAX = 256
+COUNT_MAX = 1 << 40  # of tokens, sequences and blocks
+SHUTDOWN_S = 0.01
+"""At once, that is; aiohttp takes 0 for no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsSettings:
+    """Ports of the first replica; the others' follow. 0: free ones."""
+
+    port: int = 5557
+    replay_port: int = 6557
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One process of simulated replicas; `port` 0 takes free ones."""
+
+    replicas: int = 4
+    host: str = "127.0.0.1"
+    port: int = 9100
+    model: str = "sim"
+    calibration: Calibration = CALIBRATIONS["qwen3-32b-2xh100"]
+    kv_tokens: int | None = None
+    """None: the calibration's."""
+    limits: Limits = field(default_factory=Limits)
+    time_scale: float = 1.0
+    tick_s: float = 0.005
+    kv_events: KvEventsSettings | None = None
+    tell_ttft: bool = False
+    """Whether an answer's usage has `ttft_s`, which vLLM's has not: simulated seconds from when the engine had the
+    request to the first token."""
+
+
+class Engines:
+    """Running replicas. `urls` and `replicas` are in order; `stop` ends everything `start` began."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.urls: list[str] = []
+        self.replicas: list[Replica] = []
+        self._settings = settings
+        self._runners: list[web.AppRunner] = []
+        self._publishers: list[KvPublisher] = []
+
+    async def start(self) -> None:
+        """Listen on all ports, or raise OSError (zmq's included) with nothing left open."""
+        try:
+            for index in range(self._settings.replicas):
+                await self._start_one(index)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start_one(self, index: int) -> None:
+        settings = self._settings
+        publisher = self._publisher(index)
+        model = EngineModel(
+            settings.calibration.times,
+            settings.kv_tokens or settings.calibration.kv_tokens,
+            settings.limits,
+            record_events=publisher is not None,
+        )
+        replica = Replica(
+            model,
+            time_scale=settings.time_scale,
+            tick_s=settings.tick_s,
+            on_events=publisher.publish if publisher else None,
+        )
+        self.replicas.append(replica)
+        surface = Surface(
+            replica, settings.model, publisher.sources() if publisher else {}, tell_ttft=settings.tell_ttft
+        )
+        runner = web.AppRunner(
+            surface.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+        )
+        self._runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, settings.host, settings.port + index if settings.port else 0).start()
+        port = runner.addresses[0][1]
+        self.urls.append(f"http://{settings.host}:{port}")
+
+    def _publisher(self, index: int) -> KvPublisher | None:
+        events = self._settings.kv_events
+        if events is None:
+            return None
+        from loadtest.engine.kv_publisher import KvPublisher  # pyzmq is needed for events only
+
+        publisher = KvPublisher(
+            self._settings.limits.block_tokens,
+            port=events.port + index if events.port else 0,
+            replay_port=events.replay_port + index if events.replay_port else 0,
+            host=self._settings.host,
+            topic=events.topic,
+        )
+        publisher.start()
+        self._publishers.append(publisher)
+        return publisher
+
+    async def stop(self) -> None:
+        """Stop at once; open requests are cut off."""
+        for replica in self.replicas:
+            replica.stop()
+        for runner in self._runners:
+            await runner.cleanup()
+        for publisher in self._publishers:
+            await publisher.stop()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; its defaults are those of `EngineSettings`."""
+    defaults, limits, events = EngineSettings(), Limits(), KvEventsSettings()
+    whole, port = flags.whole(1, COUNT_MAX), flags.whole(0, 65_535)
+    command = argparse.ArgumentParser(
+        prog="python -m loadtest engine",
+        description="Simulated LLM replicas that speak vLLM's HTTP and KV events. Prints `ready URL`, a line "
+        "each, when all listen; SIGTERM or SIGINT stops at once. All model times are simulated seconds: wall "
+        "time is simulated time / --time-scale.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = command.add_argument
+    add("--replicas", type=flags.whole(1, REPLICAS_MAX), default=defaults.replicas, help="how many, one port each")
+    add("--host", default=defaults.host, help="address to listen on")
+    add("--port", type=port, default=defaults.port, help="of the first replica; 0: free ports")
+    add("--model", default=defaults.model, help="served model name")
+    add("--calibration", choices=sorted(CALIBRATIONS), default="qwen3-32b-2xh100", help="how long steps take")
+    add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="what a KV cache holds; else the calibration's")
+    add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
+    add(
+        "--max-model-len",
+        type=flags.whole(2, COUNT_MAX),
+        default=argparse.SUPPRESS,
+        help="longest prompt + answer; else the calibration's",
+    )
+    add("--max-num-batched-tokens", type=whole, default=limits.batched_tokens_max, help="tokens in one step")
+    add("--max-num-seqs", type=whole, default=limits.sequences_max, help="requests in one batch")
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated per wall seconds")
+    add("--tick-ms", type=flags.positive(), default=defaults.tick_s * 1e3, help="wall ms that share one SSE event")
+    add("--kv-events", action="store_true", help="publish KV events over ZMQ")
+    add("--kv-events-port", type=port, default=events.port, help="of the first replica; 0: free ports")
+    add("--kv-replay-port", type=port, default=events.replay_port, help="likewise, for replays")
+    add("--kv-events-topic", default=events.topic, help="first frame of every batch")
+    add("--tell-ttft", action="store_true", help="usage has the engine's own ttft_s, in simulated seconds")
+    return command
+
+
+def settings(argv: Sequence[str]) -> EngineSettings:
+    """Settings of a command line; exits as argparse does on a wrong one."""
+    args = parser().parse_args(argv)
+    calibration = CALIBRATIONS[args.calibration]
+    limits = Limits(
+        args.block_size,
+        args.max_num_batched_tokens,
+        args.max_num_seqs,
+        getattr(args, "max_model_len", None) or calibration.context_tokens_max,
+    )
+    events = KvEventsSettings(args.kv_events_port, args.kv_replay_port, args.kv_events_topic)
+    return EngineSettings(
+        replicas=args.replicas,
+        host=args.host,
+        port=args.port,
+        model=args.model,
+        calibration=calibration,
+        kv_tokens=getattr(args, "kv_tokens", None),
+        limits=limits,
+        time_scale=args.time_scale,
+        tick_s=args.tick_ms / 1e3,
+        kv_events=events if args.kv_events else None,
+        tell_ttft=args.tell_ttft,
+    )
+
+
+async def serve(chosen: EngineSettings) -> int:
+    """Serve until SIGTERM or SIGINT; 1 when a port cannot be had."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engines = Engines(chosen)
+    try:
+        await engines.start()
+    except (OSError, ImportError, ValueError, RuntimeError) as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return 1
+    for url in engines.urls:
+        print(f"ready {url}", flush=True)
+    await stop.wait()
+    await engines.stop()
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status of `python -m loadtest engine`."""
+    chosen = settings(argv)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(serve(chosen))
+    return uvloop.run(serve(chosen))

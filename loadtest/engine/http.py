@@ -1,0 +1,353 @@
+"""The simulated replica's HTTP surface: vLLM 0.32's paths, bodies and errors, as far as a router meets them.
+
+The shapes were compared with recorded answers of a real vLLM. As there, status and headers leave before the
+prefill starts, the role and the first text come with the first token, unknown fields are ignored, and a
+missing `model` is accepted. Unlike there, answers have exactly `max_tokens` tokens (default 128), as with
+`ignore_eos`, and `n`, `stop`, `logprobs` and sampling parameters change nothing."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from loadtest.engine import tokens
+from loadtest.engine.metrics import render
+from loadtest.engine.model import Request, RequestRefused
+from loadtest.engine.replica import Answer, Replica
+
+BODY_BYTES_MAX = 64 << 20
+OUTPUT_TOKENS_DEFAULT = 128
+PROMPTS_MAX = 256
+WAITING_MAX = 10_000
+"""Requests queued at a replica before it answers 503 (vLLM: --max-num-queued-reqs)."""
+VERSION = "0.32.0"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class StreamOptions(msgspec.Struct):
+    """OpenAI's, as far as implemented."""
+
+    include_usage: bool | None = None
+
+
+class Body(msgspec.Struct):
+    """The fields of a request that matter here; all others are ignored."""
+
+    model: str | None = None
+    messages: list[tokens.Message] | None = None
+    prompt: str | list[Any] | None = None
+    tools: list[Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    cache_salt: str | None = None
+    add_generation_prompt: bool = True
+
+
+_BODY = msgspec.json.Decoder(Body)
+
+
+class Refused(Exception):
+    """Answered with an error body of vLLM's shape."""
+
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param = status, kind, param
+
+    def response(self) -> web.Response:
+        """For the client."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return web.json_response({"error": error}, status=self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Rendered text of one prompt and its answer: what a `BlockStored` event is made of."""
+
+    data: bytes
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One accepted HTTP request: its choices' answers are known in full, only their tokens' times are not."""
+
+    response_id: str
+    chat: bool
+    include_usage: bool
+    ids: list[int]
+    texts: list[str]
+    answer: Answer
+    prompt_tokens: list[int]
+    created: int
+
+
+class Surface:
+    """The routes of one replica."""
+
+    def __init__(
+        self, replica: Replica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
+    ) -> None:
+        self._replica = replica
+        self._tell_ttft = tell_ttft
+        self._model_name = model_name
+        self._event_sources = event_sources
+        self._ids = itertools.count(1)
+        self._started = int(time.time())
+
+    def application(self) -> web.Application:
+        """To be run with `handler_cancellation`, so that a client that leaves ends its work."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completion)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/load", self._load)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/kv_event_sources", self._kv_event_sources)
+        return app
+
+    # --- generating
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        body = await self._body(http)
+        if body.messages is None:
+            raise Refused(400, "Field required: messages", "Bad Request", "messages")
+        return await self._generate(http, body, [tokens.render_chat(body.messages, body.tools)], chat=True)
+
+    async def _completion(self, http: web.Request) -> web.StreamResponse:
+        body = await self._body(http)
+        return await self._generate(http, body, _prompts(body.prompt), chat=False)
+
+    async def _generate(self, http: web.Request, body: Body, prompts: list[bytes], *, chat: bool) -> web.StreamResponse:
+        if self._replica.model.waiting_n >= WAITING_MAX:
+            raise Refused(503, "The queue is full (max_num_queued_reqs).", "ServiceUnavailableError")
+        job = self._submit(http, body, prompts, chat)
+        try:
+            if body.stream:
+                return await self._stream(http, job)
+            while not job.answer.finished:
+                await job.answer.more()
+            return web.Response(body=self._whole(job), content_type="application/json")
+        finally:
+            for request_id in job.ids:
+                self._replica.cancel(request_id)
+
+    def _submit(self, http: web.Request, body: Body, prompts: list[bytes], chat: bool) -> Job:
+        """All or nothing: every prompt is checked before the first is queued."""
+        model = self._replica.model
+        wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        output_n = OUTPUT_TOKENS_DEFAULT if wanted is None else wanted
+        if output_n < 1:
+            raise Refused(400, f"max_tokens must be at least 1, got {output_n}.", param="max_tokens")
+        counts = [tokens.count(prompt) for prompt in prompts]
+        try:
+            for count in counts:
+                model.check(count, output_n)
+        except RequestRefused as refusal:
+            raise Refused(400, str(refusal), param="input_tokens") from None
+        answer = Answer(len(prompts))
+        texts = [tokens.answer(prompt, output_n) for prompt in prompts]
+        name = http.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        job = Job(
+            f"{'chatcmpl' if chat else 'cmpl'}-{name}",
+            chat,
+            usage,
+            [],
+            texts,
+            answer,
+            counts,
+            int(time.time()),
+        )
+        for index, prompt in enumerate(prompts):
+            text = Text(prompt + texts[index].encode(), body.cache_salt or "")
+            keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
+            job.ids.append(next(self._ids))
+            self._replica.submit(Request(job.ids[-1], counts[index], output_n, keys, text), answer, index)
+        return job
+
+    async def _stream(self, http: web.Request, job: Job) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(http)
+        sent = [0] * len(job.texts)
+        parts: list[str] = []
+        finished = False
+        while not finished:
+            await job.answer.more()
+            finished = job.answer.finished
+            for index, choice in enumerate(job.answer.choices):
+                if choice.ready > sent[index]:
+                    parts += self._events(job, index, sent[index], choice.ready, choice.finished)
+                    sent[index] = choice.ready
+            if finished:
+                if job.include_usage:
+                    parts.append(f'{self._head(job)},"choices":[],"usage":{self._usage(job)}}}\n\n')
+                parts.append("data: [DONE]\n\n")
+            try:
+                await response.write("".join(parts).encode())
+            except ConnectionResetError:
+                return response
+            parts.clear()
+        return response
+
+    def _head(self, job: Job) -> str:
+        kind = "chat.completion.chunk" if job.chat else "text_completion"
+        return (
+            f'data: {{"id":"{job.response_id}","object":"{kind}","created":{job.created},"model":"{self._model_name}"'
+        )
+
+    def _events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
+        """One choice's tokens as server-sent events; before the first, the role."""
+        head = f'{self._head(job)},"choices":[{{"index":{index}'
+        text = job.texts[index][start * tokens.BYTES_PER_TOKEN : end * tokens.BYTES_PER_TOKEN]
+        reason = '"length","stop_reason":null' if finished else "null"
+        if not job.chat:
+            return [f'{head},"text":"{text}","logprobs":null,"finish_reason":{reason}}}]}}\n\n']
+        events = [f'{head},"delta":{{"content":"{text}"}},"logprobs":null,"finish_reason":{reason}}}]}}\n\n']
+        if not start:
+            role = '{"role":"assistant","content":""}'
+            events.insert(0, f'{head},"delta":{role},"logprobs":null,"finish_reason":null}}]}}\n\n')
+        return events
+
+    def _usage(self, job: Job) -> str:
+        size = self._replica.model.limits.block_tokens
+        prompt, output = sum(job.prompt_tokens), sum(choice.ready for choice in job.answer.choices)
+        cached = sum(choice.cached_tokens for choice in job.answer.choices)
+        created = max(0, prompt // size * size - cached) if job.chat else None
+        own = {"ttft_s": max(choice.ttft_s for choice in job.answer.choices)} if self._tell_ttft else {}
+        return msgspec.json.encode(
+            {
+                **own,
+                "prompt_tokens": prompt,
+                "total_tokens": prompt + output,
+                "completion_tokens": output,
+                "prompt_tokens_details": {
+                    "cached_tokens": cached,
+                    "created_cache_tokens": created,
+                    "multimodal_tokens": None,
+                },
+                "completion_tokens_details": None,
+            }
+        ).decode()
+
+    def _whole(self, job: Job) -> bytes:
+        choices: list[dict[str, Any]] = []
+        for index, text in enumerate(job.texts):
+            choice: dict[str, Any] = {"index": index}
+            if job.chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = text
+            choices.append(choice | {"logprobs": None, "finish_reason": "length", "stop_reason": None})
+        kind = "chat.completion" if job.chat else "text_completion"
+        whole = {"id": job.response_id, "object": kind, "created": job.created, "model": self._model_name}
+        return msgspec.json.encode(whole | {"choices": choices, "usage": msgspec.Raw(self._usage(job).encode())})
+
+    # --- all the rest
+
+    async def _body(self, http: web.Request) -> Body:
+        try:
+            body = _BODY.decode(await http.read())
+        except msgspec.DecodeError as error:  # ValidationError included
+            raise Refused(400, str(error), "Bad Request") from None
+        if body.model is not None and body.model != self._model_name:
+            raise Refused(404, f"The model `{body.model}` does not exist.", "NotFoundError", "model")
+        if body.cache_salt == "":
+            raise Refused(400, "Parameter 'cache_salt' must be a non-empty string if provided.", "Bad Request")
+        return body
+
+    async def _embeddings(self, http: web.Request) -> web.Response:
+        await self._body(http)
+        raise Refused(400, "The model does not support Embeddings API")
+
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        body = await self._body(http)
+        if body.messages is not None:
+            data = tokens.render_chat(body.messages, body.tools, generate=body.add_generation_prompt)
+        else:
+            data = _prompts(body.prompt)[0]
+        ids = tokens.ids(data)
+        longest = self._replica.model.context_tokens_max
+        return web.json_response({"count": len(ids), "max_model_len": longest, "tokens": ids})
+
+    async def _detokenize(self, http: web.Request) -> web.Response:
+        try:
+            ids = msgspec.json.decode(await http.read(), type=dict[str, Any])["tokens"]
+            return web.json_response({"prompt": tokens.from_ids(ids).decode(errors="replace")})
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            raise Refused(400, "Field required: tokens, a list of token ids", "Bad Request", "tokens") from None
+
+    async def _reset_prefix_cache(self, _http: web.Request) -> web.Response:
+        return web.json_response({"success": self._replica.model.reset_prefix_cache()})
+
+    async def _models(self, _http: web.Request) -> web.Response:
+        card = {"id": self._model_name, "object": "model", "created": self._started, "owned_by": "vllm"}
+        card |= {"root": self._model_name, "parent": None}
+        card["max_model_len"] = self._replica.model.context_tokens_max
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _health(self, _http: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _load(self, _http: web.Request) -> web.Response:
+        model = self._replica.model
+        return web.json_response({"server_load": model.running_n + model.waiting_n})
+
+    async def _version(self, _http: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    async def _kv_event_sources(self, _http: web.Request) -> web.Response:
+        return web.json_response(dict(self._event_sources))
+
+    async def _metrics(self, _http: web.Request) -> web.Response:
+        replica = self._replica
+        page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s)
+        return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+def _prompts(prompt: str | list[Any] | None) -> list[bytes]:
+    """The kinds `/v1/completions` takes: text, token ids, or a list of either."""
+    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    prompts: list[bytes] = []
+    for one in many[: PROMPTS_MAX + 1]:
+        if isinstance(one, str):
+            prompts.append(one.encode("utf-8", "surrogatepass"))
+        elif isinstance(one, list) and all(type(token) is int for token in one):
+            try:
+                prompts.append(tokens.from_ids(one))
+            except ValueError as error:
+                raise Refused(400, str(error), param="prompt") from None
+        else:
+            raise Refused(400, "prompt: text, token ids, or a list of either", "Bad Request", "prompt")
+    if len(prompts) > PROMPTS_MAX:
+        raise Refused(400, f"at most {PROMPTS_MAX} prompts in one request", param="prompt")
+    if not all(prompts):
+        raise Refused(400, "The decoder prompt cannot be empty", param="prompt")
+    return prompts
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as refused:
+        return refused.response()
+    except web.HTTPRequestEntityTooLarge:
+        return Refused(413, "Request body is too large", "Request Entity Too Large").response()
+    except web.HTTPNotFound:
+        return web.json_response({"detail": "Not Found"}, status=404)

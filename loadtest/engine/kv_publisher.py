@@ -1,0 +1,150 @@
+"""KV events of one simulated replica over ZMQ, in the encoding of vLLM 0.24 and later.
+
+Three frames: topic, sequence number (8 bytes, big-endian, from 0), and a msgpack array `[time, events, rank]`
+whose events are maps that name their type; one event for each removed block, one for each run of stored
+blocks. A ROUTER socket replays the last batches for those who missed some: a request `["", first number]` is
+answered with every batch from that number on, then with number -1 and nothing. (Compared with frames recorded
+from vLLM 0.32.)"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from loadtest.engine import tokens
+from loadtest.engine.http import Text
+from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
+
+BUFFER_BATCHES = 10_000
+HWM = 100_000
+QUEUE_MAX = 100_000
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class KvPublisher:
+    """Binds on loopback unless told otherwise; port 0 takes a free one. Raises `zmq.ZMQError` when a port is taken."""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        *,
+        port: int = 0,
+        replay_port: int = 0,
+        host: str = "127.0.0.1",
+        topic: str = "",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._topic = topic.encode()
+        self._now = now
+        self._seq = 0
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=BUFFER_BATCHES)
+        # Sending on a PUB socket never blocks, so only the ROUTER is an asyncio socket.
+        self._contexts: tuple[zmq.Context[zmq.Socket[bytes]], zmq.asyncio.Context] = (
+            zmq.Context(),
+            zmq.asyncio.Context(),
+        )
+        self._pub = self._contexts[0].socket(zmq.PUB)
+        self._router = self._contexts[1].socket(zmq.ROUTER)
+        try:
+            self.endpoint = _bind(self._pub, host, port)
+            self.replay_endpoint = _bind(self._router, host, replay_port)
+        except zmq.ZMQError:
+            self._close()
+            raise
+        self._replays: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Answer replay requests from now on."""
+        self._replays = asyncio.get_running_loop().create_task(self._serve_replays())
+
+    async def stop(self) -> None:
+        """Drop what was not sent yet, close both sockets."""
+        if self._replays is not None:
+            self._replays.cancel()
+            await asyncio.gather(self._replays, return_exceptions=True)
+        self._close()
+
+    def _close(self) -> None:
+        self._pub.close(linger=0)
+        self._router.close(linger=0)
+        for context in self._contexts:
+            context.term()
+
+    def sources(self) -> dict[str, Any]:
+        """What `/kv_event_sources` says."""
+        return {
+            "0": {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
+                "endpoint": self.endpoint,
+                "replay_endpoint": self.replay_endpoint,
+                "buffer_steps": BUFFER_BATCHES,
+                "hwm": HWM,
+                "max_queue_size": QUEUE_MAX,
+                "topic": self._topic.decode(),
+            }
+        }
+
+    def publish(self, events: Sequence[KvEvent]) -> None:
+        """Send one batch. Never waits: a subscriber that is too slow loses batches and can ask for them
+        again."""
+        seq = self._seq.to_bytes(8, "big")
+        self._seq += 1
+        payload = msgspec.msgpack.encode([self._now(), [told for event in events for told in self._encoded(event)], 0])
+        self._sent.append((seq, payload))
+        self._pub.send_multipart([self._topic, seq, payload])
+
+    def _encoded(self, event: KvEvent) -> list[dict[str, Any]]:
+        """Field order is vLLM's, and so is an event for each block removed."""
+        if isinstance(event, BlocksRemoved):
+            common = {"medium": "GPU", "group_idx": 0}
+            return [{"type": "BlockRemoved", "block_hashes": [key], **common} for key in event.keys]
+        return [self._stored(event) if isinstance(event, BlockStored) else {"type": "AllBlocksCleared"}]
+
+    def _stored(self, event: BlockStored) -> dict[str, Any]:
+        if not isinstance(event.tag, Text):
+            raise TypeError("requests whose events are published are tagged with their text")
+        size = self._block_tokens * tokens.BYTES_PER_TOKEN
+        start, blocks_n = event.first_block * size, len(event.keys)
+        extra_keys: list[list[str] | None] = [None] * blocks_n
+        if event.tag.salt and not event.first_block:
+            extra_keys[0] = [event.tag.salt]
+        return {
+            "type": "BlockStored",
+            "block_hashes": event.keys,
+            "parent_block_hash": event.parent,
+            "token_ids": tokens.ids(event.tag.data[start : start + blocks_n * size]),
+            "block_size": self._block_tokens,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": extra_keys,
+            "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        }
+
+    async def _serve_replays(self) -> None:
+        while True:
+            request = await self._router.recv_multipart()
+            # As measured: without the empty delimiter, or with more frames, no answer at all.
+            if len(request) != 3 or request[1] or len(request[2]) != 8:
+                continue
+            client, first = request[0], request[2]
+            for seq, payload in list(self._sent):
+                if seq >= first:
+                    await self._router.send_multipart([client, b"", self._topic, seq, payload])
+            await self._router.send_multipart([client, b"", b"", END, b""])
+
+
+def _bind(socket: zmq.SyncSocket | zmq.asyncio.Socket, host: str, port: int) -> str:
+    socket.set_hwm(HWM)
+    socket.bind(f"tcp://{host}:{port or '*'}")
+    return str(socket.get_string(zmq.LAST_ENDPOINT))

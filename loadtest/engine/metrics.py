@@ -1,0 +1,119 @@
+"""The simulated replica's /metrics page: vLLM 0.32's names and labels, for what a router or a load test
+reads.
+
+Times are simulated seconds. Token counters are vLLM's: hits and queries are counted when a request is
+admitted, prompt tokens when its first token is there."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from loadtest.engine.model import EngineModel
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+E2E_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+_GAUGES = {
+    "num_requests_running": "Number of requests in model execution batches.",
+    "num_requests_waiting": "Number of requests waiting to be processed.",
+    "kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
+}
+_COUNTERS = {
+    "prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
+    "prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
+    "num_preemptions": "Cumulative number of preemption from the engine.",
+    "prompt_tokens": "Number of prefill tokens processed.",
+    "prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
+    "generation_tokens": "Number of generation tokens processed.",
+}
+
+
+class Histogram:
+    """Counts by upper bound, in constant memory."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str, labels: str) -> Iterable[str]:
+        """Exposition lines, cumulative."""
+        total = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{bound}",{labels}}} {float(total)}'
+        yield f"{name}_count{{{labels}}} {float(total)}"
+        yield f"{name}_sum{{{labels}}} {self._sum}"
+
+
+def render(model: EngineModel, model_name: str, ttft: Histogram, e2e: Histogram, lag_max_s: float) -> str:
+    """The whole page."""
+    labels = f'engine="0",model_name="{model_name}"'
+    counters = model.counters
+    values: dict[str, float] = {
+        "num_requests_running": model.running_n,
+        "num_requests_waiting": model.waiting_n,
+        "kv_cache_usage_perc": model.kv_usage,
+        "prefix_cache_queries": counters.queried_tokens,
+        "prefix_cache_hits": counters.hit_tokens,
+        "num_preemptions": counters.preemptions,
+        "prompt_tokens": counters.prompt_tokens,
+        "prompt_tokens_cached": counters.prompt_cached_tokens,
+        "generation_tokens": counters.generated_tokens,
+    }
+    lines: list[str] = []
+    for name, text in _GAUGES.items():
+        lines += [*_head(f"vllm:{name}", text, "gauge"), f"vllm:{name}{{{labels}}} {float(values[name])}"]
+    for name, text in _COUNTERS.items():
+        lines += [*_head(f"vllm:{name}_total", text, "counter")]
+        lines.append(f"vllm:{name}_total{{{labels}}} {float(values[name])}")
+    lines += _head("vllm:request_success_total", "Count of successfully processed requests.", "counter")
+    for reason in ("stop", "length", "abort", "error", "repetition"):
+        # A client that leaves does not count as an abort, as measured on vLLM 0.32.
+        value = float(counters.finished if reason == "length" else 0)
+        lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {value}')
+    for name, text, histogram in (
+        ("vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", ttft),
+        ("vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", e2e),
+    ):
+        lines += [*_head(name, text, "histogram"), *histogram.lines(name, labels)]
+    lines += _cache_config(model)
+    lines += _head("loadtest:engine_lag_seconds_max", "Wall seconds the latest step came too late.", "gauge")
+    lines.append(f"loadtest:engine_lag_seconds_max{{{labels}}} {lag_max_s}")
+    return "\n".join(lines) + "\n"
+
+
+def _head(name: str, text: str, kind: str) -> tuple[str, str]:
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+
+
+def _cache_config(model: EngineModel) -> list[str]:
+    size, blocks_n = model.limits.block_tokens, model.pool.blocks_n
+    info = {
+        "block_size": size,
+        "cache_dtype": "auto",
+        "enable_prefix_caching": True,
+        "engine": 0,
+        "kv_cache_max_concurrency": round(blocks_n * size / model.context_tokens_max, 3),
+        "kv_cache_size_tokens": blocks_n * size,
+        "num_gpu_blocks": blocks_n,
+        "prefix_caching_hash_algo": "xxh3_64",
+        "sliding_window": None,
+    }
+    labels = ",".join(f'{name}="{value}"' for name, value in info.items())
+    text = "Information of the LLMEngine CacheConfig"
+    return [*_head("vllm:cache_config_info", text, "gauge"), f"vllm:cache_config_info{{{labels}}} 1.0"]

@@ -1,0 +1,432 @@
+"""The engine model: continuous batching over a paged KV cache, as vLLM V1 schedules it, in simulated seconds.
+
+Pure: no clock, no I/O, no randomness. The caller owns time: `begin` plans a step and says how long it takes,
+`complete` applies it when that time has come, and the next `begin` follows at once. Every step gives one
+token to each decoding sequence and spends what is left of the token budget on prefill chunks, first come
+first served. A waiting request is admitted when its whole prompt fits, less what the cache holds of it; when
+decodes run out of blocks the youngest sequence loses its own and computes them again later (preemption by
+recompute).
+
+While nobody prefills and nobody can be admitted, nothing but lengths changes, so one planned step may stand
+for many decode iterations: until the next finish, or as far as blocks or the caller's horizon reach. An
+arrival in the middle calls `truncate`, which ends it at the next iteration, where a real engine would notice
+the arrival."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.engine.calibration import StepTimes
+from loadtest.engine.decoding import Decoding, Running
+from loadtest.engine.kv_pool import KvEvent, KvPool
+
+
+class RequestRefused(ValueError):
+    """Such a request can never run: longer than the model's context or than the whole cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """vLLM's scheduler limits, with its defaults."""
+
+    block_tokens: int = 16
+    batched_tokens_max: int = 8192
+    sequences_max: int = 256
+    context_tokens_max: int = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the model needs to know of a prompt and its answer."""
+
+    request_id: int
+    prompt_tokens: int
+    output_tokens: int
+    keys: Sequence[int]
+    """Names of the full blocks of prompt and answer, each naming its whole prefix; blocks past the end are
+    never cached. A caller that knows nothing of the answer gives the prompt's only."""
+    tag: object = None
+    """Not looked at; handed back in `BlockStored`."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; tokens where not said otherwise. A request preempted and resumed counts
+    once."""
+
+    prompt_tokens: int = 0
+    prompt_cached_tokens: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    iterations: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought; ids of requests."""
+
+    tokens: list[tuple[int, int]]
+    """(id, how many), in the engine's order; nothing where the model does not record them."""
+    first: list[tuple[int, int]]
+    """(id, prompt tokens that were found cached): these have their first token, listed in `tokens` as
+    well."""
+    finished: list[int]
+    events: list[KvEvent]
+
+
+@dataclass(slots=True)
+class Step:
+    """A planned step; only `EngineModel` looks inside."""
+
+    duration_s: float
+    iterations: int
+    decodes: int
+    """Sequences that get a token in each iteration."""
+    context_tokens: int
+    """Theirs, in the first iteration."""
+    work: list[tuple[Running, int]] | None = None
+    """The other sequences and the prompt tokens each computes; None of pure decode."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """Who is in the batch: for whoever may know an engine's future."""
+
+    prefilling: list[tuple[object, int, int]]
+    """(the request's tag, prompt tokens to compute, tokens before them)."""
+    decodes: int
+    context_tokens: int
+    """Of all decodes."""
+
+
+class EngineModel:
+    """One replica. `step = begin()`, wait `step.duration_s`, `complete(step)`, and so on while there is
+    work."""
+
+    def __init__(
+        self,
+        times: StepTimes,
+        kv_tokens: int,
+        limits: Limits,
+        *,
+        record_events: bool = False,
+        record_tokens: bool = True,
+    ) -> None:
+        self.limits = limits
+        self.counters = Counters()
+        self.pool = KvPool(kv_tokens // limits.block_tokens, record_events=record_events)
+        self.context_tokens_max = min(limits.context_tokens_max, self.pool.blocks_n * limits.block_tokens)
+        self._times = times
+        self._waiting: deque[Running] = deque()
+        # In order of admission. Those that decode come first: whoever has not all of its prompt computed had what was
+        # left of a step's budget, and nobody is admitted behind it.
+        self._running: list[Running] = []
+        self._decoding = Decoding(limits.block_tokens)
+        # vLLM refuses more sequences than a step has tokens for.
+        self._sequences_max = min(limits.sequences_max, limits.batched_tokens_max)
+        self._record_tokens = record_tokens
+        self._by_id: dict[int, Running] = {}
+        self._admitted = 0
+        self._blocked = False  # the head of the queue cannot be admitted until something is freed
+
+    @property
+    def running_n(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting_n(self) -> int:
+        """Requests queued, preempted ones too."""
+        return len(self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that live requests use, 0 to 1."""
+        return 1 - self.pool.free_n / self.pool.blocks_n
+
+    def admitted(self, step: Step | None) -> Admitted:
+        """The batch as it will be when `step`, the one under way, is over."""
+        under_way = {id(sequence): count for sequence, count in step.work or ()} if step is not None else {}
+        decoding = self._decoding
+        batch = Admitted([], decoding.count, decoding.context_tokens)
+        for sequence in self._running[decoding.count :]:
+            if sequence.generated:
+                batch.decodes += 1
+                batch.context_tokens += sequence.computed
+            else:
+                done = under_way.get(id(sequence), 0)
+                left, computed = sequence.behind - done, sequence.computed + done
+                batch.prefilling.append((sequence.request.tag, left, computed))
+        return batch
+
+    def check(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raise `RequestRefused` if such a request could never finish here."""
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise RequestRefused("a request has at least one prompt token and one output token")
+        limit = self.context_tokens_max
+        if prompt_tokens + output_tokens > limit:
+            total = prompt_tokens + output_tokens
+            raise RequestRefused(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{output_tokens} output tokens and your prompt contains at least {prompt_tokens} input "
+                f"tokens, for a total of at least {total} tokens. Please reduce the length of the input "
+                "prompt or the number of requested output tokens."
+            )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, or raise `RequestRefused`; ids must not repeat while a request lives."""
+        self.check(request.prompt_tokens, request.output_tokens)
+        if request.request_id in self._by_id:
+            raise ValueError(f"request {request.request_id} is already here")
+        sequence = self._by_id[request.request_id] = Running(request)
+        self._waiting.append(sequence)
+
+    def cancel(self, request_id: int) -> bool:
+        """The client left: free what it held, also in the middle of a step. False if it is not here any
+        more."""
+        sequence = self._by_id.pop(request_id, None)
+        if sequence is None:
+            return False
+        sequence.live = False
+        if sequence.ends >= 0:
+            self._decoding.leave(sequence)
+        (self._running if sequence in self._running else self._waiting).remove(sequence)
+        self._drop_blocks(sequence)
+        self.counters.cancelled += 1
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False (and nothing done) while requests use any. Its event leaves with
+        the next step, as measured on vLLM 0.32."""
+        return self.pool.clear()
+
+    def begin(self, horizon_s: float = math.inf) -> Step | None:
+        """Plan the next step, or None when there is nothing to do. Several iterations only within the
+        horizon."""
+        if not self._running and not self._waiting:
+            return None
+        if self._running and (self._blocked or not self._waiting):
+            step = self._plan_decode(horizon_s)
+            if step is not None:
+                return step
+        return self._plan_mixed()
+
+    def truncate(self, step: Step, elapsed_s: float) -> None:
+        """Something arrived `elapsed_s` into this step: end it at the next iteration boundary."""
+        if step.iterations == 1 or elapsed_s >= step.duration_s:
+            return
+        low, high = 1, step.iterations
+        while low < high:
+            middle = (low + high) // 2
+            if self._times.decodes_s(step.decodes, step.context_tokens, middle) >= elapsed_s:
+                high = middle
+            else:
+                low = middle + 1
+        step.iterations = low
+        step.duration_s = self._times.decodes_s(step.decodes, step.context_tokens, low)
+
+    def complete(self, step: Step) -> Outcome:
+        """Apply a step whose time has passed."""
+        outcome = Outcome([], [], [], [])
+        self.counters.iterations += step.iterations
+        if step.work is None:
+            self._fill(step.iterations)
+        self._advance(step.iterations, outcome)
+        for sequence, count in step.work or ():
+            if not sequence.live:
+                continue
+            sequence.computed += count
+            if not sequence.behind:
+                self._sampled(sequence, outcome)
+        if outcome.finished:
+            self._running = [sequence for sequence in self._running if sequence.live]
+        outcome.events = self.pool.drain_events()
+        return outcome
+
+    # --- planning
+
+    def _plan_decode(self, horizon_s: float) -> Step | None:
+        """As many iterations as stay pure decode, or None if this one would not be."""
+        decoding, size = self._decoding, self.limits.block_tokens
+        decodes, context = decoding.count, decoding.context_tokens + decoding.count
+        if decodes < len(self._running):
+            return None  # a first token has a time of its own
+        longest = min(self.limits.context_tokens_max, decoding.until_end())
+        iterations = self._within(horizon_s, decodes, context, longest)
+        # An iteration takes at most one block a sequence; only near the end of the pool is counting worth it.
+        while decodes * (iterations // size + 1) > self.pool.free_n:
+            if decoding.blocks_for(iterations) <= self.pool.free_n:
+                break
+            if iterations == 1:
+                return None
+            iterations //= 2
+        return Step(self._times.decodes_s(decodes, context, iterations), iterations, decodes, context)
+
+    def _within(self, horizon_s: float, decodes: int, context: int, longest: int) -> int:
+        """The most iterations, at least 1 and at most `longest`, that take no longer than the horizon."""
+        if horizon_s == math.inf or self._times.decodes_s(decodes, context, longest) <= horizon_s:
+            return longest
+        low, high = 1, longest
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._times.decodes_s(decodes, context, middle) <= horizon_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _plan_mixed(self) -> Step:
+        """One iteration: the running first, in order of admission, then whoever can be admitted."""
+        preemptions = self.counters.preemptions
+        work: list[tuple[Running, int]] = []
+        self._grow_decoding()
+        decodes = self._decoding.count
+        context = self._decoding.context_tokens + decodes
+        budget, index = self.limits.batched_tokens_max - decodes, decodes
+        while index < len(self._running) and budget:
+            sequence = self._running[index]
+            count = min(sequence.behind, budget)
+            if not self._grow(sequence, sequence.computed + count):
+                break
+            self._schedule(work, sequence, count)
+            budget -= count
+            index += 1
+        if preemptions == self.counters.preemptions:
+            self._admit(work, budget)
+        prefill, pairs, ones, ones_context = 0, 0.0, 0, 0
+        for sequence, count in work:
+            if count == 1:
+                ones += 1
+                ones_context += sequence.computed + 1
+            else:
+                prefill += count
+                pairs += count * (sequence.computed + (count + 1) / 2)
+        duration_s = self._times.mixed_s(prefill, pairs, decodes + ones, context + ones_context)
+        return Step(duration_s, 1, decodes, context, work)
+
+    def _grow_decoding(self) -> None:
+        """Room for one more token of each that decodes; a block that it fills is shared from now on."""
+        for sequence in self._decoding.bordering(1):
+            if sequence.ends < 0:
+                continue  # preempted a moment ago
+            computed = self._decoding.computed(sequence) + 1
+            if not self._grow(sequence, computed):
+                return
+            self._store(sequence, computed)
+
+    def _admit(self, work: list[tuple[Running, int]], budget: int) -> None:
+        """First come, first served: whoever cannot be admitted holds up all behind."""
+        size = self.limits.block_tokens
+        while self._waiting and budget:
+            sequence = self._waiting[0]
+            tokens = sequence.request.prompt_tokens + sequence.generated
+            # The last token is computed in any case, its logits are needed (vLLM: num_tokens - 1).
+            keys, blocks_max = sequence.request.keys, (tokens - 1) // size
+            matched = self.pool.match(keys, blocks_max)
+            missing = -(-tokens // size) - len(matched)
+            if len(self._running) >= self._sequences_max or not self.pool.fits(matched, missing):
+                self._blocked = True
+                return
+            self._waiting.popleft()
+            self._blocked = False
+            sequence.number = self._admitted = self._admitted + 1
+            self.pool.share(matched)
+            sequence.blocks = matched + self.pool.take(missing)
+            sequence.stored = len(matched)
+            sequence.computed = self.pool.reach(keys, blocks_max, len(matched)) * size
+            if sequence.cached < 0:
+                sequence.cached = sequence.computed
+                self.counters.queried_tokens += tokens
+                self.counters.hit_tokens += sequence.computed
+            self._running.append(sequence)
+            count = min(sequence.behind, budget)
+            self._schedule(work, sequence, count)
+            budget -= count
+
+    def _schedule(self, work: list[tuple[Running, int]], sequence: Running, count: int) -> None:
+        self._store(sequence, sequence.computed + count)
+        work.append((sequence, count))
+
+    def _store(self, sequence: Running, computed: int) -> None:
+        """Full blocks are shared from the moment they are scheduled: later requests of one step may use
+        them."""
+        keys = sequence.request.keys
+        full = min(computed // self.limits.block_tokens, len(keys))
+        if full > sequence.stored:
+            self.pool.store(sequence.request.tag, keys, sequence.blocks, sequence.stored, full)
+            sequence.stored = full
+
+    def _grow(self, sequence: Running, tokens: int) -> bool:
+        """Blocks for that many tokens, taken from the youngest if need be; False if that is the sequence
+        itself."""
+        missing = -(-tokens // self.limits.block_tokens) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        while missing > self.pool.free_n:
+            youngest = self._running.pop()
+            if youngest.ends >= 0:
+                self._decoding.leave(youngest)
+            self._drop_blocks(youngest)
+            youngest.computed = youngest.stored = 0
+            self._waiting.appendleft(youngest)
+            self.counters.preemptions += 1
+            if youngest is sequence:
+                return False
+        sequence.blocks += self.pool.take(missing)
+        return True
+
+    # --- applying
+
+    def _fill(self, iterations: int) -> None:
+        """Blocks for what was decoded; those that are full are shared."""
+        size = self.limits.block_tokens
+        for sequence in self._decoding.bordering(iterations):
+            computed = self._decoding.computed(sequence) + iterations
+            missing = -(-computed // size) - len(sequence.blocks)
+            if missing > 0:
+                sequence.blocks += self.pool.take(missing)
+            self._store(sequence, computed)
+
+    def _advance(self, iterations: int, outcome: Outcome) -> None:
+        decodes = self._decoding.count
+        if self._record_tokens:
+            outcome.tokens += [(sequence.request.request_id, iterations) for sequence in self._running[:decodes]]
+        self.counters.generated_tokens += decodes * iterations
+        for sequence in self._decoding.advance(iterations):
+            self._finish(sequence, outcome)
+
+    def _sampled(self, sequence: Running, outcome: Outcome) -> None:
+        """All is computed that its next token needs: from here on it decodes."""
+        request = sequence.request
+        if not sequence.generated:
+            self.counters.prompt_tokens += request.prompt_tokens
+            self.counters.prompt_cached_tokens += sequence.cached
+            outcome.first.append((request.request_id, sequence.cached))
+        sequence.generated += 1
+        self.counters.generated_tokens += 1
+        if self._record_tokens:
+            outcome.tokens.append((request.request_id, 1))
+        if sequence.generated == request.output_tokens:
+            self._finish(sequence, outcome)
+        else:
+            self._decoding.join(sequence)
+
+    def _finish(self, sequence: Running, outcome: Outcome) -> None:
+        sequence.live = False
+        request_id = sequence.request.request_id
+        del self._by_id[request_id]
+        self._drop_blocks(sequence)
+        self.counters.finished += 1
+        outcome.finished.append(request_id)
+
+    def _drop_blocks(self, sequence: Running) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._blocked = False

@@ -1,0 +1,176 @@
+"""One simulated replica in real time: steps the engine model by the clock and hands out tokens.
+
+Simulated seconds pass `time_scale` times faster than wall seconds. A step begins where the one before it
+ended, not when the event loop got round to it, so late wake-ups do not add up; `lag_max_s` says how late the
+worst one was. First and last tokens go out at once. Tokens between are handed out when a tick has passed
+since the last hand-out, or before a step that takes longer than one: at life's own speed that is one event a
+token, as vLLM sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest.engine.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, Histogram
+from loadtest.engine.kv_pool import KvEvent
+from loadtest.engine.model import EngineModel, Outcome, Request, Step
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer of an HTTP request on its way to the client."""
+
+    ready: int = 0
+    """Tokens handed out so far."""
+    cached_tokens: int = 0
+    ttft_s: float = 0.0
+    """From its submission to its first token, by the model's clock."""
+    finished: bool = False
+
+
+class Answer:
+    """All choices of one HTTP request, and a way to wait for more of any."""
+
+    __slots__ = ("_fresh", "_waiter", "choices", "flushed_s")
+
+    def __init__(self, choices_n: int) -> None:
+        self.choices = [Choice() for _ in range(choices_n)]
+        self.flushed_s = 0.0
+        self._fresh = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has all its tokens."""
+        return all(choice.finished for choice in self.choices)
+
+    async def more(self) -> None:
+        """Return when something was handed out since the last call; one caller at a time."""
+        while not self._fresh:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._fresh = False
+
+    def flush(self, now_s: float) -> None:
+        """Wake whoever waits."""
+        self.flushed_s = now_s
+        self._fresh = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class _Open:
+    answer: Answer
+    choice: Choice
+    submitted_s: float
+
+
+class Replica:
+    """Drives one `EngineModel`; all methods run on the event loop."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        *,
+        time_scale: float = 1.0,
+        tick_s: float = 0.005,
+        on_events: Callable[[Sequence[KvEvent]], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.ttft = Histogram(TTFT_BUCKETS_S)
+        self.e2e = Histogram(E2E_BUCKETS_S)
+        self.lag_max_s = 0.0
+        self._scale = time_scale
+        self._tick_s = tick_s
+        self._on_events = on_events
+        self._clock = clock
+        self._open: dict[int, _Open] = {}
+        self._held: set[Answer] = set()
+        self._step: Step | None = None
+        self._began_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def submit(self, request: Request, answer: Answer, choice_n: int) -> None:
+        """Start a request; raises what `EngineModel.submit` raises."""
+        now_s = self._clock()
+        self.model.submit(request)
+        self._open[request.request_id] = _Open(answer, answer.choices[choice_n], now_s)
+        if self._step is None:
+            self._began_s = now_s
+            self._begin()
+        elif self._step.iterations > 1:
+            self.model.truncate(self._step, (now_s - self._began_s) * self._scale)
+            self._arm(self._step)
+
+    def cancel(self, request_id: int) -> None:
+        """The client left; a request that is finished already is left alone."""
+        if self._open.pop(request_id, None) is not None:
+            self.model.cancel(request_id)
+
+    def stop(self) -> None:
+        """No step follows; what is open stays unanswered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin(self) -> None:
+        self._step = self.model.begin(self._tick_s * self._scale)
+        if self._step is not None:
+            self._arm(self._step)
+
+    def _arm(self, step: Step) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = self._began_s + step.duration_s / self._scale - self._clock()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._due, step)
+
+    def _due(self, step: Step) -> None:
+        self._timer = None
+        self._began_s += step.duration_s / self._scale
+        self.lag_max_s = max(self.lag_max_s, self._clock() - self._began_s)
+        outcome = self.model.complete(step)
+        self._begin()
+        if outcome.events and self._on_events is not None:
+            self._on_events(outcome.events)
+        self._hand_out(outcome)
+
+    def _hand_out(self, outcome: Outcome) -> None:
+        now_s = self._clock()
+        urgent: set[Answer] = set()
+        for request_id, cached_tokens in outcome.first:
+            opened = self._open.get(request_id)
+            if opened is not None:
+                opened.choice.cached_tokens = cached_tokens
+                opened.choice.ttft_s = self._since(opened.submitted_s)
+                urgent.add(opened.answer)
+                self.ttft.observe(opened.choice.ttft_s)
+        for request_id, count in outcome.tokens:
+            opened = self._open.get(request_id)
+            if opened is not None:
+                opened.choice.ready += count
+                self._held.add(opened.answer)
+        for request_id in outcome.finished:
+            opened = self._open.pop(request_id, None)
+            if opened is not None:
+                opened.choice.finished = True
+                urgent.add(opened.answer)
+                self.e2e.observe(self._since(opened.submitted_s))
+        self._flush(now_s, urgent)
+
+    def _flush(self, now_s: float, urgent: set[Answer]) -> None:
+        step = self._step
+        everything = step is None or step.duration_s / self._scale > self._tick_s
+        # Half a tick of grace: a hand-out due in a moment must not wait for the step after it.
+        due_s = now_s - self._tick_s / 2
+        sent = [a for a in self._held if everything or a.flushed_s <= due_s or a in urgent]
+        for answer in sent:
+            answer.flush(now_s)
+        self._held.difference_update(sent)
+
+    def _since(self, wall_s: float) -> float:
+        # Simulated, by the model's clock: how late the event loop wakes up is not the engine's doing.
+        return max(0.0, self._began_s - wall_s) * self._scale

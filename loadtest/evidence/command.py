@@ -1,0 +1,204 @@
+"""`python -m loadtest evidence`: everything that measures time or rates, one after the other, and one table of it.
+
+`.ci/run` judges counts and correctness, which no busy machine changes. What depends on the machine is measured here,
+on one that does nothing else, before a change is called done; the table goes into the documents.
+
+Parts are in evidence_parts.py. What a part found is kept in DIR with the commit that it is of; a part that was measured
+at this commit is not run again, so that a run that was interrupted goes on. Its rows that are judged are the figures
+of the table; one without any has the word of its last command. DIR/evidence.json has them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadtest.evidence.parts import PARTS, Part, Step
+from router.telemetry import envelope
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path("evidence")
+PAGE_WIDTH = 160
+Row = dict[str, Any]
+
+
+class EvidenceError(Exception):
+    """A part could not be measured; the message says at which command."""
+
+
+# One part
+
+
+def run_part(part: Part, folder: Path, console: Console) -> list[Row]:
+    """The judged rows of a part. Raises EvidenceError."""
+    file = folder / f"{part.name}.json"
+    file.unlink(missing_ok=True)
+    log = folder / f"{part.name}.log"
+    log.write_text("")
+    missed = False
+    for step in part.steps:
+        words = [word.format(json=file, folder=folder, python=sys.executable) for word in step.words]
+        console.print(f"   {' '.join(words)}", highlight=False, markup=False, soft_wrap=True)
+        status = _status(step, words, log, {"json": str(file), "folder": str(folder)})
+        if status and not step.optional and not (step.judges and status == 1):
+            raise EvidenceError(f"{' '.join(words)}: exit status {status}; {log} has what it said")
+        missed |= step.judges and status == 1
+    rows = judged(part, file)
+    if not rows or (missed and all(row["ok"] for row in rows)):
+        rows.append({"case": part.about, "ok": not missed})
+    return rows
+
+
+def _status(step: Step, words: Sequence[str], log: Path, names: Mapping[str, str]) -> int:
+    """The exit status of a command; what it says is in the log."""
+    environment = os.environ | {key: value.format(**names) for key, value in step.environment.items()}
+    with log.open("a") as said:
+        said.write(f"== {' '.join(words)}\n")
+        said.flush()
+        done = subprocess.run(words, cwd=ROOT, stdout=said, stderr=said, env=environment, check=False)
+    return done.returncode
+
+
+def judged(part: Part, file: Path) -> list[Row]:
+    """The rows of a part's file that say whether they are as promised. Raises EvidenceError."""
+    if not file.exists():
+        return []
+    try:
+        text = file.read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in text.splitlines()] if part.lines else json.loads(text)["rows"]
+        return [row for row in rows if row.get("ok") is not None]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvidenceError(f"{file}: these are no rows: {error}") from error
+
+
+# What is kept of it
+
+
+def read(folder: Path) -> dict[str, Row]:
+    """What earlier runs found: commit, seconds and rows by part. Empty where there is nothing that can be read."""
+    try:
+        parts = json.loads((folder / "evidence.json").read_text(encoding="utf-8"))["parts"]
+        return {name: dict(found) for name, found in parts.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def write(folder: Path, command: str, found: Mapping[str, Row]) -> None:
+    """All parts in one document; a file that is half written is never seen."""
+    rows = [{"part": name, **row} for name, part in found.items() for row in part["rows"]]
+    document = envelope.document(command, rows, Path(__file__).resolve().parent) | {"parts": dict(found)}
+    half = folder / "evidence.json.part"
+    half.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    half.replace(folder / "evidence.json")
+
+
+# What is said of it
+
+
+def name_of(row: Row) -> str:
+    """What a row is about."""
+    words = [row.get(key) for key in ("workload", "load_name", "policy", "case", "goal")]
+    return ", ".join(str(word) for word in words if word)
+
+
+def print_table(console: Console, found: Mapping[str, Row]) -> None:
+    """A line a figure, then how many of each part's are as promised, and those that are not."""
+    drawn = Table(title="evidence", title_justify="left")
+    for head in ("part", "figure", "expected", "got", ""):
+        drawn.add_column(head, justify="right" if head in {"expected", "got"} else "left", overflow="fold")
+    for name, part in found.items():
+        for row in part["rows"]:
+            numbers = ["-" if row.get(key) is None else f"{row[key]:,.6g}" for key in ("expected", "got")]
+            drawn.add_row(name, escape(name_of(row)), *numbers, "ok" if row["ok"] else "missed")
+        drawn.add_section()
+    console.print(drawn)
+    for name, part in found.items():
+        rows = part["rows"]
+        took = f"{part['seconds']:.0f} s at {part['commit']}"
+        console.print(f"{name}: {sum(row['ok'] for row in rows)} of {len(rows)} as promised, {took}", highlight=False)
+    for name, part in found.items():
+        for row in part["rows"]:
+            if not row["ok"]:
+                said = f"missed: {name}: {name_of(row)}: {row.get('got')} for {row.get('expected')}"
+                console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+# The command
+
+
+def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = PARTS) -> int:
+    """Run what is not there yet, and say all of it."""
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    console, commit = Console(stderr=True), envelope.commit(Path(__file__).resolve().parent) or "no commit"
+    wanted = [part for part in parts if not options.only or part.name in options.only]
+    found, failed = read(folder), list[str]()
+    for part in wanted:
+        if not options.again and found.get(part.name, {}).get("commit") == commit:
+            console.print(f"== {part.name}: measured at {commit} already", highlight=False)
+            continue
+        console.print(f"== {time.strftime('%H:%M:%S')} {part.name}: some {part.minutes} minutes", highlight=False)
+        began_s = time.monotonic()
+        try:
+            rows = run_part(part, folder, console)
+        except (EvidenceError, OSError) as error:
+            failed.append(f"{part.name}: {error}")
+            console.print(f"   {error}", highlight=False, markup=False, soft_wrap=True)
+            continue
+        found[part.name] = {"commit": commit, "seconds": round(time.monotonic() - began_s, 1), "rows": rows}
+        write(folder, command, found)
+    told = {part.name: found[part.name] for part in wanted if part.name in found}
+    shown = Console()
+    print_table(shown if shown.is_terminal else Console(width=PAGE_WIDTH), told)
+    for line in failed:
+        print(f"not measured: {line}")
+    if failed:
+        return 2
+    return 1 if options.check and not all(row["ok"] for part in told.values() for row in part["rows"]) else 0
+
+
+def _only(text: str) -> list[str]:
+    names, known = text.split(","), [part.name for part in PARTS]
+    if unknown := set(names) - set(known):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+    return names
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags, with their defaults."""
+    made = argparse.ArgumentParser(
+        prog="python -m loadtest evidence", description="All that measures time or rates, and one table of it."
+    )
+    add = made.add_argument
+    add("--list", action="store_true", help="say what parts there are, and how long they take")
+    add("--only", type=_only, default=[], metavar="PART,PART", help="these parts (all)")
+    add("--again", action="store_true", help="also what was measured at this commit")
+    add("--check", action="store_true", help="exit 1 where a figure is missed")
+    add("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"where rows and logs are kept ({FOLDER})")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when everything was measured, with --check 1 when a figure was missed, 2 when a part could
+    not be measured."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    options = parser().parse_args(arguments)
+    if options.list:
+        for part in PARTS:
+            print(f"{part.name:10} {part.minutes:4} min  {part.about}")
+        return 0
+    try:
+        return evidence(options, " ".join(["evidence", *arguments]))
+    except KeyboardInterrupt:
+        return 130

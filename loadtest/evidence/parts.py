@@ -1,0 +1,198 @@
+"""What `python -m loadtest evidence` runs: each part's commands, and where the figures are that they leave.
+
+Words may hold {json}, the file of the part's rows, {folder}, where it is, and {python}. Lengths are of a machine of two
+cores that does nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PYTHON = "{python}"
+LOADTEST = (PYTHON, "-m", "loadtest")
+PYTEST = (PYTHON, "-m", "pytest", "-s")
+NGINX = (
+    "command -v nginx || [ -x /usr/sbin/nginx ] || (export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; "
+    "apt-get update -q && apt-get install -q -y --no-install-recommends nginx-light)"
+)
+"""The yardstick of `overhead`, where it is missing and can be had; RUNLEVEL=1 keeps Debian from starting it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of a part."""
+
+    words: tuple[str, ...]
+    judges: bool = False
+    """Whether exit status 1 says that something was missed, and not that it could not be measured."""
+    optional: bool = False
+    """Whether the part goes on without it."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that is measured."""
+
+    name: str
+    minutes: int
+    about: str
+    steps: tuple[Step, ...]
+    lines: bool = False
+    """Whether {json} is not an instrument's document but lines that tests write (tests/figures.py)."""
+
+
+def tests(*words: str, **environment: str) -> Step:
+    """Tests; those that fail are something that was missed."""
+    return Step((*PYTEST, *words), judges=True, environment=environment)
+
+
+def _timed(*words: str) -> Step:
+    return tests("-m", "figures", *words, FIGURES_FILE="{json}")
+
+
+FULL = {
+    "WARMROUTE_FAULTS": "1000",
+    "WARMROUTE_KILLS": "200",
+    "WARMROUTE_DISCONNECTS": "10000",
+    "WARMROUTE_SILENCE_RUNS": "1000",
+    "WARMROUTE_HALF_OPEN": "1000",
+    "WARMROUTE_PROBES": "2000",
+    "WARMROUTE_RANDOM_REQUESTS": "10000",
+    "WARMROUTE_CONNECTS": "10000",
+    "WARMROUTE_KILL_REQUESTS": "4500",
+    "WARMROUTE_CORPUS_SEEDS": "26",
+}
+"""The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
+REPEATED = (
+    *(
+        "tests/io/test_attempts.py",
+        "tests/io/test_endings.py",
+        "tests/io/test_leaving.py",
+        "tests/core/test_silence.py",
+    ),
+    *("tests/io/test_patience.py", "tests/io/test_isolation.py", "tests/io/test_leakage.py"),
+    *("tests/workers/test_rollout.py", "tests/observatory/test_corpus.py"),
+)
+
+DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))
+COMPILED = Step(("make", "compiled"), optional=True)
+
+PARTS = (
+    Part(
+        "cost",
+        5,
+        "CPU of decisions and of following KV events",
+        (Step((*LOADTEST, "cost", "--check", "--json", "{json}"), judges=True),),
+    ),
+    Part(
+        "overhead",
+        20,
+        "what routers cost, beside the rivals",
+        (
+            Step(("sh", "-c", NGINX), optional=True),
+            COMPILED,
+            Step((*LOADTEST, "overhead", "--install-rivals", "--check", "--json", "{json}"), judges=True),
+        ),
+    ),
+    Part(
+        "faults",
+        20,
+        "faults, overload and abuse, with every promised second",
+        (COMPILED, Step((*LOADTEST, "faults", "--json", "{json}"), judges=True)),
+    ),
+    Part(
+        "soak",
+        12,
+        "chaos for ten minutes: what is left of it, and memory",
+        (COMPILED, Step((*LOADTEST, "faults", "--soak", "600", "--json", "{json}"), judges=True)),
+    ),
+    Part(
+        "demo",
+        5,
+        "what the demo promises, medians of three runs",
+        (
+            # How often round robin meets a cache by chance differs from one run to the next.
+            *(
+                Step((PYTHON, "-m", "router", "demo", "--exit", "--json", file, "--chart", file + ".svg"))
+                for file in DEMOS
+            ),
+            Step((PYTHON, "-m", "loadtest.pages.render", "--check", *DEMOS), judges=True),
+        ),
+    ),
+    Part(
+        "figures",
+        5,
+        "times that tests come by",
+        (
+            _timed(),
+            Step((PYTHON, "-m", "tests.k8s.install")),
+            _timed("tests/k8s", "--timeout=600"),
+        ),
+        lines=True,
+    ),
+    Part(
+        "engines",
+        35,
+        "real vLLM and SGLang, how soon a restarted router knows them, and vllm bench serve beside a rival",
+        (
+            Step((PYTHON, "-m", "tests.engines.install")),
+            Step((PYTHON, "-m", "tests.engines.install_sglang")),
+            Step((PYTHON, "-c", "from loadtest import rivals; rivals.install(rivals.ENVIRONMENT)"), optional=True),
+            tests("tests/engines", "--timeout=900", FIGURES_FILE="{json}", WARMROUTE_BENCH_RUNS="3"),
+        ),
+        lines=True,
+    ),
+    Part(
+        "sizing",
+        20,
+        "CPU and memory for so many replicas and streams",
+        (Step((*LOADTEST, "sizing", "--json", "{json}"), judges=True),),
+    ),
+    Part(
+        "agree",
+        60,
+        "the same slice over HTTP and in the simulation",
+        (Step((*LOADTEST, "agree", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
+    ),
+    Part(
+        "peers",
+        60,
+        "real routers raced over HTTP",
+        (Step((*LOADTEST, "agree", "--peers", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
+    ),
+    Part(
+        "race",
+        300,
+        "every claim of the placement race, in simulated time",
+        (
+            Step(
+                (*LOADTEST, "simulate", "--race", "--seeds", "claim", "--check", "--json", "{json}"),
+                judges=True,
+            ),
+        ),
+    ),
+    Part(
+        "events",
+        4,
+        "10,000 runs of a model engine and a lossy network against the event stream",
+        (tests("tests/core/test_kv_machine.py", "--timeout=1800", WARMROUTE_KV_RUNS="10000"),),
+    ),
+    Part(
+        "discovery",
+        4,
+        "10,000 histories of pods and faults against the view of them",
+        (
+            tests(
+                *("tests/discovery/test_histories.py", "-n", "auto", "--timeout=1800"),
+                WARMROUTE_DISCOVERY_RUNS="10000",
+            ),
+        ),
+    ),
+    Part(
+        "repeats",
+        40,
+        "tests that repeat something, as often as they are meant to",
+        (tests(*REPEATED, "-n", "auto", "--timeout=3600", **FULL),),
+    ),
+)

@@ -1,0 +1,37 @@
+"""Which rows belong to which goal, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from loadtest.faults.rows import abuse
+from loadtest.faults.rows import early
+from loadtest.faults.rows import health
+from loadtest.faults.rows import leaving
+from loadtest.faults.rows import overload
+from loadtest.faults.bench import Bench
+from loadtest.faults.rows.drain import terminated
+from loadtest.faults.rows.endings import endings
+from loadtest.faults.rows.memory import index_memory
+from loadtest.common.report import Row
+
+Rows = Callable[[Bench], Awaitable[list[Row]]]
+
+GOALS: dict[int, tuple[Rows, ...]] = {
+    1: (early.early_deaths,),
+    2: (early.retry_budget,),
+    3: (early.retry_after,),
+    4: (endings,),
+    6: (leaving.disconnects,),
+    7: (leaving.slow_readers,),
+    8: (health.gray,),
+    9: (health.killed,),
+    10: (health.outage,),
+    12: (terminated,),
+    16: (index_memory,),
+    18: (overload.overload,),
+    19: (overload.long_prompts,),
+    20: (abuse.admin_closed,),
+    23: (abuse.slow_clients, abuse.bombs),
+    27: (overload.neighbours,),
+}

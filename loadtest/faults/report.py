@@ -1,0 +1,89 @@
+"""The matrix of faults as a table: a line a row, warmroute's and the rivals' beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadtest.common.report import Row
+from loadtest.common.rivals import OURS
+
+Cases = dict[tuple[str, str], Row]
+
+
+def verdict(row: Row) -> str:
+    """In a word or two."""
+    if row.ok is None and row.timed and row.got is not None:
+        return "not judged"
+    return "n/a" if row.ok is None else "ok" if row.ok else "MISSED"
+
+
+def number(value: float | None) -> str:
+    """As short as it can be said."""
+    return "-" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".") if value % 1 else f"{value:,.0f}"
+
+
+def print_report(console: Console, rows: Sequence[Row]) -> None:
+    """A table a router, and how many rows each has met; then which of ours were missed, a line each."""
+    routers = list(dict.fromkeys(row.router or "" for row in rows))
+    for router in sorted(routers, key=lambda name: name != OURS):
+        own = sorted((row for row in rows if row.router == router), key=lambda row: int(row.goal or 0))
+        drawn = Table(title=f"{router}: faults, overload, abuse", title_justify="left")
+        for head in ("goal", "case", "expected", "got", "", "note"):
+            right = head in {"goal", "expected", "got"}
+            drawn.add_column(head, justify="right" if right else "left", overflow="fold", ratio=None)
+        for row, after in zip(own, [*own[1:], None], strict=True):
+            note = "; ".join(part for part in (row.note, str(row.errors_by_kind) if row.errors_by_kind else "") if part)
+            drawn.add_row(
+                row.goal,
+                escape(row.case or ""),
+                number(row.expected),
+                number(row.got),
+                verdict(row),
+                escape(note[:300]),
+                end_section=after is None or after.goal != row.goal,
+            )
+        console.print(drawn)
+    for router in routers:
+        own = [row for row in rows if row.router == router]
+        console.print(f"{router}: {kept(own)} rows as promised", highlight=False)
+    for row in rows:
+        if row.ok is False and row.router == OURS:  # it decides: so that it is found at the end of a log
+            said = f"missed: goal {row.goal}: {row.case}: {number(row.got)} for {number(row.expected)}."
+            console.print(f"{said} {row.note or ''}".rstrip(), highlight=False, markup=False, soft_wrap=True)
+
+
+def kept(rows: Iterable[Row]) -> str:
+    """How many, of those that apply."""
+    judged = [row.ok for row in rows if row.ok is not None]
+    return f"{sum(judged)} of {len(judged)}"
+
+
+def by_case(rows: Sequence[Row]) -> dict[str, Cases]:
+    """By router, then by goal and case in the order of the run. A case that goes on from one before it (`...`) is
+    found by both."""
+    found: dict[str, Cases] = {}
+    head = ""
+    for row in rows:
+        case = row.case or ""
+        head = head if case.startswith("...") else case
+        found.setdefault(row.router or "", {})[row.goal or "", case if case == head else f"{head} {case}"] = row
+    return found
+
+
+def beside(by_router: Mapping[str, Cases], routers: Sequence[str]) -> list[tuple[str, ...]]:
+    """A line a case of the first router's: goal, case, what was promised, and what each did."""
+    return [
+        (row.goal or "", row.case or "", number(row.expected), *(_got(by_router[name].get(key)) for name in routers))
+        for key, row in by_router[routers[0]].items()
+    ]
+
+
+def _got(row: Row | None) -> str:
+    if row is None or row.ok is None:
+        return "n/a"
+    figure = number(row.got)
+    return figure if row.ok else "missed" if row.got is None else f"{figure}, missed"

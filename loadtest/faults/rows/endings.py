@@ -1,0 +1,73 @@
+"""Goal 4: streams that do not finish say so, streams that finish stay as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from loadtest.faults.upstream import answers
+from loadtest.faults.upstream.connection import MID
+from loadtest.faults.bench import Answer, Bench, NotForThis, Run, at_most, row
+from loadtest.faults.judge import verdict
+from loadtest.common.report import Row
+
+REPLICAS = 4
+IDLE_S = 1.0
+STALL_TIMEOUT_S = 4.0
+HEALTHY_TOKENS = 8
+LANES = 4
+
+
+async def endings(bench: Bench) -> list[Row]:
+    """Seven ways not to finish, in four APIs; a healthy stream between any two."""
+    flags = ("--set", f"upstream.idle_timeout_s={IDLE_S:g}")
+    kills = bench.scale.of(6, 200)
+    found, invented = [], 0
+    healthy: list[tuple[str, Answer]] = []
+    async with bench.running(REPLICAS, flags) as run:
+        apis = [name for name in answers.APIS if await _speaks(run, name)]
+        if not apis:
+            raise NotForThis("it answers none of the four APIs")
+        note = "" if len(apis) == len(answers.APIS) else f"only {', '.join(apis)}"
+        for fault in MID:
+            verdicts: Counter[str] = Counter()
+            for api in apis:
+                for name, text in await _kills(run, api, fault, kills, healthy):
+                    verdicts[name if name == "honest" else text] += 1
+                    invented += name == "invented"
+            total = verdicts.total()
+            wrong = {text: n for text, n in verdicts.items() if text != "honest"}
+            made = row(4, f"{fault}: of {total} streams not ended in the error event", 0, total - verdicts["honest"])
+            made.note, made.errors_by_kind = note or None, wrong
+            made.ok = made.ok and total > 0
+            found.append(made)
+    changed = sum(not a.ok or a.body != _expected(api) for api, a in healthy)
+    found.append(row(4, "finish reasons that no engine gave", 0, invented))
+    found.append(row(4, f"of {len(healthy)} healthy streams not byte for byte", 0, changed, note=note))
+    return found
+
+
+def _expected(api: str) -> bytes:
+    return b"".join(answers.APIS[api].stream(HEALTHY_TOKENS))
+
+
+async def _speaks(run: Run, api: str) -> bool:
+    answer = await run.ask(api=api)
+    return answer.status not in (404, 405, 501)
+
+
+async def _kills(
+    run: Run, api: str, fault: str, kills: int, healthy: list[tuple[str, Answer]]
+) -> list[tuple[str, str]]:
+    """Verdicts; streams that never began are none. A stall is looked at less often, since whoever is blind to it
+    takes the client's whole patience."""
+    kills = max(2, kills // 3) if fault == "mid_stall" else kills
+    timeout_s = STALL_TIMEOUT_S if fault == "mid_stall" else 10.0
+
+    async def one(i: int) -> Answer:
+        healthy.append((api, await run.ask(api=api, tokens=HEALTHY_TOKENS)))
+        return await run.ask(api=api, timeout_s=timeout_s, fault=fault, after=1 + i % 5)
+
+    asked = await at_most(LANES, kills, one)
+    begun = [a for a in asked if a.status == 200 and a.body]
+    verdicts = [(verdict(api, a.body, a.error), a) for a in begun]
+    return [(name, f"{api}: {name}") for name, _ in verdicts]

@@ -1,0 +1,190 @@
+"""Goals 8, 9 and 10: replicas that hang, crawl, die and come back, alone or all together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.judge import verdict
+from loadtest.common.report import Row
+
+TOUCH_MAX = 0.02
+PATIENCE_S = 4.0  # of clients before a hung replica is found out, as in the measurements that we compare with
+LONG_TEXT_BYTES, LONG_PREFILL_S = 800_000, 10.0  # some 200,000 tokens
+SHARE_MIN = 0.05
+BACK_MAX_S, RECOVERY_MAX_S = 3.0, 1.0
+
+
+async def gray(bench: Bench) -> list[Row]:
+    """Goal 8: /health says 200 all the time."""
+    found = []
+    for fault, replicas, seconds_s in (("hang", 2, 6.0), ("hang_headers", 2, 6.0), ("rst", 4, 3.0), ("slow", 4, 6.0)):
+        async with bench.running(replicas) as run:
+            # Which part of the requests is wrong once it could be known is a matter of time: with --counts nobody asks.
+            found += await _shunned(bench, run, fault, seconds_s / 2 if bench.scale.counts else seconds_s)
+    async with bench.running(2) as run:
+        found += await _long_prefill(run)
+    return found
+
+
+async def _shunned(bench: Bench, run: Run, fault: str, seconds_s: float) -> list[Row]:
+    """One replica turns bad: who touches it once it could be known."""
+    bad = run.upstreams[0]
+    normal_s = 0.05
+    await run.all("behave", ttft_s=normal_s)
+    await at_most(4, 60, lambda _: run.ask())
+    if fault == "slow":
+        await bad.tell("behave", ttft_s=10 * normal_s)
+    else:
+        await bad.tell("behave", fault=fault, ttft_s=normal_s)
+    first = await at_rate(20, int(20 * seconds_s), lambda _: run.ask(timeout_s=PATIENCE_S))
+    await run.all("clear")
+    asked = await at_rate(50, bench.scale.of(200, 1_000), lambda _: run.ask(timeout_s=8.0))
+    touched = len({record["id"] for record in await bad.seen()}) / len(asked)
+    failed = sum(not a.ok for a in asked)
+    name = {"hang": "accepts and never answers", "hang_headers": "sends headers, then nothing"}
+    name |= {"rst": "resets all, /health is green", "slow": "ten times slower"}
+    # How soon it is found out is a matter of time, and so is how often it is tried again.
+    timed = bench.scale.slack if bench.scale.counts else None
+    before = f"of {len(first)} in the {seconds_s:g} s before, {sum(not a.ok for a in first)} failed"
+    return [
+        row(
+            8,
+            f"1 of {len(run.upstreams)} {name[fault]}: part of requests that touch it",
+            TOUCH_MAX,
+            touched,
+            slack=timed,
+            note=before,
+        ),
+        row(
+            8,
+            "... part of requests that fail",
+            0 if fault in ("rst", "slow") else TOUCH_MAX,
+            failed / len(asked),
+            slack=None if fault in ("rst", "slow") else timed,
+            found=asked,
+        ),
+    ]
+
+
+async def _long_prefill(run: Run) -> list[Row]:
+    """A replica that prefills 200,000 tokens is busy, and not stuck."""
+    await at_most(4, 40, lambda _: run.ask(ttft_s=0.02))
+    await run.all("clear")
+    text = "long words " * (LONG_TEXT_BYTES // 11)
+    long = asyncio.create_task(run.ask(text=text, timeout_s=60.0, ttft_s=LONG_PREFILL_S))
+    await asyncio.sleep(0.3)
+    short = await at_rate(10, int(10 * LONG_PREFILL_S), lambda _: run.ask(ttft_s=0.02))
+    answer = await long
+    records = [record for record in await run.seen() if record["id"] == answer.id]
+    await run.all("clear")
+    after = await at_most(8, 80, lambda _: run.ask(ttft_s=0.1))
+    there = [record for record in await run.seen() if record["at"] == (records[0]["at"] if records else "")]
+    share = len(there) / len(after)
+    return [
+        row(8, f"prefill of {LONG_PREFILL_S:g} s: attempts", 1, len(records), found=[answer]),
+        row(8, "... its replica afterwards: part of requests, at least", SHARE_MIN, share, ok=share >= SHARE_MIN),
+        row(8, "... short requests that fail meanwhile", 0, sum(not a.ok for a in short), found=short),
+    ]
+
+
+async def killed(bench: Bench) -> list[Row]:
+    """Goal 9: kill -9 under load, and back two seconds later."""
+    rate_per_s, after_s, away_s, rest_s = 50, 2.0, 2.0, 8.0
+    found = []
+    async with bench.running(4) as run:
+        victim = run.upstreams[0]
+        load = asyncio.create_task(
+            at_rate(rate_per_s, int(rate_per_s * (after_s + away_s + rest_s)), lambda _: run.ask(token_s=0.02))
+        )
+        await asyncio.sleep(after_s)
+        killed_s = time.monotonic()
+        await victim.kill()
+        await asyncio.sleep(away_s)
+        await victim.start()
+        back_s = time.monotonic()
+        asked = await load
+        again = [record["came_s"] for record in await victim.seen()]
+        deadline_s = back_s + bench.scale.patience_s(rest_s)
+        while not again and time.monotonic() < deadline_s:
+            asked.append(await run.ask())
+            again = [record["came_s"] for record in await victim.seen()]
+    broken = [a for a in asked if not a.ok or verdict("chat", a.body, a.error) == "honest"]
+    cut = [a for a in broken if a.status == 200 and a.body and a.began_s <= killed_s + 0.1]
+    silent = sum(verdict("chat", a.body, a.error) != "honest" for a in cut)
+    found.append(
+        row(
+            9,
+            f"kill -9 of 1 of 4 under {rate_per_s}/s: failures but for streams in flight",
+            0,
+            len(broken) - len(cut),
+            found=asked,
+        )
+    )
+    found.append(row(9, f"... of {len(cut)} streams in flight not ended in the error event", 0, silent))
+    first_s = min(again) - back_s if again else None
+    found.append(row(9, "... back: seconds until its first request", BACK_MAX_S, first_s, slack=bench.scale.slack))
+    return found
+
+
+async def outage(bench: Bench) -> list[Row]:
+    """Goal 10: half of the fleet fails, all of it fails, nobody is there."""
+    found = []
+    slack = bench.scale.slack
+    async with bench.running(4) as run:
+        for i in range(2):
+            await run.upstreams[i].tell("behave", fault="rst")
+        await at_most(8, 100, lambda _: run.ask(stream=False))
+        asked = await at_rate(50, 200, lambda _: run.ask(stream=False))
+        found.append(
+            row(10, "half of the fleet resets all: client errors", 0, sum(not a.ok for a in asked), found=asked)
+        )
+    async with bench.running(4) as run:
+        await run.all("behave", fault="rst")
+        asked = await at_rate(40, 120, lambda _: run.ask(stream=False))
+        nobody = sum(a.status == 503 for a in asked)
+        found.append(row(10, "all reset all: answers `none is there` instead of a try", 0, nobody, found=asked))
+        await run.all("behave")
+        found.append(
+            row(
+                10,
+                "... cured: seconds until an answer",
+                RECOVERY_MAX_S,
+                await _first_s(run, time.monotonic()),
+                slack=slack,
+            )
+        )
+    async with bench.running(4) as run:
+        await run.all("refuse")
+        await at_rate(20, 60, lambda _: run.ask(stream=False, timeout_s=2.0))
+        await run.all("open")
+        opened_s = time.monotonic()
+        first_s = await _first_s(run, opened_s)
+        healthy = [h for u in run.upstreams if (h := (await u.tell("figures"))["healthy_s"]) is not None]
+        got = None if first_s is None else max(0.0, opened_s + first_s - min([*healthy, opened_s + first_s]))
+        note = "" if first_s is None else f"{first_s:.2f} s after the first could be reached"
+        name = "all were away: seconds from the first good /health to an answer"
+        found.append(row(10, name, RECOVERY_MAX_S, got, slack=slack, note=note))
+    return found
+
+
+async def _first_s(run: Run, since_s: float) -> float | None:
+    """Seconds until a request is answered, one every 50 ms; None if none is within 20 s."""
+    answered = asyncio.get_running_loop().create_future()
+
+    async def ask() -> Answer:
+        answer = await run.ask(stream=False, timeout_s=5.0)
+        if answer.ok and not answered.done():
+            answered.set_result(answer.ended_s - since_s)
+        return answer
+
+    tasks = set()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(20.0):
+            while not answered.done():
+                tasks.add(asyncio.create_task(ask()))
+                await asyncio.sleep(0.05)
+    await asyncio.gather(*tasks)
+    return float(answered.result()) if answered.done() else None

@@ -1,0 +1,109 @@
+"""A replica that goes wrong on demand: what `python -m loadtest faults` puts behind routers.
+
+One process is one replica, so that kill -9 is real. It serves chat, completions, responses and messages, streaming and
+not, with pages that routers probe. What goes wrong is told to its control port (a JSON object a line, answered by one),
+for every request or for the next few; or by the request itself, whose prompt may hold a marker such as
+`[[id=12 fault=mid_rst at=r0 after=3]]`: then replica r0 resets that stream after three tokens, and everything else is
+healthy, so that no circuit breaker hides what is looked at. Markers survive routers that write a body anew.
+
+Every request is kept with the times at which it came, ended, and lost its connection (CLOCK_MONOTONIC, which processes
+of one machine share).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import uvloop
+
+from loadtest.faults.upstream.connection import Connection, State
+
+BACKLOG = 1_024
+READY = "ready {name} {port} control {control}"
+
+
+class Replica:
+    """The listener, which can be closed and opened again, and its control port."""
+
+    def __init__(self, name: str, host: str, port: int) -> None:
+        self.state = State(name)
+        self._host, self.port = host, port
+        self._server: asyncio.AbstractServer | None = None
+
+    async def open(self) -> None:
+        """Listen, on the same port as before."""
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(lambda: Connection(self.state), self._host, self.port, backlog=BACKLOG)
+            self.port, self._server = server.sockets[0].getsockname()[1], server
+
+    def refuse(self) -> None:
+        """Close the listener and connections that are idle; requests that run go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in tuple(self.state.connections):
+            if not connection.busy:
+                connection.abort()
+
+    async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A command a line, each answered by a line."""
+        while line := await reader.readline():
+            said = json.loads(line)
+            writer.write(json.dumps(await self._do(said.pop("do"), said)).encode() + b"\n")
+        writer.close()
+
+    async def _do(self, what: str, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON of any kind
+        state = self.state
+        match what:
+            case "behave":
+                state.behave(fields)
+                return asdict(state.behaviour)
+            case "seen":
+                return state.seen[fields.get("since", 0) :]
+            case "figures":
+                names = ("opened", "running", "waiting", "flooded_bytes", "healthy_s")
+                return {"requests": len(state.seen), **{name: getattr(state, name) for name in names}}
+            case "clear":
+                state.seen.clear()
+                state.flooded_bytes = 0
+            case "refuse":
+                self.refuse()
+            case "open":
+                state.healthy_s = None
+                await self.open()
+            case _:
+                return {"error": f"there is no command {what!r}"}
+        return {}
+
+
+async def serve(name: str, host: str, port: int) -> None:
+    """One replica and its control port, said in a line, until cancelled."""
+    replica = Replica(name, host, port)
+    await replica.open()
+    control = await asyncio.start_server(replica.control, host, 0, limit=1 << 20)
+    print(READY.format(name=name, port=replica.port, control=control.sockets[0].getsockname()[1]), flush=True)
+    await asyncio.get_running_loop().create_future()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stopped."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.faults.upstream.process", description=serve.__doc__)
+    parser.add_argument("--name", default="r0", help="as markers have it (r0)")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    options = parser.parse_args(argv)
+    try:
+        uvloop.run(serve(options.name, options.host, options.port))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

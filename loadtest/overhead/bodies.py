@@ -1,0 +1,92 @@
+"""Requests that `python -m loadtest overhead` sends: made beforehand, but for a number that makes each one new.
+
+short: 0.5 KB, a text of its own. mid and long: 16 KB and 200 KB of conversations; each request repeats one of them and
+ends in a question of its own, which is what agents send. Texts are seeded and have line breaks and quotes, but only
+ASCII: letters beyond it double what long prompts cost the LLM routers measured so far, and would flatter us.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from loadtest.overhead.answers import MODEL
+
+PATH = b"/v1/chat/completions"
+CONVERSATIONS = {"mid": (64, 8), "long": (16, 40)}  # how many, and messages of each
+SHORT_BYTES = 512
+SIZES = {"short": SHORT_BYTES, "mid": 16 << 10, "long": 200 << 10}
+NUMBER = b"%012d"
+MARK = "#" * 12  # where the number goes
+_WORDS = (
+    *("cache", "prefix", "block", "token", "router", "replica", "batch", "stream", "prompt", "answer", "memory"),
+    *("tensor", "kernel", "scheduler", "value", "the", "of", "and", "to", "is"),
+)
+_SPECIAL = ('a "quoted" word', "line\n", "path\\name")
+SPECIAL_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A request with a hole for a number: everything else is fixed."""
+
+    before: bytes
+    after: bytes
+
+    def request(self, number: int) -> bytes:
+        """The bytes of a whole request."""
+        return self.before + NUMBER % number + self.after
+
+
+def text(seed: str, size: int) -> str:
+    """Words of about this many bytes, the same for the same seed."""
+    rng = random.Random(seed)
+    said = [rng.choice(_SPECIAL if rng.random() < SPECIAL_SHARE else _WORDS) for _ in range(size // 5)]
+    return " ".join(said)[:size]
+
+
+def template(messages: list[dict[str, str]], **settings: object) -> Template:
+    """A chat request; one of the messages holds MARK."""
+    fields = {"model": MODEL, **settings, "messages": messages}
+    body = json.dumps(fields, ensure_ascii=False).encode()
+    before, after = body.split(MARK.encode())
+    head = b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return Template(head % (PATH, len(body)) + before, after)
+
+
+def single(size: int, **settings: object) -> Template:
+    """One message, its number first."""
+    frame = len(template([{"role": "user", "content": MARK}]).after) + 100
+    content = f"{MARK} {text(f'single {size}', max(0, size - frame))}"
+    return template([{"role": "user", "content": content}], **settings)
+
+
+def conversation(name: int, size: int, messages: int) -> Template:
+    """Messages that are the same each time, then a question of its own."""
+    roles = ["system", *(["user", "assistant"] * messages)]
+    each = size // messages
+    said = [{"role": roles[i], "content": text(f"{name} {i}", each)} for i in range(messages - 1)]
+    return template([*said, {"role": "user", "content": f"{MARK} {text(f'{name} end', each)}"}])
+
+
+def templates(case: str) -> list[Template]:
+    """Those of a case without streams, asked in turns."""
+    if case not in CONVERSATIONS:
+        return [single(SIZES[case])]
+    number, messages = CONVERSATIONS[case]
+    return [conversation(name, SIZES[case], messages) for name in range(number)]
+
+
+def requests(case: str, first: int = 0) -> Iterator[bytes]:
+    """Requests without an end, no two alike."""
+    made = templates(case)
+    return (made[number % len(made)].request(number) for number in count(first))
+
+
+def stream(tokens: int) -> Template:
+    """A short prompt that asks for a stream of so many tokens."""
+    settings = {"stream": True, "max_tokens": tokens, "stream_options": {"include_usage": True}}
+    return single(SHORT_BYTES, **settings)

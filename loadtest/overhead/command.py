@@ -1,0 +1,330 @@
+"""`python -m loadtest overhead`: what a router costs, beside nginx and the LLM routers that are installed here.
+
+Routers run one at a time in front of the same cheap upstream, and take turns: every round starts each of them afresh,
+in another order, so that whatever else the machine does hits all alike. Figures are medians of the rounds. CPU is
+user + system of a router's whole process tree within a window in which the load is steady. With --check a case whose
+goal is missed is measured in as many rounds again before that counts, with those that come before it: what a router
+has seen, it has to search.
+
+All run with their cache-aware policy (nginx has none). warmroute runs with its defaults: warm policy, metrics, and the
+log line of each request, which goes to a file as all that routers print. Added TTFT is the percentile through the
+router less the percentile of the same streams straight to the upstream, in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import pstats
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from loadtest.overhead import answers
+from loadtest.overhead import bodies
+from loadtest.overhead import slow_and_long as extra
+from loadtest.overhead import observatory
+from loadtest.overhead import workers
+from loadtest.common import rivals
+from loadtest.overhead.load import Address, Connections, LoadError, Loop, Measured, StreamLoad, Tally, closed_loop, streams, until
+from loadtest.overhead.options import parser
+from loadtest.common.processes import Process, ProcessError, rss_mb, started
+from loadtest.overhead.report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
+from loadtest.common.report import Row, progress_bar, write_json
+
+START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.05
+WARM_S, IDLE_S = 0.5, 0.3
+PROBES_S = 1.5  # times to the first event, 160 a second
+LONG_PROMPTS_S = 4.0
+PAGE_WIDTH = 120  # where there is no terminal
+NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    cases: tuple[str, ...]
+    routers: tuple[rivals.Rival, ...]
+    rounds: int
+    replicas: int
+    window_s: float
+    rate_per_s: float
+    flags: tuple[str, ...] = ()
+    """Of `warmroute serve`, where it is started apart from `routers`."""
+    slack: float = 0.0
+    again: bool = False
+    """Whether what misses its goal is measured in as many rounds again."""
+
+
+class Bench:
+    """The upstream that runs, and what was measured so far."""
+
+    def __init__(self, plan: Plan, folder: Path, urls: Sequence[str]) -> None:
+        self._plan, self._folder, self.urls = plan, folder, urls
+        self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
+        self._direct: dict[tuple[int, str], Measured] = {}
+        self.turns: dict[tuple[str, str], list[Turn]] = {}
+        self.extras: list[Row] = []
+        self.absent: dict[str, str] = {}
+
+    @property
+    def replicas(self) -> list[Address]:
+        """Where the upstream listens."""
+        return [("127.0.0.1", int(url.rpartition(":")[2])) for url in self.urls]
+
+    @property
+    def steps(self) -> int:
+        """How many cases are measured in all."""
+        plan, extras = self._plan, self._extras
+        of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
+        of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
+        return plan.rounds * len(plan.routers) * len(self._cases) + len(extras) + of_workers + of_observatory
+
+    @property
+    def _cases(self) -> list[Case]:
+        return [case for name, case in CASES.items() if name in self._plan.cases]
+
+    @property
+    def _extras(self) -> list[str]:
+        ours = any(router.name == rivals.OURS for router in self._plan.routers)
+        return [name for name in EXTRAS if name in self._plan.cases and ours]
+
+    async def run(self, told: Callable[[int], None]) -> None:
+        """All rounds, then what is measured of warmroute alone. `told` hears how many cases are done."""
+        rounds, also = self._plan.rounds, count(1)
+        for turn in range(rounds if self._cases else 0):
+            await self._round(turn, self._cases, lambda: told(next(also)))
+        missed = {row.case for row in self.rows() if row.ok is False} if self._plan.again else set()
+        last = max((at + 1 for at, case in enumerate(self._cases) if case.name in missed), default=0)
+        for turn in range(rounds, 2 * rounds if last else rounds):
+            await self._round(turn, self._cases[:last], lambda: None)  # behind the same cases as before
+        for name in self._extras:
+            self.extras += await self._extra(name, lambda: told(next(also)))
+
+    async def _round(self, turn: int, cases: Sequence[Case], told: Callable[[], None]) -> None:
+        """These cases at all routers, which take turns to be first. `told` after each."""
+        for case in cases:
+            if case.streams:
+                self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
+        at, routers = turn % len(self._plan.routers), self._plan.routers
+        for router in (*routers[at:], *routers[:at]):
+            await self._turn(router, turn, cases)
+            for _ in cases:
+                told()
+
+    async def _extra(self, name: str, told: Callable[[], None]) -> list[Row]:
+        """What is measured of warmroute alone."""
+        plan = self._plan
+        if name == "workers":
+            return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told, again=plan.again)
+        if name == "observatory":
+            return await observatory.rows(self._observed, plan.rounds, plan.slack, told, again=plan.again)
+        router = next(r for r in plan.routers if r.name == rivals.OURS)
+        async with self.running(router) as (address, process):
+            if name == "slow_reader":
+                row = await extra.slow_reader(address, process.pid, self.replicas, plan.rate_per_s)
+            else:
+                row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S, self._plan.rounds)
+        told()
+        return [replace(row, replicas=len(self.urls))]
+
+    async def _streamed(self, number: int) -> Measured:
+        """Streams through warmroute with so many workers."""
+        async with self.running(rivals.ours(number, self._plan.flags)) as (address, process):
+            return await self.measure(CASES[workers.CASE], [address], process)
+
+    @asynccontextmanager
+    async def _observed(self, flags: Sequence[str]) -> AsyncIterator[observatory.Measure]:
+        """Measures cases at a warmroute with these flags."""
+        async with self.running(rivals.ours(None, (*self._plan.flags, *flags))) as (address, process):
+            yield lambda case: self.measure(CASES[case], [address], process)
+
+    async def _replayed(self, number: int) -> Row:
+        return await workers.replayed(number, self._plan.flags)
+
+    async def _turn(self, router: rivals.Rival, turn: int, cases: Sequence[Case]) -> None:
+        """These cases of one router in one round; a rival that does not come up is left out from then on."""
+        if router.name in self.absent:
+            return
+        try:
+            async with self.running(router) as (address, process):
+                for case in cases:
+                    measured = await self.measure(case, [address], process)
+                    found = Turn(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
+                    self.turns.setdefault((router.name, case.name), []).append(found)
+        except (ProcessError, rivals.RivalError) as error:
+            if router.name == rivals.OURS:
+                raise
+            self.absent[router.name] = str(error)
+
+    async def measure(self, case: Case, addresses: Sequence[Address], process: Process | None) -> Measured:
+        """One case; without a process there is no window, only times to the first event."""
+        first, pid = next(self._numbers), process.pid if process else None
+        window_s, rate_per_s = self._plan.window_s, self._plan.rate_per_s
+        gc.collect()
+        gc.disable()  # ours would be in the times to the first event
+        try:
+            if case.streams:
+                load = StreamLoad(case.concurrency, window_s if process else 0.0, PROBES_S, rate_per_s)
+                return await streams(addresses, load, pid, first)
+            return await closed_loop(addresses[0], Loop(case.name, case.concurrency, WARM_S, window_s), pid or 0, first)
+        except LoadError as error:
+            if process is not None and not process.running:
+                raise process.error(f"ended in case {case.name}") from error
+            failed = Measured()
+            failed.errors[str(error)] += 1
+            return failed
+        finally:
+            gc.enable()
+
+    @asynccontextmanager
+    async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[Address, Process]]:
+        """The router, once it answers. Raises ProcessError, RivalError."""
+        address = ("127.0.0.1", rivals.free_port())
+        async with started(router.name, router.words(address[1], self.urls, self._folder), self._folder) as process:
+            await self._ready(process, address)
+            await asyncio.sleep(IDLE_S)
+            yield address, process
+
+    async def _ready(self, process: Process, address: Address) -> None:
+        request = bodies.single(bodies.SHORT_BYTES).request(0)
+        deadline_s, said = time.monotonic() + START_TIMEOUT_S, "does not listen"
+        while time.monotonic() < deadline_s:
+            if not process.running:
+                raise process.error("ended before it was ready")
+            tally = Tally()
+            try:
+                async with Connections([address], 1, tally) as [connection]:
+                    connection.ask(request, answers.answer(bodies.SHORT_BYTES))
+                    await until(lambda: not connection.busy, 5.0, "does not answer")
+                if tally.done:
+                    return
+                said = f"answers with {dict(tally.errors)}"
+            except LoadError as error:
+                said = str(error)
+            await asyncio.sleep(READY_EVERY_S)
+        raise process.error(f"was not ready within {START_TIMEOUT_S:g} s: {said}")
+
+    def rows(self) -> list[Row]:
+        """All rows: figures, goals, and what was measured of warmroute alone."""
+        rows = [row_of(name, CASES[case], turns, len(self.urls)) for (name, case), turns in self.turns.items()]
+        return [*rows, *goals(rows, self._plan.slack), *(replace(row, router=rivals.OURS) for row in self.extras)]
+
+
+@asynccontextmanager
+async def bench(plan: Plan) -> AsyncIterator[Bench]:
+    """A bench with its upstream; everything is stopped with the block."""
+    words = ["-m", "loadtest.overhead.upstream", "--replicas", str(plan.replicas), "--rate", str(plan.rate_per_s)]
+    with tempfile.TemporaryDirectory(prefix="warmroute-overhead-") as temporary:
+        folder = Path(temporary)
+        async with started("upstream", [sys.executable, *words], folder) as process:
+            output = process.output
+            await until(lambda: output.read_text().count("\n") >= plan.replicas, START_TIMEOUT_S, "no upstream")
+            yield Bench(plan, folder, re.findall(r"ready (\S+)", output.read_text()))
+
+
+async def measure(plan: Plan, console: Console) -> list[Row]:
+    """The whole run. Raises LoadError, ProcessError, RivalError."""
+    stop_when_told()
+    async with bench(plan) as running:
+        with progress_bar(console, "overhead", running.steps) as told:
+            await running.run(told)
+        for name, why in running.absent.items():
+            console.print(f"{name} is left out: {why}", highlight=False, markup=False, soft_wrap=True)
+        return running.rows()
+
+
+async def profile(plan: Plan, case: Case, flags: Sequence[str]) -> None:
+    """Run one case at warmroute under cProfile, and print where its time went. Raises as `measure`."""
+    stop_when_told()
+    with tempfile.TemporaryDirectory(prefix="warmroute-profile-") as temporary:
+        file = Path(temporary) / "profile"
+        ours = rivals.ours(flags=flags)
+        words = ("-m", "loadtest.overhead.profile", str(file), *ours.command[ours.command.index("router") + 1 :])
+        ours = replace(ours, command=(sys.executable, *words))  # Python, whatever is compiled: nobody sees into that
+        async with bench(plan) as running, running.running(ours) as (address, process):
+            measured = await running.measure(case, [address], process)
+        units = measured.events or measured.requests
+        print(f"{case.name}: {units} {'chunks' if case.streams else 'requests'} within the window,", end=" ")
+        print(f"{measured.cpu_s * 1e6 / max(1, units):.1f} µs each under the profiler; {dict(measured.errors)}")
+        pstats.Stats(str(file)).strip_dirs().sort_stats("tottime").print_stats(40)
+
+
+def stop_when_told() -> None:
+    """SIGTERM ends the run as Ctrl-C does, and so stops what it started."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+# The command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 when an answer of warmroute's was wrong, with --check also when a goal was missed; 2 when
+    something could not be measured."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    options = parser().parse_args(arguments)
+    console = Console(stderr=True)
+    try:
+        if options.install_rivals:
+            rivals.install(options.rivals)
+        plan = _plan(options)
+        if options.profile:
+            uvloop.run(profile(plan, CASES[options.profile], options.flag))
+            return 0
+        rows = uvloop.run(measure(plan, console))
+    except (LoadError, ProcessError, rivals.RivalError, OSError) as error:
+        print(f"overhead: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    command = shlex.join(["overhead", *arguments])
+    shown = Console()
+    print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
+    native = (
+        "with native code, as in the image" if rivals.compiled() else "pure Python: `make compiled` has not been run"
+    )
+    print(f"warmroute is measured {native}")
+    if options.json:
+        write_json(options.json, command, rows, rivals.versions(options.rivals) | rivals.ours_version())
+    if options.chart:
+        write_chart(
+            options.chart,
+            rows,
+            [f"python -m loadtest overhead: medians of {options.rounds} rounds of {options.seconds:g} s"],
+        )
+    wrong = any(row.errors and row.router == rivals.OURS for row in rows)
+    return 1 if wrong or (options.check and any(row.ok is False for row in rows)) else 0
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    there = {rivals.OURS: rivals.ours(options.workers, options.flag), **rivals.installed(options.rivals)}
+    there |= {router.name: router for router in map(rivals.custom, options.router)}
+    names = options.routers.split(",") if options.routers else list(there)
+    if unknown := [name for name in names if name not in there]:
+        raise rivals.RivalError(f"{', '.join(unknown)}: not among {', '.join(there)} (see --install-rivals, --router)")
+    return Plan(
+        tuple(options.cases.split(",")),
+        tuple(there[name] for name in names),
+        options.rounds,
+        options.replicas,
+        options.seconds,
+        options.rate,
+        tuple(options.flag),
+        options.slack,
+        again=options.check,
+    )

@@ -1,0 +1,265 @@
+"""Replicas that cost next to nothing: what `python -m loadtest overhead` puts behind the routers it compares.
+
+One process, one port a replica, raw protocols on uvloop, all bytes made beforehand. A request is answered at once; a
+stream sends its first event at once and then one event a period, each as an HTTP chunk and a write of its own, as vLLM
+does. All streams hang in one wheel of 1 ms slots, spread evenly, so that a router meets single chunks and no bursts.
+What the answers look like was taken from vLLM 0.32's chat completions. Requests are read no further than needed:
+`stream`, `max_tokens` and `flood_bytes` are looked for in the first and last bytes of a body, since routers that
+write a body anew put fields in an order of their own.
+
+`flood_bytes` asks for a stream of so many bytes, as fast as they are taken; GET /written says how far that came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from collections.abc import Sequence
+
+import uvloop
+
+from loadtest.overhead import answers
+
+RATE_PER_S = 30.0  # events a second of one stream: what a busy engine gives
+SLOT_S = 0.001  # the resolution of libuv's timers
+LATE_SLOTS_MAX = 200  # a longer stall is not made up for
+ENDS_BYTES = 4_096  # of a body, where its settings are looked for
+HEAD_BYTES_MAX = 64 << 10
+BACKLOG = 1_024
+READY = "ready http://{host}:{port}"
+
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
+_STREAM = re.compile(rb'"stream":\s*true')
+_TOKENS = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
+_FLOOD = re.compile(rb'"flood_bytes":\s*(\d+)')
+
+
+class Wheel:
+    """Turns once a period; each stream hangs in one slot and sends an event when that comes by."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rate_per_s: float) -> None:
+        self._loop = loop
+        self._slots: list[dict[Replica, None]] = [{} for _ in range(max(1, round(1 / rate_per_s / SLOT_S)))]
+        self._streams = self._turn = self._at = 0
+        self._ticking = False
+        self._began_s = 0.0
+
+    def add(self, stream: Replica) -> int:
+        """Hang a stream into the next slot in turn; returns which."""
+        self._turn = (self._turn + 7) % len(self._slots)  # streams that begin together do not come by together
+        self._slots[self._turn][stream] = None
+        self._streams += 1
+        if not self._ticking:
+            self._ticking, self._began_s, self._at = True, time.monotonic(), 0
+            self._loop.call_later(SLOT_S, self._tick)
+        return self._turn
+
+    def remove(self, stream: Replica, slot: int) -> None:
+        """Take a stream out."""
+        if self._slots[slot].pop(stream, self) is None:
+            self._streams -= 1
+
+    def _tick(self) -> None:
+        due = int((time.monotonic() - self._began_s) / SLOT_S)
+        self._at = max(self._at, due - LATE_SLOTS_MAX)
+        while self._at < due:
+            self._at += 1
+            for stream in tuple(self._slots[self._at % len(self._slots)]):
+                stream.send_next()
+        if self._streams:
+            self._loop.call_later(SLOT_S, self._tick)
+        else:
+            self._ticking = False
+
+
+class Written:
+    """What a whole process wrote of floods; requests it had, by path."""
+
+    def __init__(self) -> None:
+        self.flood_bytes = self.rendered = 0
+        self.paths: dict[str, int] = {}
+
+
+class Replica(asyncio.Protocol):
+    """One connection to a replica."""
+
+    def __init__(self, wheel: Wheel, written: Written) -> None:
+        self._wheel, self._written = wheel, written
+        self._transport: asyncio.Transport
+        self._held = b""  # of a head that is not whole, or behind a stream that runs
+        self._head = b""
+        self._left = 0  # bytes of a body to come; -1: chunked, so nobody knows
+        self._first = self._last = self._before_last = b""
+        self._slot = -1
+        self._sent = self._tokens = 0
+        self._flood = 0
+        self._poured = False  # the next piece of it is on its way
+        self._paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gone, with its stream."""
+        self._wheel.remove(self, self._slot)
+        self._flood = 0
+
+    def pause_writing(self) -> None:
+        """Nobody reads."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """They read again."""
+        self._paused = False
+        self._pour_soon()
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of a request, or several of them."""
+        if self._slot >= 0 or self._flood:
+            self._held += data
+        elif self._head:
+            self._body(data)
+        else:
+            self._begin(self._held + data if self._held else data)
+
+    def _begin(self, data: bytes) -> None:
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self._held = data
+            if len(data) > HEAD_BYTES_MAX:
+                self._transport.abort()
+            return
+        self._held, self._head = b"", data[:end]
+        length = _LENGTH.search(self._head)
+        self._left = int(length[1]) if length else -1 if _CHUNKED.search(self._head) else 0
+        self._first = self._last = self._before_last = b""
+        self._size = 0
+        self._body(data[end + 4 :])
+
+    def _body(self, data: bytes) -> None:
+        if not self._first:
+            self._first = data
+        if self._left < 0:  # JSON has no bare CR LF, so that what ends like this is the last chunk
+            self._before_last, self._last = self._last[-ENDS_BYTES:], data
+            ended = (self._before_last[-len(answers.LAST_CHUNK) :] + data).endswith(answers.LAST_CHUNK)
+            rest = b""
+        else:
+            rest, data = data[self._left :], data[: self._left]
+            self._before_last, self._last = self._last, data
+            self._left -= len(data)
+            ended = not self._left
+        self._size += len(data)
+        if ended:
+            self._answer()
+            if rest:
+                self.data_received(rest)
+
+    def _answer(self) -> None:
+        method, path, _ = (*self._head.split(b"\r\n", 1)[0].split(b" "), b"", b"")[:3]
+        self._head = b""
+        path = path.partition(b"?")[0]
+        if path in answers.ASKED and method == b"POST":
+            ends = self._first[:ENDS_BYTES] + b" " + (self._before_last[-ENDS_BYTES:] + self._last)[-ENDS_BYTES:]
+            if not _STREAM.search(ends):
+                self._transport.write(answers.response(self._size))
+            else:
+                self._stream(ends)
+            return
+        name = path.decode(errors="replace")
+        if name in self._written.paths or len(self._written.paths) < 100:
+            self._written.paths[name] = self._written.paths.get(name, 0) + 1
+        if path in answers.RENDERED:
+            self._written.rendered += 1
+            page = {"token_ids": [self._written.rendered, *range(31)], "tokens": [self._written.rendered], "count": 32}
+            self._transport.write(answers.plain("200 OK", "application/json", json.dumps(page).encode()))
+        elif path == b"/written":
+            page = {"flood_bytes": self._written.flood_bytes, "paths": self._written.paths}
+            self._transport.write(answers.plain("200 OK", "application/json", json.dumps(page).encode()))
+        else:
+            self._transport.write(answers.PAGES.get(path, answers.NOT_FOUND))
+
+    def _stream(self, ends: bytes) -> None:
+        flood, tokens = _FLOOD.search(ends), _TOKENS.search(ends)
+        self._sent, self._tokens = 0, int(tokens[1]) if tokens else 100
+        self._transport.write(answers.START)
+        if flood:
+            self._flood = int(flood[1])
+            self._written.flood_bytes = 0
+            self._pour_soon()
+        else:
+            self._slot = self._wheel.add(self)
+
+    def send_next(self) -> None:
+        """Send the stream's next event, or its last ones."""
+        if self._paused:
+            return
+        if self._sent < self._tokens:
+            self._transport.write(answers.TOKEN_CHUNKS[self._sent % len(answers.TOKEN_CHUNKS)])
+            self._sent += 1
+            return
+        self._wheel.remove(self, self._slot)
+        self._slot = -1
+        self._end()
+
+    def _pour(self) -> None:
+        """Write a piece of a flood, and see to the next unless nobody reads."""
+        self._poured = False
+        if self._flood <= 0 or self._paused:
+            return
+        self._transport.write(answers.FLOOD_PIECE)
+        self._flood -= len(answers.FLOOD_PIECE)
+        self._written.flood_bytes += len(answers.FLOOD_PIECE)
+        if self._flood > 0:
+            self._pour_soon()
+        else:
+            self._flood = 0
+            self._end()
+
+    def _pour_soon(self) -> None:
+        if not self._poured:
+            self._poured = True
+            asyncio.get_running_loop().call_soon(self._pour)
+
+    def _end(self) -> None:
+        self._transport.write(answers.END)
+        if self._held:
+            held, self._held = self._held, b""
+            self.data_received(held)
+
+
+# The process
+
+
+async def serve(host: str, replicas: int, rate_per_s: float) -> None:
+    """Replicas on free ports, each said in a line, until cancelled."""
+    loop = asyncio.get_running_loop()
+    wheel, written = Wheel(loop, rate_per_s), Written()
+    servers = []
+    for _ in range(replicas):
+        server = await loop.create_server(lambda: Replica(wheel, written), host, 0, backlog=BACKLOG)
+        servers.append(server)
+        print(READY.format(host=host, port=server.sockets[0].getsockname()[1]), flush=True)
+    await loop.create_future()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stopped."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.overhead.upstream", description=serve.__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--replicas", type=int, default=4, metavar="N", help="one port each (4)")
+    parser.add_argument("--rate", type=float, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
+    options = parser.parse_args(argv)
+    try:
+        uvloop.run(serve(options.host, options.replicas, options.rate))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

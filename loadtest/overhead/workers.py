@@ -1,0 +1,214 @@
+"""What a second worker changes at warmroute: CPU per streamed chunk, and what of a trace is found in caches.
+
+workers_chunk: in every round warmroute runs with one worker and with two, in turn, in front of the same upstream and
+under the same streams; the figure is the median of the rounds' ratios.
+
+workers_hits: the same sessions of the agent trace, 300 requests and eight sessions at a time, are replayed through one
+worker and through two, each time on fresh simulated engines, whose counters say how many prompt tokens they found.
+Every request comes on a connection of its own, so that both workers serve every conversation, and only what they know
+together can place its next turn. What happens at the same time differs from run to run, with one worker too, so each
+figure is the mean of two runs, and how far those of one worker lie apart is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from importlib import resources
+from statistics import mean, median
+
+import aiohttp
+
+from loadtest.common.children import LISTENING, START_TIMEOUT_S, Child, ChildError, child, engines
+from loadtest.common.client import ReplayError
+from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS, SESSIONS_PER_REPLICA
+from loadtest.overhead.load import Measured
+from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.common.report import Row
+from loadtest.common.traces import read_trace
+
+NUMBERS = (1, 2)  # of workers, compared
+CASE = "stream300"
+CHUNK_RATIO_MAX = 1.1
+HITS_POINTS_MAX = 1.0
+
+# Whole sessions, so that all runs ask the same; eight, so that caches hold them and a turn in the wrong place is seen.
+# One worker's own runs then lie within 0.3 points, those of 300 requests of the conversation trace 1 point apart. Most
+# of a run is waiting, which a faster clock shortens: the rates are those of the demo's 40.
+WORKLOAD = replace(AGENT, requests=300, time_scale=100.0)
+RUNS = 2
+ON_ITS_OWN = {"Connection": "close"}
+READY_EVERY_S = 0.05
+TIMEOUT_WALL_S = 60.0  # of a request: a slow machine is not what is judged
+
+TEXT = {
+    "workers_chunk": f"{CASE} once more, with one worker and with two",
+    "workers_hits": (
+        f"the sessions of the first {WORKLOAD.requests} requests of {WORKLOAD.trace}, all at a time, think time up to"
+        f" {WORKLOAD.think_max_s:g} s, clock x{WORKLOAD.time_scale:g}, {REPLICAS} simulated replicas, every request on"
+        f" a connection of its own; means of {RUNS} runs each"
+    ),
+}
+
+
+def steps(rounds: int) -> int:
+    """How many runs of warmroute `rows` needs."""
+    return len(NUMBERS) * (rounds + RUNS)
+
+
+async def rows(
+    streamed: Callable[[int], Awaitable[Measured]],
+    replayed: Callable[[int], Awaitable[Row]],
+    rounds: int,
+    slack: float,
+    told: Callable[[], None],
+    *,
+    again: bool = False,
+) -> list[Row]:
+    """Both rows; the functions measure streams and replay the trace with so many workers. `told` after each. `again`:
+    streams in as many rounds again, if their goal is missed."""
+    measured: dict[int, list[Measured]] = {number: [] for number in NUMBERS}
+    found: dict[int, list[Row]] = {number: [] for number in NUMBERS}
+    one, two = NUMBERS
+    for turn in range(2 * rounds if again else rounds):
+        if turn == rounds and chunk_row(measured[one], measured[two], slack).ok:
+            break
+        for number in _order(turn):
+            measured[number].append(await streamed(number))
+            if turn < rounds:
+                told()
+    for turn in range(RUNS):
+        for number in _order(turn):
+            found[number].append(await replayed(number))
+            told()
+    return [chunk_row(measured[one], measured[two], slack), hits_row(found[one], found[two])]
+
+
+def _order(turn: int) -> Sequence[int]:
+    """Who goes first gains or loses by it, so they take turns."""
+    return NUMBERS[::-1] if turn % 2 else NUMBERS
+
+
+# The rows
+
+
+def chunk_row(one: Sequence[Measured], two: Sequence[Measured], slack: float) -> Row:
+    """CPU per chunk with two workers over that with one, round by round; `slack` as a part of the goal."""
+    errors: Counter[str] = Counter()
+    for measured in (*one, *two):
+        errors += measured.errors
+    pairs = [(a, b) for a, b in zip(map(_cpu_us, one), map(_cpu_us, two), strict=True) if a and b]
+    goal = f"CPU per chunk with --workers 2 at most {CHUNK_RATIO_MAX:g} x that with 1 worker"
+    row = Row(
+        workload="workers_chunk",
+        requests=sum(measured.requests for measured in (*one, *two)),
+        errors=errors.total(),
+        errors_by_kind=dict(errors),
+        goal=goal,
+        expected=CHUNK_RATIO_MAX,
+        ok=False,
+    )
+    if pairs:
+        row.cpu_us_per_chunk = round(median(b for _, b in pairs), 3)
+        row.goal = f"{goal} ({median(a for a, _ in pairs):.1f} µs)"
+        row.got = round(median(b / a for a, b in pairs), 3)
+        row.ok = not errors and row.got <= CHUNK_RATIO_MAX * (1 + slack)
+    return row
+
+
+def _cpu_us(measured: Measured) -> float | None:
+    return measured.cpu_s * 1e6 / measured.events if measured.events else None
+
+
+def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
+    """The token hit rate with two workers against that with one; `expected` and `got` are points."""
+    errors: Counter[str] = Counter()
+    for run in (*one, *two):
+        errors.update(run.errors_by_kind)
+    goal = f"token hit rate with --workers 2 under {HITS_POINTS_MAX:g} point from that with 1 worker"
+    row = Row(
+        workload="workers_hits",
+        replicas=REPLICAS,
+        load=max((run.load or 0.0 for run in (*one, *two)), default=None),
+        load_unit="sessions",
+        requests=sum(run.requests or 0 for run in (*one, *two)),
+        errors=errors.total(),
+        errors_by_kind=dict(errors),
+        goal=goal,
+        expected=HITS_POINTS_MAX,
+        ok=False,
+    )
+    own, theirs = ([run.token_hit_rate for run in runs if run.token_hit_rate is not None] for runs in (one, two))
+    if own and theirs:
+        row.token_hit_rate = mean(theirs)
+        apart = f"whose own runs lie {100 * (max(own) - min(own)):.1f} apart"
+        row.goal = f"{goal} ({100 * mean(own):.1f} %, {apart})"
+        row.got = round(100 * abs(mean(theirs) - mean(own)), 2)
+        row.ok = not errors and row.got < HITS_POINTS_MAX
+    return row
+
+
+# The trace
+
+
+async def replayed(workers: int, flags: Sequence[str]) -> Row:
+    """The trace through so many workers, on fresh engines; what cannot be measured is an error of the row."""
+    with resources.as_file(resources.files("loadtest") / "data" / f"{WORKLOAD.trace}.jsonl.gz") as path:
+        trace = read_trace(path, requests_max=WORKLOAD.requests)
+    settings = ReplaySettings(
+        url="",
+        model=MODEL,
+        time_scale=WORKLOAD.time_scale,
+        requests_max=WORKLOAD.requests,
+        sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
+        think_max_s=WORKLOAD.think_max_s,
+        ramp_s=WORKLOAD.ramp_s,
+        output_tokens_max=WORKLOAD.output_tokens_max,
+        timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale,
+        headers=ON_ITS_OWN,
+    )
+    fresh = engines(
+        replicas=REPLICAS,
+        host=HOST,
+        model=MODEL,
+        calibration=CALIBRATION,
+        kv_tokens=WORKLOAD.kv_tokens,
+        time_scale=WORKLOAD.time_scale,
+    )
+    try:
+        async with fresh as urls, _router(workers, flags, urls) as url:
+            return await run_replay(trace, replace(settings, url=url, replicas=tuple(urls)))
+    except (ChildError, ReplayError) as error:
+        return Row(errors=1, errors_by_kind={str(error): 1})
+
+
+@asynccontextmanager
+async def _router(workers: int, flags: Sequence[str], urls: Sequence[str]) -> AsyncIterator[str]:
+    """warmroute's URL, once it is ready; it says on which port. Raises ChildError."""
+    words = ["-m", "router", "serve", "--host", HOST, "--port", "0", "--admin-port", "0", "--workers", str(workers)]
+    words += ["--set", "listen.lame_duck_s=0"]
+    for url in urls:
+        words += ["--replica", url]
+    async with child("warmroute", [*words, *flags]) as process:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                url = (await process.match(LISTENING))[1]
+                process.started()
+                await _ready(process, url)
+        except TimeoutError:
+            raise process.error(f"was not ready within {START_TIMEOUT_S:g} s") from None
+        yield url
+
+
+async def _ready(process: Child, url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        while process.running:
+            with suppress(aiohttp.ClientError):
+                async with session.get(f"{url}/readyz") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(READY_EVERY_S)
+    raise process.error("ended before it was ready")

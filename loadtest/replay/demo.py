@@ -1,0 +1,257 @@
+"""`warmroute demo`: the router against round robin, on real traces, on this machine.
+
+Each run starts four simulated replicas and a router fresh, replays one workload through it, and stops both,
+so that no run inherits a warm cache. The simulated replicas run many times faster than life; what is
+reported is their time. The CPU that router and client really burn is multiplied too, and weighs most on short
+times: a cached prompt's first token looks slower here than it is. Hence the time scales below are no higher
+than needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from loadtest.common.children import ChildError, engines, router
+from loadtest.common.client import ReplayError
+from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
+from loadtest.common.traces import TraceError, read_trace
+
+HOST = "127.0.0.1"
+REPLICAS = 4
+SESSIONS_PER_REPLICA = 4
+CALIBRATION = "qwen3-32b-2xh100"
+KV_TOKENS = 307_328
+"""What vLLM reports for Qwen3-32B on 2 x H100 (llm-d's guide_optimized-baseline_1)."""
+POLICIES = ("round_robin", "warm")
+MODEL = "sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One workload of the demo. Seconds are simulated."""
+
+    name: str
+    trace: str
+    requests: int
+    time_scale: float
+    kv_tokens: int
+    think_max_s: float = 0.0
+    ramp_s: float = 0.0
+    speed: float = 1.0
+    output_tokens_max: int = 512
+
+    def describe(self) -> str:
+        """Everything that is fixed about it, in one line."""
+        pace = (
+            f"{REPLICAS * SESSIONS_PER_REPLICA} sessions at a time, started over {self.ramp_s:g} s,"
+            f" think time up to {self.think_max_s:g} s"
+            if self.think_max_s
+            else f"arrivals x{self.speed:g}"
+        )
+        return (
+            f"{self.name}: first {self.requests:,} requests of {self.trace}, {pace},"
+            f" answers cut at {self.output_tokens_max} tokens, {self.kv_tokens:,} KV tokens a replica,"
+            f" clock x{self.time_scale:g}"
+        )
+
+
+AGENT = Workload(
+    name="agent",
+    trace="claude_code_sessions",
+    requests=300,
+    time_scale=40,
+    kv_tokens=KV_TOKENS,
+    think_max_s=10,
+    ramp_s=60,
+)
+WORKLOADS = (
+    AGENT,
+    Workload(
+        name="conversation",
+        trace="mooncake_conversation",
+        requests=450,
+        time_scale=25,
+        kv_tokens=KV_TOKENS,
+        speed=2.4,
+    ),
+    replace(AGENT, name="agent-ample", requests=240, kv_tokens=4 * KV_TOKENS),
+)
+FIXED = (
+    f"{REPLICAS} simulated replicas of Qwen3-32B on 2 x H100 (calibration {CALIBRATION}),"
+    f" {KV_TOKENS:,} KV tokens each, {SESSIONS_PER_REPLICA} sessions a replica at a time;"
+    " times are simulated seconds"
+)
+
+
+async def run_all(workloads: Sequence[Workload], console: Console) -> list[Row]:
+    """Every workload under every policy, one after the other."""
+    return [await run_one(workload, policy, console) for workload in workloads for policy in POLICIES]
+
+
+async def run_one(workload: Workload, policy: str, console: Console) -> Row:
+    """One workload under one policy, on replicas and a router of its own."""
+    trace_file = resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz"
+    with resources.as_file(trace_file) as path:
+        trace = read_trace(path)
+    settings = ReplaySettings(
+        url="",
+        model=MODEL,
+        time_scale=workload.time_scale,
+        requests_max=workload.requests,
+        sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
+        think_max_s=workload.think_max_s,
+        ramp_s=workload.ramp_s,
+        speed=workload.speed,
+        output_tokens_max=workload.output_tokens_max,
+        workload=workload.name,
+        policy=policy,
+        router="warmroute",
+    )
+    total = min(workload.requests, trace.request_count)
+    async with serving(policy, workload.kv_tokens, workload.time_scale) as (replicas, url, _):
+        with progress_bar(console, f"{workload.name}, {policy}", total) as progress:
+            return await run_replay(trace, replace(settings, url=url, replicas=tuple(replicas)), progress)
+
+
+@asynccontextmanager
+async def serving(
+    policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0
+) -> AsyncIterator[tuple[list[str], str, str]]:
+    """Fresh replicas and a router; yields the replicas' URLs, the router's and its admin URL."""
+    async with (
+        engines(
+            replicas=REPLICAS,
+            host=HOST,
+            model=MODEL,
+            calibration=CALIBRATION,
+            kv_tokens=kv_tokens,
+            time_scale=time_scale,
+        ) as urls,
+        router(urls, policy=policy, host=HOST, port=port, admin_port=admin_port) as (url, admin_url),
+    ):
+        yield urls, url, admin_url
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """A sentence per workload: what warm changed against round robin."""
+    by_name = {(row.workload, row.policy): row for row in rows}
+    lines = []
+    for workload in dict.fromkeys(row.workload for row in rows):
+        before, after = (by_name[workload, policy] for policy in POLICIES)
+        if before.token_hit_rate and after.token_hit_rate and before.ttft_p90_s and after.ttft_p90_s:
+            lines.append(
+                f"{workload}: {after.token_hit_rate / before.token_hit_rate:.1f} x round robin's token hit"
+                f" rate, {after.ttft_p90_s / before.ttft_p90_s:.2f} x its p90 time to first token"
+            )
+    return lines
+
+
+# The command
+
+
+async def demo(options: argparse.Namespace, command: str) -> int:
+    """The runs, their table and chart, and then, unless told otherwise, a router to play with."""
+    console, errors = Console(), Console(stderr=True)
+    workloads = [replace(w, requests=options.requests or w.requests) for w in WORKLOADS]
+    notes = [FIXED, *(workload.describe() for workload in workloads)]
+    errors.print("\n".join(notes), highlight=False, soft_wrap=True)
+    rows = await run_all(workloads, errors)
+    console.print()
+    console.print("\n".join(notes), highlight=False, soft_wrap=True)
+    print_report(console, rows)
+    console.print("\n" + "\n".join(verdicts(rows)), highlight=False, soft_wrap=True)
+    options.chart.write_text(svg_chart(rows, "warmroute against round robin", notes), encoding="utf-8")
+    console.print(f"chart: {options.chart}", highlight=False, soft_wrap=True)
+    if options.json:
+        write_json(options.json, command, rows)
+    if not options.exit:
+        await stay(options, console)
+    return 1 if any(row.errors or row.rejected for row in rows) else 0
+
+
+async def stay(options: argparse.Namespace, console: Console) -> None:
+    """Replicas at life's own speed and a warm router, until cancelled."""
+    port = free_port(options.port, console)
+    admin_port = free_port(options.admin_port, console)
+    async with serving("warm", KV_TOKENS, 1.0, port, admin_port) as (_, url, admin_url):
+        body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
+        console.print(
+            f"\nThe router stays up on {url} (admin {admin_url}) until Ctrl-C. Try:\n\n"
+            f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            console.print("stopping")
+
+
+def free_port(port: int, console: Console) -> int:
+    """The port if nothing listens there, else 0 (any free one) after saying so."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            console.print(f"port {port} is busy: taking a free one instead", highlight=False, soft_wrap=True)
+            return 0
+    return port
+
+
+async def _until_signal(options: argparse.Namespace, command: str) -> int:
+    """The demo, cancelled by the first SIGINT or SIGTERM, so that every child is stopped on the way out."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(demo(options, command))
+    received: list[signal.Signals] = []
+
+    def cancel(number: signal.Signals) -> None:
+        if not received:
+            task.cancel()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return 128 + received[0] if received else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when all requests of all runs were answered."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        return uvloop.run(_until_signal(options, " ".join(["warmroute demo", *arguments])))
+    except (ChildError, ReplayError, TraceError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute demo",
+        description="Four simulated replicas and the router on this machine: round robin, then warm.",
+    )
+    parser.add_argument("--requests", type=int, metavar="N", help="of each run (default: see the first lines)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table")
+    parser.add_argument("--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"))
+    parser.add_argument("--exit", action="store_true", help="end after the table")
+    parser.add_argument("--port", type=int, default=8000, help="of the router that stays up")
+    parser.add_argument("--admin-port", type=int, default=8001)
+    return parser

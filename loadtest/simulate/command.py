@@ -1,0 +1,242 @@
+"""`python -m loadtest simulate`: placement policies raced in virtual time, without a GPU or a socket.
+
+    simulate --list                                          what there is to race, on what
+    simulate --scenario mooncake                             all policies, at capacity, seed 1
+    simulate --scenario mooncake claude_code --load below at above --seed 6-15 --policy warm round_robin
+    simulate --trace FILE --load below 1.2                   any trace file; loads are shares of what is sustained
+    simulate --race --seeds claim --json race.json --check   the whole race; exit 1 unless all that must be seen is seen
+    simulate --sweep --json sweep.json                       is `warm` flat in its constants?
+    simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
+
+All times are simulated seconds. What the simulation leaves out is said in loadtest/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.common.report import Row, progress_bar, table, write_json
+from loadtest.simulate.options import parser
+from loadtest.simulate.results import baseline, ladder, sweep
+from loadtest.simulate.results.charts import write_charts
+from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
+from loadtest.simulate.results.figures import over_seeds
+from loadtest.simulate.results.race import Changes, Entrant, Job, race, run_job
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
+from loadtest.simulate.world.setting import SettingError
+from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
+from loadtest.common.traces import TraceError
+
+SAVED_EVERY_S = 60.0
+WIDTH = 160  # of tables where nobody has a terminal
+
+
+class SimulateError(ValueError):
+    """What was asked for cannot be run; the message is one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 if `--check` finds that something which must be seen is not, 2 if it cannot run."""
+    arguments = list(argv if argv is not None else sys.argv[1:])
+    options = parser().parse_args(arguments)
+    if options.list:
+        _list()
+        return 0
+    try:
+        _writable(options.json, options.svg, options.save_baseline)
+        if options.ladder is not None:
+            return _ladder(options, "simulate " + " ".join(arguments))
+        earlier = [row for file in options.rows for row in read_rows(file)]
+        jobs = [] if options.no_run else jobs_of(options)
+        rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
+        return _report(rows, options, "simulate " + " ".join(arguments))
+    except (SimulateError, ClaimsError, baseline.BaselineError, SettingError, TraceError, OSError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 2
+
+
+def _writable(*files: Path | None) -> None:
+    """Raises SimulateError: a race takes hours, and what it found has to go somewhere."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise SimulateError(f"{file}: there is no directory {file.parent}")
+
+
+# What is run
+
+
+def jobs_of(options: argparse.Namespace) -> list[Job]:
+    """The jobs that were asked for. Raises SimulateError."""
+    scenarios = _scenarios(options)
+    if options.sweep:
+        who = sweep.entrants()
+    else:
+        names = options.policy or sorted(ROWS, key=lambda name: not ROWS[name].bound)
+        _known("policy", names, ROWS)
+        who = tuple(Entrant(name) for name in names)
+    seeds = options.seed or (list(TUNE_SEEDS) if options.race or options.sweep else [1])
+    changes, trace = changes_of(options), options.trace
+    cells = [
+        (name, load) for name in scenarios for load in options.load or (loads_of(name) if options.race else ["at"])
+    ]
+    return [Job(name, load, seed, who, changes, trace) for seed in seeds for name, load in cells]
+
+
+def _scenarios(options: argparse.Namespace) -> list[str]:
+    named: list[str] = options.scenario
+    if options.trace is not None:
+        if named:
+            raise SimulateError("--trace and --scenario: only one of them")
+        return [options.trace.name.split(".")[0]]
+    _known("scenario", named, [*SCENARIOS, *LADDERS])
+    if not named and not options.race and not options.sweep:
+        raise SimulateError("--scenario, --trace, --race or --sweep: say what to run; --list says what there is")
+    return named or list(SCENARIOS)
+
+
+def changes_of(options: argparse.Namespace) -> Changes:
+    """What the flags say of the cluster. Raises SimulateError."""
+    given: dict[str, Any] = {
+        name: value
+        for name in ("replicas", "kv_tokens", "routers", "grade", "event_delay_s", "event_loss", "probe_interval_s")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.calibration is not None:
+        _known("calibration", [options.calibration], CALIBRATIONS)
+        given |= {"calibration": CALIBRATIONS[options.calibration], "others": ()}
+    if options.fault:
+        given["faults"] = tuple(options.fault)
+    return Changes(tuple(given.items()), options.requests)
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
+    for name in names:
+        if name not in known:
+            raise SimulateError(f"no {what} {name!r}: there are {', '.join(known)}")
+
+
+def _raced(jobs: Sequence[Job], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
+    """Rows of single runs: those of earlier runs, less those that were run again, and the new ones. A long race is
+    saved as it goes."""
+    fresh: list[Row] = []
+    saved_s = time.monotonic()
+    total = sum(len(job.entrants) for job in jobs)
+    with progress_bar(Console(stderr=True), "simulated runs", total) as progress:
+
+        def done(rows: Sequence[Row]) -> None:
+            nonlocal saved_s
+            fresh.extend(rows)
+            progress(len(fresh))
+            if options.json and time.monotonic() - saved_s > SAVED_EVERY_S:
+                write_json(options.json, command, _merged(earlier, fresh))
+                saved_s = time.monotonic()
+
+        rows = race(jobs, options.jobs, done, run_job) if jobs else []
+    return _merged(earlier, rows)
+
+
+def _merged(earlier: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
+    rows = {(row.workload, row.load_name, row.policy, row.case, row.seed): row for row in [*earlier, *fresh]}
+    return list(rows.values())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of single runs of an earlier run's JSON. Raises SimulateError, OSError."""
+    try:
+        rows = [msgspec.convert(row, Row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        raise SimulateError(f"{path}: not the JSON of a simulation: {error}") from error
+    return [row for row in rows if row.seed is not None and row.goal is None]
+
+
+# What is said of it
+
+
+def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> int:
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    merged = over_seeds(rows)
+    if options.json:
+        write_json(options.json, command, [*rows, *merged])  # whatever becomes of the claims: it may have taken hours
+    if options.save_baseline:
+        baseline.write(options.save_baseline, rows)
+        return 0
+    before = baseline.read(options.baseline) if options.race and changes_of(options) == Changes() else None
+    judged = judge(rows, before) if options.race or options.check else []
+    if not options.race:
+        judged = [row for row in judged if row.goal not in OF_ALL]
+    if options.json and judged:
+        write_json(options.json, command, [*rows, *merged, *judged])
+    if not rows:
+        raise SimulateError("there are no rows")
+    if options.sweep:
+        sweep.print_moves(console, sweep.moves(rows))
+    elif options.race:
+        print_grids(console, merged)
+        print_standings(console, rows)
+        print("\n".join(beaten_bounds(rows)) or "no row is better than an upper bound")
+    else:
+        console.print(table(merged, width=console.width))
+    if options.svg:
+        write_charts(options.svg, [row for row in merged if row.case is None], "Placement policies in simulated time")
+    if judged:
+        print("\n".join(verdict_lines(judged)))
+    speeds = [row.requests_per_wall_minute for row in rows if row.requests_per_wall_minute]
+    if speeds:
+        print(f"{median(speeds):,.0f} requests a minute of wall time on one core (median over runs)", file=sys.stderr)
+    return 1 if options.check and missed(judged) else 0
+
+
+# llm-d's ladder
+
+
+OF_LADDER = ("ladder", "policy", "seed", "jobs", "json", "check")
+"""Flags that it goes with: its cluster and its loads are the published ones."""
+
+
+def _ladder(options: argparse.Namespace, command: str) -> int:
+    """Both variants, stage by stage. Raises SimulateError."""
+    other = parser().parse_args([])
+    for name, value in vars(options).items():
+        if name not in OF_LADDER and value != getattr(other, name):
+            raise SimulateError(f"--ladder does not go with --{name.replace('_', '-')}")
+    _known("row of the ladder", options.policy, ladder.CONTENDERS)
+    rates = tuple(options.ladder) or ladder.RATES
+    climbs = [
+        ladder.Climb(name, policy, seed, rates)
+        for seed in options.seed or [ladder.SEED]
+        for name in (ladder.PUBLISHED, ladder.HONEST)
+        for policy in options.policy or ladder.CONTENDERS
+    ]
+    runs = count(1)
+    with progress_bar(Console(stderr=True), "simulated runs", len(climbs)) as progress:
+        rows = race(climbs, options.jobs, lambda _: progress(next(runs)), ladder.climb)
+    judged = ladder.judge(rows)
+    if options.json:
+        write_json(options.json, command, [*rows, *judged])
+    ladder.print_ladders(Console(width=None if sys.stdout.isatty() else WIDTH), rows)
+    print("\n".join(ladder.verdict_lines(rows)))
+    return 1 if options.check and not all(row.ok for row in judged) else 0
+
+
+def _list() -> None:
+    print("scenarios:", *(f"  {name}" for name in [*SCENARIOS, *LADDERS]), sep="\n")
+    print("loads:", *(f"  {name:10} {share:g}" for name, share in LOADS.items()), sep="\n")
+    print("policies:", *(f"  {name:28} {_about(name)}" for name in ROWS), sep="\n")
+    print("calibrations:", *(f"  {name}" for name in CALIBRATIONS), sep="\n")
+
+
+def _about(name: str) -> str:
+    return ("(bound) " if ROWS[name].bound else "") + ROWS[name].source

@@ -1,0 +1,128 @@
+"""The command line of `loadtest simulate`: what may be said, and in one line what may not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loadtest.common import flags
+from loadtest.simulate.results.baseline import SHIPPED
+from loadtest.simulate.scenarios.generated import STAGES
+from loadtest.simulate.scenarios.table import CLAIM_SEEDS, LOADS, TUNE_SEEDS
+from loadtest.simulate.world.setting import REPLICAS_MAX, Fault
+
+FAULTS = ("restart", "slow", "join")
+GRADES = ("exact", "estimated", "none")
+SEEDS = {"tune": TUNE_SEEDS, "claim": CLAIM_SEEDS}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"simulate: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    made = _Parser(
+        prog="loadtest simulate",
+        description="Race placement policies over workloads in virtual time.",
+        epilog="All times, in flags and in results, are simulated seconds.",
+    )
+    add = made.add_argument
+    add("--list", action="store_true", help="say what scenarios, policies and calibrations there are")
+    add("--race", action="store_true", help="all scenarios at their loads, judged by what must be seen of warm")
+    add("--sweep", action="store_true", help="warm under other values of its constants")
+    add(
+        "--ladder",
+        nargs="*",
+        type=_stage,
+        metavar="QPS",
+        help="llm-d's ladder beside what was published; all stages or some",
+    )
+    add("--scenario", nargs="+", default=[], metavar="NAME")
+    add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `loadtest replay`")
+    add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
+    add(
+        "--load",
+        nargs="+",
+        default=[],
+        type=_load,
+        metavar="LOAD",
+        help=f"{', '.join(LOADS)}, or a share of what is sustained",
+    )
+    add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
+    add("--requests", type=flags.whole(1), metavar="N", help="only N of a workload, after its warm-up")
+    replicas = flags.whole(1, REPLICAS_MAX)
+    add("--replicas", type=replicas, metavar="N", help=f"1 to {REPLICAS_MAX}; loads stay as they are")
+    add("--calibration", metavar="NAME", help="of all replicas")
+    add("--kv-tokens", type=flags.whole(1), metavar="N", help="what a replica's KV cache holds")
+    add("--routers", type=flags.whole(1), metavar="N", help="independent routers in front, asked by turns")
+    add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
+    add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
+    add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
+    add("--probe-interval-s", type=flags.positive(), metavar="S")
+    fault_help = "restart, slow or join, such as slow@30:2:60:4 (at 30 s, replica 2, for 60 s, 4 times as slow)"
+    add("--fault", action="append", default=[], type=_fault, metavar="KIND@S:REPLICA", help=fault_help)
+    add("--jobs", type=flags.whole(1), default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores")
+    add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="take in rows of earlier runs' JSON")
+    add("--no-run", action="store_true", help="run nothing: only report --rows")
+    add("--json", type=Path, metavar="FILE", help="write all rows, those over seeds, and the claims")
+    add("--svg", type=Path, metavar="FILE", help="draw hit rate against TTFT, and TTFT over load")
+    add("--baseline", type=Path, default=SHIPPED, metavar="FILE", help="an earlier warm, default: the one shipped")
+    add("--save-baseline", type=Path, metavar="FILE", help="write such a file from the rows of warm, and judge nothing")
+    add("--check", action="store_true", help="exit 1 unless all that must be seen of warm is seen")
+    return made
+
+
+class _Seeds(argparse.Action):
+    """`6`, `6-15`, `tune` and `claim`, in any number."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:  # noqa: ANN401 - argparse's
+        try:
+            seeds = [seed for text in values for seed in seeds_of(text)]
+        except ValueError:
+            parser.error(f"--seed {' '.join(values)}: not a number, a range such as 6-15, tune or claim")
+        setattr(namespace, self.dest, list(dict.fromkeys(seeds)))
+
+
+def seeds_of(text: str) -> list[int]:
+    """Raises ValueError."""
+    if text in SEEDS:
+        return list(SEEDS[text])
+    first, dash, last = text.partition("-")
+    found = list(range(int(first), int(last if dash else first) + 1))
+    if not found:
+        raise ValueError(text)
+    return found
+
+
+def _load(text: str) -> str:
+    if text not in LOADS:
+        try:
+            flags.positive()(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(LOADS)} or a number over 0") from error
+    return text
+
+
+def _stage(text: str) -> int:
+    rates = [str(rate) for rate, _ in STAGES]
+    if text not in rates:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: there are {', '.join(rates)}")
+    return int(text)
+
+
+def _fault(text: str) -> Fault:
+    kind, at, where = text.partition("@")
+    fields = where.split(":")
+    if kind not in FAULTS or not at or not 2 <= len(fields) <= 4:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not KIND@SECONDS:REPLICA[:LASTS[:FACTOR]] with {', '.join(FAULTS)} for KIND"
+        )
+    at_s, replica = flags.number()(fields[0]), flags.whole(0, REPLICAS_MAX - 1)(fields[1])
+    more = dict(zip(("lasts_s", "factor"), map(flags.positive(), fields[2:]), strict=False))
+    return Fault(kind, at_s, replica, **more)

@@ -1,0 +1,307 @@
+"""What must be seen of `warm` in the race, computed from its rows: the README says nothing else of it.
+
+Rivals are all rows but upper bounds and `warm`'s own variants. In each workload at each load `warm` is held against
+the rival that is best there in the figure that is judged, which is another one nearly every time and nobody's choice in
+advance: a bar that no single rival reaches. The figures are those a user feels: time to first token, time to the last,
+and what comes out.
+
+Seeds are pairs: both rows were asked the same requests. A figure is a factor better or worse, so what is averaged is
+the logarithm of the ratio, and its 95 % interval is Student's t for so many pairs. A bootstrap would need no
+normal distribution, but of five to ten pairs it draws intervals that are known to be too narrow. `within` passes where
+the mean is within the margin, or the interval holds "no difference"; a mean over workloads has no interval, and
+neither has what must never be worse. Of fewer than five pairs an interval says so little that it forgives nothing.
+
+Goodput, and the mean against the best single rival, are told and not judged (`ok` is None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import fmean, median, stdev
+
+from loadtest.common.report import Row
+
+WARM = "warm"
+WITHIN = 0.05
+"""Of the best rival, in each figure."""
+NEVER_WORSE = 0.03
+BASELINE_WORSE = 0.03
+"""Of the mean p90 TTFT of an earlier `warm`."""
+PAIRS_MIN = 5
+"""So many seeds make an interval that counts."""
+TTFT_P99_MAX_S = 60.0
+SATURATED = ("above", "twice")
+YARDSTICKS = ("round_robin", "least_loaded")
+
+LEAST = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One that is judged; `more_is_better` says which way."""
+
+    name: str
+    field: str
+    more_is_better: bool = False
+
+    def of(self, row: Row) -> float:
+        """Over 0: ratios are made of it."""
+        return max(getattr(row, self.field) or 0.0, LEAST)
+
+    @property
+    def never(self) -> str:
+        """The goal of never being worse in it."""
+        return f"{self.name}, never worse"
+
+
+TTFT = Figure("p90 TTFT", "ttft_p90_s")
+E2E = Figure("p90 end-to-end", "e2e_p90_s")
+OUTPUT = Figure("output tokens/s", "output_tokens_per_s", more_is_better=True)
+FIGURES = (TTFT, E2E, OUTPUT)
+
+P90, GOODPUT, MEAN = TTFT.name, "goodput", "mean p90 TTFT"
+BASELINE = "mean p90 TTFT, to an earlier warm"
+HELD, P99, FAILED = "held back while the fleet was idle", "p99 TTFT above saturation", "failed requests"
+OF_ALL = (MEAN, BASELINE)
+"""Claims about all workloads together."""
+_IN_POINTS, _IN_SECONDS, _COUNTED = (GOODPUT,), (P99,), (HELD, FAILED)
+
+# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom: any table of it.
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+Cell = tuple[str, str]
+"""(workload, load)"""
+Seeds = dict[int, Row]
+Baseline = Mapping[Cell, Mapping[int, float]]
+"""p90 TTFT of an earlier `warm` by seed."""
+
+
+class ClaimsError(ValueError):
+    """Rows that cannot be compared; the message says what is missing."""
+
+
+def is_rival(row: Row) -> bool:
+    """Whether `warm` has to stand against it."""
+    return not row.bound and row.policy is not None and row.policy.partition("_")[0] != WARM
+
+
+def judge(rows: Sequence[Row], baseline: Baseline | None = None) -> list[Row]:
+    """A row for each claim: what was wanted (`expected`), what was seen (`got`), of which rival. Raises ClaimsError."""
+    cells = _cells(rows)
+    judged: list[Row] = []
+    for cell, policies in cells.items():
+        judged += [_within(cell, policies, figure) for figure in FIGURES]
+        judged += [_never_worse(cell, policies, figure, name) for figure in FIGURES for name in YARDSTICKS]
+        judged += _waits(cell, policies)
+        judged.append(_goodput(cell, policies))
+    judged.append(_mean(cells))
+    if baseline is not None and (compared := _baseline(cells, baseline)) is not None:
+        judged.append(compared)
+    return judged
+
+
+def missed(judged: Sequence[Row]) -> list[str]:
+    """A line for each claim that does not hold."""
+    return [_line(row) for row in judged if row.ok is False]
+
+
+def paired(differences: Sequence[float]) -> tuple[float, float, float]:
+    """The mean with its 95 % interval; of a single pair nothing is known but itself."""
+    mean, freedom = fmean(differences), len(differences) - 1
+    if not freedom:
+        return mean, mean, mean
+    t = _T[min(freedom, len(_T)) - 1]
+    half = t * stdev(differences) / sqrt(len(differences))
+    return mean, mean - half, mean + half
+
+
+def got_text(row: Row) -> str:
+    """What was seen, in the unit of its goal, and of whom."""
+    got, of = row.got or 0.0, f" `{row.policy}`" if row.policy else ""
+    if row.goal in _IN_POINTS:
+        return f"{100 * got:+.1f} points against{of}"
+    if row.goal in _IN_SECONDS:
+        return f"{got:.1f} s"
+    return f"{got:.0f}" if row.goal in _COUNTED else f"{got:.3f} x{of}"
+
+
+def worst(same: Sequence[Row]) -> Row:
+    """Of rows of one goal, the one that is furthest to the wrong side."""
+    more = same[0].goal in {GOODPUT, OUTPUT.name, OUTPUT.never}
+    return (min if more else max)(same, key=lambda row: row.got or 0.0)
+
+
+def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
+    """Rows of single runs by workload and load, policy and seed; all of a cell have the same seeds."""
+    cells: dict[Cell, dict[str, Seeds]] = {}
+    rivals: set[str] = set()
+    for row in rows:
+        if row.seed is None or row.case is not None or row.workload is None or row.policy is None:
+            continue
+        if row.policy != WARM and not is_rival(row):
+            continue
+        cells.setdefault((row.workload, row.load_name or ""), {}).setdefault(row.policy, {})[row.seed] = row
+        if row.policy != WARM:
+            rivals.add(row.policy)
+    if not rivals:
+        raise ClaimsError("no rows of rivals to compare with")
+    if not any(WARM in policies for policies in cells.values()):
+        raise ClaimsError(f"no rows of {WARM} to compare")
+    if absent := [name for name in YARDSTICKS if name not in rivals]:
+        raise ClaimsError(f"no rows of {' and '.join(absent)}: nobody is judged without these")
+    for (workload, load), policies in cells.items():
+        seeds = policies.get(WARM, {}).keys()
+        for name in (WARM, *sorted(rivals)):
+            if not seeds or policies.get(name, {}).keys() != seeds:
+                raise ClaimsError(f"{workload}, {load}: not the same seeds of {name} as of {WARM}")
+    return cells
+
+
+def p90_s(row: Row) -> float:
+    """Seconds to the first token, over 0."""
+    return TTFT.of(row)
+
+
+def _mean_log(seeds: Seeds, figure: Figure = TTFT) -> float:
+    return fmean(log(figure.of(row)) for row in seeds.values())
+
+
+def _share(seeds: Seeds) -> float:
+    return fmean(row.goodput_share or 0.0 for row in seeds.values())
+
+
+def _log_ratios(ours: Seeds, theirs: Seeds, figure: Figure) -> list[float]:
+    return [log(figure.of(row) / figure.of(theirs[seed])) for seed, row in ours.items()]
+
+
+def _allowed(figure: Figure, margin: float) -> float:
+    return 1 - margin if figure.more_is_better else 1 + margin
+
+
+def _keeps(figure: Figure, ratio: float, margin: float) -> bool:
+    allowed = _allowed(figure, margin)
+    return ratio >= allowed if figure.more_is_better else ratio <= allowed
+
+
+def _within(cell: Cell, policies: dict[str, Seeds], figure: Figure) -> Row:
+    rivals = [name for name in policies if name != WARM]
+    pick = max if figure.more_is_better else min
+    best = pick(rivals, key=lambda name: _mean_log(policies[name], figure))
+    mean, low, high = paired(_log_ratios(policies[WARM], policies[best], figure))
+    row = _claim(figure.name, cell, best, _allowed(figure, WITHIN), exp(mean))
+    row.ok = _keeps(figure, exp(mean), WITHIN)
+    if len(policies[WARM]) >= PAIRS_MIN:
+        row.ok = row.ok or (high >= 0 if figure.more_is_better else low <= 0)
+    row.note = _interval(f"{exp(low):.3f}", f"{exp(high):.3f}", policies[WARM])
+    return row
+
+
+def _goodput(cell: Cell, policies: dict[str, Seeds]) -> Row:
+    best = max((name for name in policies if name != WARM), key=lambda name: _share(policies[name]))
+    theirs = policies[best]
+    mean, low, high = paired(
+        [(row.goodput_share or 0.0) - (theirs[seed].goodput_share or 0.0) for seed, row in policies[WARM].items()]
+    )
+    row = _claim(GOODPUT, cell, best, None, mean)
+    row.note = _interval(f"{low:+.3f}", f"{high:+.3f}", policies[WARM])
+    return row
+
+
+def _interval(low: str, high: str, seeds: Seeds) -> str:
+    return f"95 % interval {low} to {high}" if len(seeds) >= PAIRS_MIN else f"{len(seeds)} seeds, so no interval"
+
+
+def _never_worse(cell: Cell, policies: dict[str, Seeds], figure: Figure, name: str) -> Row:
+    ratio = exp(fmean(_log_ratios(policies[WARM], policies[name], figure)))
+    row = _claim(figure.never, cell, name, _allowed(figure, NEVER_WORSE), ratio)
+    row.ok = _keeps(figure, ratio, NEVER_WORSE)
+    return row
+
+
+def _waits(cell: Cell, policies: dict[str, Seeds]) -> list[Row]:
+    """What is said of waiting and of giving up, where it applies."""
+    ours, rivals = policies[WARM], {name: seeds for name, seeds in policies.items() if name != WARM}
+    idle = _claim(HELD, cell, None, 0, sum(row.held_while_idle or 0 for row in ours.values()))
+    idle.ok = not idle.got
+    claims = [idle]
+    if cell[1] in SATURATED:
+        p99s = {name: median(row.ttft_p99_s or 0.0 for row in seeds.values()) for name, seeds in policies.items()}
+        late = _claim(P99, cell, None, TTFT_P99_MAX_S, p99s[WARM])
+        late.ok = p99s[WARM] <= TTFT_P99_MAX_S
+        best = min(rivals, key=lambda name: p99s[name])
+        late.note = f"the best of the others is {best} with {p99s[best]:.1f} s"
+        claims.append(late)
+    if any(row.patience_s is not None for row in ours.values()):
+        failed = {name: sum(map(_failed, seeds.values())) for name, seeds in policies.items()}
+        best = min(rivals, key=lambda name: failed[name])
+        given_up = _claim(FAILED, cell, best, failed[best], failed[WARM])
+        given_up.ok = failed[WARM] <= failed[best]
+        claims.append(given_up)
+    return claims
+
+
+def _failed(row: Row) -> int:
+    return (row.errors or 0) + (row.rejected or 0)
+
+
+def beaten_bounds(rows: Sequence[Row]) -> list[str]:
+    """A line for each upper bound that some row is better than: then it bounds nothing there."""
+    cells: dict[Cell, dict[str, Seeds]] = {}
+    bounds = {row.policy for row in rows if row.bound and row.policy}
+    for row in rows:
+        if row.seed is not None and row.case is None and row.workload and row.policy and row.ttft_p90_s is not None:
+            policies = cells.setdefault((row.workload, row.load_name or ""), {})
+            policies.setdefault(row.policy, {})[row.seed] = row
+    lines = []
+    for (workload, load), policies in cells.items():
+        logs = {name: _mean_log(seeds) for name, seeds in policies.items()}
+        best = min((name for name in logs if name not in bounds), key=lambda name: logs[name], default=None)
+        if best is None:
+            continue
+        for bound in sorted(bounds & logs.keys()):
+            ratio = exp(logs[bound] - logs[best])
+            if ratio > 1 + WITHIN:
+                lines.append(f"{workload}, {load}: {bound} is no bound, it takes {ratio:.2f} x the p90 TTFT of {best}")
+    return lines
+
+
+def _mean(cells: dict[Cell, dict[str, Seeds]]) -> Row:
+    names = next(iter(cells.values()))
+    logs = {name: fmean(_mean_log(policies[name]) for policies in cells.values()) for name in names}
+    best = min((name for name in logs if name != WARM), key=lambda name: logs[name])
+    row = _claim(MEAN, ("all", "all"), best, None, exp(logs[WARM] - logs[best]))
+    row.note = f"geometric mean over {len(cells)} workloads and loads"
+    return row
+
+
+def _baseline(cells: dict[Cell, dict[str, Seeds]], baseline: Baseline) -> Row | None:
+    """Over all that was run both then and now; None if nothing was."""
+    ratios = []
+    for cell, policies in cells.items():
+        then = baseline.get(cell, {})
+        logs = [log(TTFT.of(row) / max(then[seed], LEAST)) for seed, row in policies[WARM].items() if seed in then]
+        if logs:
+            ratios.append(fmean(logs))
+    if not ratios:
+        return None
+    row = _claim(BASELINE, ("all", "all"), WARM, 1 + BASELINE_WORSE, exp(fmean(ratios)))
+    row.ok = exp(fmean(ratios)) <= 1 + BASELINE_WORSE
+    row.note = f"geometric mean over {len(ratios)} of {len(baseline)} workloads and loads"
+    return row
+
+
+def _claim(goal: str, cell: Cell, rival: str | None, expected: float | None, got: float) -> Row:
+    return Row(workload=cell[0], load_name=cell[1], policy=rival, goal=goal, expected=expected, got=got)
+
+
+def _line(row: Row) -> str:
+    note = f" ({row.note})" if row.note else ""
+    wanted = row.expected or 0.0
+    allowed = f"{wanted:.0f}" if row.goal in (*_COUNTED, *_IN_SECONDS) else f"{wanted:.2f}"
+    return f"{row.workload}, {row.load_name}, {row.goal}: {got_text(row)}, {allowed} allowed{note}"

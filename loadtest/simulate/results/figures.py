@@ -1,0 +1,163 @@
+"""What a run comes to: a Result as a row of figures.
+
+Percentiles are over all requests, whatever became of them: one that was rejected, failed or given up counts as having
+taken the client's whole timeout, with all its tries, in time to first token as well, or a policy would gain by failing
+what is slow. Output tokens a second are those of answers that came to their end, over the time from the first request
+that counts until nothing is open any more. An open loop asks for the same tokens whoever routes, so there the figure
+differs by how long the last answers take after the last request; a closed loop asks for less of a slow fleet.
+Cached tokens are the engines' own count at a request's first admission. All that a prompt which was sent before in the
+run finds is *replay*: nobody asks the same thing twice in life as often as in a trace; the rest is *genuine* reuse.
+The first `warm_up` requests count for nothing but what they leave in the caches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from loadtest.common.report import Row, percentile
+from loadtest.simulate.scenarios.table import Scenario
+from loadtest.simulate.world.world import Result, Sent
+
+REJECTED = ("rejected", "none_ready")
+"""Failures that a client sees as 429 or 503."""
+
+
+def row_of(scenario: Scenario, result: Result) -> Row:
+    """The figures of one run; whoever ran it adds policy, seed and the names of workload and load."""
+    setting, sent = scenario.setting, result.sent[scenario.workload.warm_up :]
+    limit_s, longest_s = scenario.ttft_limit_s, setting.longest_s
+    ttfts = [_or_longest(each, each.ttft_s, longest_s) for each in sent]
+    e2es = [_or_longest(each, each.e2e_s, longest_s) for each in sent]
+    tpots = [1e3 * tpot_s for each in sent if (tpot_s := _per_token_s(each)) is not None]
+    failures = Counter(each.failure for each in sent if each.failure)
+    rejected = sum(failures[kind] for kind in REJECTED)
+    good = [each for each in sent if not each.failure]
+    in_time = sum(each.ttft_s is not None and each.ttft_s <= limit_s for each in good)
+    duration_s = result.duration_s - min((each.due_s for each in sent), default=0.0)
+    row = Row(
+        workload=scenario.workload.name,
+        replicas=setting.replicas,
+        load=scenario.load,
+        load_unit=scenario.load_unit,
+        requests=len(sent),
+        errors=failures.total() - rejected,
+        rejected=rejected,
+        ttft_p50_s=percentile(ttfts, 50),
+        ttft_p90_s=percentile(ttfts, 90),
+        ttft_p99_s=percentile(ttfts, 99),
+        ttft_limit_s=limit_s,
+        e2e_p50_s=percentile(e2es, 50),
+        e2e_p90_s=percentile(e2es, 90),
+        e2e_p99_s=percentile(e2es, 99),
+        tpot_p50_ms=percentile(tpots, 50),
+        tpot_p90_ms=percentile(tpots, 90),
+        patience_s=setting.patience_s,
+        held=sum(each.held for each in sent),
+        held_while_idle=sum(each.held_while_idle for each in sent),
+        preemptions=result.preemptions,
+        duration_s=duration_s,
+        errors_by_kind=dict(failures),
+    )
+    if sent:
+        row.goodput_share = in_time / len(sent)
+    if duration_s > 0:
+        row.goodput = in_time / duration_s
+        row.output_tokens_per_s = sum(each.turn.output_tokens for each in good) / duration_s
+    _of_caches(row, sent, list(result.computed_tokens))
+    return row
+
+
+def _or_longest(sent: Sent, took_s: float | None, longest_s: float) -> float:
+    return longest_s if sent.failure or took_s is None else min(took_s, longest_s)
+
+
+def _per_token_s(sent: Sent) -> float | None:
+    """Of an answer that came to its end; None for one token, which is the first."""
+    tokens = sent.turn.output_tokens - 1
+    if sent.failure or sent.ttft_s is None or sent.e2e_s is None or not tokens:
+        return None
+    return (sent.e2e_s - sent.ttft_s) / tokens
+
+
+def _of_caches(row: Row, sent: Sequence[Sent], replicas: Sequence[str]) -> None:
+    """Hit rates, imbalance and who was asked, of the requests that were prefilled."""
+    computed = dict.fromkeys(replicas, 0)
+    asked, found, replayed = 0, 0, 0
+    by_replica: Counter[str] = Counter()
+    for each in sent:
+        if each.ttft_s is None or each.lease is None:
+            continue
+        tokens = each.turn.prompt_tokens
+        asked += tokens
+        found += each.cached_tokens
+        replayed += each.cached_tokens if each.replay else 0
+        computed[each.lease.replica] += tokens - each.cached_tokens
+        by_replica[each.lease.replica] += 1
+    if asked:
+        row.hit_rate_source = "engines"
+        row.token_hit_rate, row.replay_hit_rate = found / asked, replayed / asked
+        row.genuine_hit_rate = (found - replayed) / asked
+    if total := sum(computed.values()):
+        row.imbalance = max(computed.values()) * len(computed) / total
+    row.requests_by_replica = dict(by_replica)
+
+
+MEDIANS = (
+    "load",
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "e2e_p50_s",
+    "e2e_p90_s",
+    "e2e_p99_s",
+    "tpot_p50_ms",
+    "tpot_p90_ms",
+    "output_tokens_per_s",
+    "goodput",
+    "goodput_share",
+    "token_hit_rate",
+    "replay_hit_rate",
+    "genuine_hit_rate",
+    "imbalance",
+    "requests_per_wall_minute",
+    "duration_s",
+)
+SUMS = ("requests", "errors", "rejected", "held", "held_while_idle", "preemptions")
+
+
+def over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """One row for each policy, workload and load, in their order: medians over seeds, and sums of what is counted."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.workload, row.load_name, row.policy, row.case), []).append(row)
+    return [_over_seeds(group) for group in groups.values()]
+
+
+def _over_seeds(rows: Sequence[Row]) -> Row:
+    kinds: Counter[str] = Counter()
+    for row in rows:
+        kinds.update(row.errors_by_kind)
+    p90s = _values(rows, "ttft_p90_s")
+    merged = replace(
+        rows[0],
+        seed=None,
+        seeds=len(rows),
+        ttft_p90_least_s=min(p90s, default=None),
+        ttft_p90_most_s=max(p90s, default=None),
+        errors_by_kind=dict(kinds),
+        requests_by_replica={},
+    )
+    for name in MEDIANS:
+        values = _values(rows, name)
+        setattr(merged, name, median(values) if values else None)
+    for name in SUMS:
+        values = _values(rows, name)
+        setattr(merged, name, sum(values) if values else None)
+    return merged
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [value for row in rows if (value := getattr(row, name)) is not None]

@@ -1,0 +1,246 @@
+"""llm-d's ladder, stage by stage, beside what was published of it.
+
+A run goes through all stages, and each is a row of its own: percentiles over the requests that came in it, output
+tokens/s from its first arrival to its last answer, the drain included, as inference-perf counts them.
+
+The published figures are those of llm-d's "KV-cache wins you can see" (2025-09): 8 replicas of two H100 with Qwen3-32B
+and 307,328 tokens of KV cache each, the variant in which every request is a replay. Its precise router hears KV events
+and its routers ask for metrics every 50 ms, so theirs do here; all others have the race's own setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadtest.common.report import Row
+from loadtest.simulate.results.claims import WARM
+from loadtest.simulate.results.figures import over_seeds, row_of
+from loadtest.simulate.scenarios.generated import STAGES, ladder_of
+from loadtest.simulate.results.race import settled
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.scenario import Scenario
+from loadtest.simulate.results.tables import seconds
+from loadtest.simulate.world.world import Result, World
+
+PUBLISHED, HONEST = "ladder_full_published", "ladder_full_honest"
+SEED = 6
+"""The first of those that claims are made on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A row of the ladder and how its router is set; `published` is what llm-d's report calls it."""
+
+    published: str = ""
+    grade: Literal["exact", "estimated", "none"] = "estimated"
+    probe_interval_s: float = 1.0
+
+    def __str__(self) -> str:
+        return f"grade {self.grade}, metrics every {self.probe_interval_s:g} s"
+
+
+CONTENDERS = {
+    "llmd_weights_2025": Contender("precise", "exact", 0.05),
+    "llmd_default": Contender("estimated", "estimated", 0.05),
+    "random": Contender("random"),
+    "least_loaded": Contender("load"),
+    "round_robin": Contender(),
+    WARM: Contender(),
+}
+P90_S = {
+    15: {"precise": 0.40, "estimated": 0.40, "random": 2.30, "load": 7.00},
+    20: {"precise": 0.60, "estimated": 0.60, "random": 70.3, "load": 77.7},
+    30: {"precise": 0.51, "estimated": 0.71, "random": 86.2, "load": 83.8},
+    40: {"precise": 0.49, "estimated": 43.0, "random": 101.0, "load": 101.0},
+    60: {"precise": 0.50, "estimated": 50.2, "random": 106.0, "load": 110.0},
+}
+"""Published p90 TTFT by stage, in seconds."""
+OUTPUT_TOKENS_PER_S = {60: {"precise": 10_497.0, "estimated": 7_248.0, "random": 4_835.0, "load": 4_745.0}}
+"""Likewise."""
+CLEARLY = 1.5
+"""Two published figures that are this many times apart have an order to be held to; 106 s and 110 s have none."""
+WARM_MOST_S, ROUND_ROBIN_LEAST_S, TOP_RPS = 1.0, 60.0, 60
+"""What must be seen in the honest variant at its last stage."""
+WARM_GOAL = f"seconds of p90 TTFT with {WARM}, at most"
+ROUND_ROBIN_GOAL = "seconds of p90 TTFT with round_robin, at least"
+ORDER_GOAL = f"pairs whose published p90 TTFT is {CLEARLY:g} x apart, in that order, at least"
+
+
+RATES = tuple(rate for rate, _ in STAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """One row on one ladder for one seed; `rates` are requests a second of its stages."""
+
+    ladder: str
+    policy: str
+    seed: int
+    rates: tuple[int, ...]
+
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        """(requests a second, seconds)"""
+        return [stage for stage in STAGES if stage[0] in self.rates]
+
+
+def climb(job: Climb) -> list[Row]:
+    """A row for each stage."""
+    contender = CONTENDERS[job.policy]
+    scenario = ladder_of(job.ladder, job.seed, job.stages, honest=job.ladder == HONEST)
+    setting = replace(scenario.setting, grade=contender.grade, probe_interval_s=contender.probe_interval_s)
+    scenario = replace(scenario, setting=setting)
+    with settled():
+        result = World(scenario.workload, setting, ROWS[job.policy].make).run()
+    rows, first = [], scenario.workload.warm_up
+    for rate, lasts_s in job.stages:
+        row = _of_stage(scenario, result, first, rate, rate * lasts_s)
+        row.workload, row.policy, row.seed, row.note = job.ladder, job.policy, job.seed, str(contender)
+        rows.append(row)
+        first += rate * lasts_s
+    return rows
+
+
+def _of_stage(scenario: Scenario, result: Result, first: int, rate: int, count: int) -> Row:
+    sent = result.sent[first : first + count]
+    end_s = max(each.due_s + (each.e2e_s or 0.0) for each in sent)
+    workload = replace(scenario.workload, warm_up=0)
+    row = row_of(replace(scenario, workload=workload, load=rate), Result(sent, end_s, result.computed_tokens))
+    row.case, row.preemptions = case_of(rate), None  # engines count preemptions of the whole run
+    return row
+
+
+def case_of(rate: int) -> str:
+    """How rows name a stage."""
+    return f"{rate}/s"
+
+
+# What is said of it
+
+
+def judge(rows: Sequence[Row]) -> list[Row]:
+    """Rows of single runs against what must be seen; of what was not run nothing is said."""
+    by_row = {(row.workload, row.policy, row.case): row for row in over_seeds(rows)}
+    judged = []
+    for policy, goal, bar_s, least in (
+        (WARM, WARM_GOAL, WARM_MOST_S, False),
+        ("round_robin", ROUND_ROBIN_GOAL, ROUND_ROBIN_LEAST_S, True),
+    ):
+        row = by_row.get((HONEST, policy, case_of(TOP_RPS)))
+        if row is not None and (got := row.ttft_p90_s) is not None:
+            ok = got >= bar_s if least else got <= bar_s
+            judged.append(_judged(HONEST, policy, TOP_RPS, goal, bar_s, got, ok=ok))
+    for rate, figures in P90_S.items():
+        known = [
+            (figures[contender.published], row.ttft_p90_s or 0.0)
+            for policy, contender in CONTENDERS.items()
+            if contender.published and (row := by_row.get((PUBLISHED, policy, case_of(rate))))
+        ]
+        pairs = [(a[1], b[1]) for a, b in combinations(sorted(known), 2) if b[0] >= CLEARLY * a[0]]
+        kept = sum(here < there for here, there in pairs)
+        if pairs:
+            judged.append(_judged(PUBLISHED, None, rate, ORDER_GOAL, len(pairs), kept, ok=kept == len(pairs)))
+    return judged
+
+
+def _judged(ladder: str, policy: str | None, rate: int, goal: str, expected: float, got: float, *, ok: bool) -> Row:
+    return Row(workload=ladder, policy=policy, case=case_of(rate), goal=goal, expected=expected, got=got, ok=ok)
+
+
+def verdict_lines(rows: Sequence[Row]) -> list[str]:
+    """Of rows of single runs: what must be seen and whether it is, and how far off the published figures are."""
+    lines = [
+        f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}: got {row.got:.3g}, {_verdict(row)}"
+        for row in judge(rows)
+    ]
+    for what, name, figures in (
+        ("p90 TTFT", "ttft_p90_s", P90_S),
+        ("output tokens/s", "output_tokens_per_s", OUTPUT_TOKENS_PER_S),
+    ):
+        ratios = sorted(
+            (ratio, f"`{row.policy}` at {row.case}")
+            for row in over_seeds(rows)
+            if (ratio := _ratio(row, getattr(row, name), figures)) is not None
+        )
+        if ratios:
+            (least, where), (most, there) = ratios[0], ratios[-1]
+            lines.append(f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of what was published")
+    return lines
+
+
+def _verdict(row: Row) -> str:
+    return "seen" if row.ok else "missed"
+
+
+def _published(row: Row, figures: dict[int, dict[str, float]]) -> float | None:
+    if row.workload != PUBLISHED or row.load is None:
+        return None
+    return figures.get(round(row.load), {}).get(CONTENDERS[row.policy or ""].published)
+
+
+def _ratio(row: Row, value: float | None, figures: dict[int, dict[str, float]]) -> float | None:
+    published = _published(row, figures)
+    return None if published is None or value is None else value / published
+
+
+Grid = tuple[str, list[str], list[list[str]]]
+"""(title, heads, lines)"""
+
+
+def grids(rows: Sequence[Row]) -> list[Grid]:
+    """Rows of single runs as tables: rows down, the stages with published figures across; where there is one, a cell
+    has how many times the published figure it is."""
+    merged, found = over_seeds(rows), []
+    for ladder in _names(row.workload for row in merged):
+        same = {(row.policy, row.case): row for row in merged if row.workload == ladder}
+        cases = [case_of(rate) for rate in P90_S if any(case == case_of(rate) for _, case in same)]
+        lines = [
+            [
+                _label(policy),
+                *(_seconds_cell(same[policy, case]) for case in cases),
+                *(_tokens_cell(same[policy, case]) for case in cases[-1:]),
+            ]
+            for policy in _names(policy for policy, _ in same)
+        ]
+        heads = ["row", *(f"p90 TTFT at {case}" for case in cases), *(f"output tok/s at {case}" for case in cases[-1:])]
+        found.append((ladder, heads, lines))
+    return found
+
+
+def _names(found: Iterable[str | None]) -> list[str]:
+    return [name for name in dict.fromkeys(found) if name is not None]
+
+
+def _label(policy: str) -> str:
+    published = CONTENDERS[policy].published
+    return f"`{policy}` ({published})" if published else f"`{policy}`"
+
+
+def _seconds_cell(row: Row) -> str:
+    published, ratio = _published(row, P90_S), _ratio(row, row.ttft_p90_s, P90_S)
+    here = seconds(row.ttft_p90_s or 0.0)
+    return here if published is None else f"{here}, {ratio:.2f} x {seconds(published)}"
+
+
+def _tokens_cell(row: Row) -> str:
+    value = row.output_tokens_per_s or 0.0
+    published, ratio = _published(row, OUTPUT_TOKENS_PER_S), _ratio(row, value, OUTPUT_TOKENS_PER_S)
+    return f"{value:,.0f}" if published is None else f"{value:,.0f}, {ratio:.2f} x {published:,.0f}"
+
+
+def print_ladders(console: Console, rows: Sequence[Row]) -> None:
+    """A table for each variant."""
+    for title, heads, lines in grids(rows):
+        drawn = Table(title=title, title_justify="left")
+        for i, head in enumerate(heads):
+            drawn.add_column(head, justify="left" if i == 0 else "right")
+        for line in lines:
+            drawn.add_row(*(escape(cell.replace("`", "")) for cell in line))
+        console.print(drawn)

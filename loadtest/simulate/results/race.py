@@ -1,0 +1,174 @@
+"""The race: scenarios x loads x seeds x policies, run in as many processes as there are cores.
+
+A job is one workload at one load for one seed. Preparing it takes as long as running it once, so whoever races over it
+does so in the same process, one after the other; jobs share nothing, and run in any order. A policy under other
+constants than its own is an entrant like any other (see sweep.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from loadtest.common.report import Row
+from loadtest.simulate.results.figures import row_of
+from loadtest.simulate.scenarios.recorded import OUTPUT_TOKENS_MAX, trace_scenario
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, Scenario
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Workload
+from loadtest.simulate.world.world import World
+from loadtest.common.traces import REQUESTS_MAX
+
+AnyJob = TypeVar("AnyJob")
+Done = Callable[[Sequence[Row]], None]
+"""Hears the rows of a job when it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """Who races: a row by its name, if need be with constants of its modules as (module, name, value)."""
+
+    policy: str
+    label: str | None = None
+    """What is different, as the `case` of its rows."""
+    constants: tuple[tuple[str, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the cluster is, whatever the scenario says."""
+
+    setting: tuple[tuple[str, Any], ...] = ()
+    """(field of Setting, value)"""
+    requests_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One workload at one load for one seed, and who races over it."""
+
+    scenario: str
+    load: str
+    """A name in LOADS, or a number as it has them: a share of what the cluster can sustain."""
+    seed: int
+    entrants: tuple[Entrant, ...]
+    changes: Changes = Changes()
+    trace: Path | None = None
+
+    def build(self) -> Scenario:
+        """Prepare the workload. Raises what reading a trace raises."""
+        if self.load not in LOADS:
+            LOADS[self.load] = float(self.load)  # makers know loads by name: a number is its own
+        changed, requests_max = dict(self.changes.setting), self.changes.requests_max
+        if self.trace is not None:
+            setting = replace(Setting(seed=self.seed), **changed)
+            calibration = setting.calibration
+            room = min(calibration.context_tokens_max, setting.kv_tokens_of(calibration))
+            return trace_scenario(
+                self.trace,
+                self.load,
+                setting,
+                requests_max=requests_max or REQUESTS_MAX,
+                input_tokens_max=max(1, room - OUTPUT_TOKENS_MAX),
+            )
+        scenario = {**SCENARIOS, **LADDERS}[self.scenario](self.load, self.seed)
+        workload = scenario.workload if requests_max is None else shortened(scenario.workload, requests_max)
+        return replace(scenario, workload=workload, setting=replace(scenario.setting, **changed))
+
+
+def shortened(workload: Workload, requests_max: int) -> Workload:
+    """Its warm-up, and after it so many requests only."""
+    requests_max += workload.warm_up
+    if workload.open:
+        return replace(workload, sessions=workload.sessions[:requests_max])
+    return replace(workload, requests_max=min(requests_max, workload.requests_max))
+
+
+def run_job(job: Job) -> list[Row]:
+    """A row for each entrant, in their order."""
+    scenario = job.build()
+    with settled():
+        return [_run(job, scenario, entrant) for entrant in job.entrants]
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """What is prepared, millions of objects, stays until the end: that the collector looks through it again and again
+    takes a fifth of the time. Where something is kept so already, all of the process is its keeper's to settle."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _run(job: Job, scenario: Scenario, entrant: Entrant) -> Row:
+    source = ROWS[entrant.policy]
+    began = time.perf_counter()
+    try:
+        with changed(entrant.constants):
+            result = World(scenario.workload, scenario.setting, source.make).run()
+    except Exception as error:
+        error.add_note(f"{entrant.policy} on {job.scenario}, {job.load}, seed {job.seed}")
+        raise
+    wall_s = time.perf_counter() - began
+    row = row_of(scenario, result)
+    row.workload, row.policy, row.seed, row.case = job.scenario, entrant.policy, job.seed, entrant.label
+    row.load_name = job.load
+    row.bound = True if source.bound else None
+    row.requests_per_wall_minute = 60 * len(result.sent) / wall_s
+    return row
+
+
+@contextmanager
+def changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
+    """With those values in place of the modules' own. Nothing else runs in this process meanwhile. Raises ValueError
+    for a module that is native code (deploy/compiled.py), which keeps its own whatever stands there."""
+    before = [(import_module(module), name) for module, name, _ in constants]
+    if compiled := {module.__name__ for module, _ in before if not (module.__file__ or "").endswith(".py")}:
+        raise ValueError(
+            f"constants of {', '.join(sorted(compiled))} are compiled: run this in a clone, in pure Python"
+        )
+    own = [getattr(module, name) for module, name in before]
+    try:
+        for (module, name), (_, _, value) in zip(before, constants, strict=True):
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name), value in zip(before, own, strict=True):
+            setattr(module, name, value)
+
+
+def race(jobs: Sequence[AnyJob], processes: int, done: Done, run: Callable[[AnyJob], list[Row]]) -> list[Row]:
+    """`run` all jobs; rows come in their order."""
+    rows: dict[int, list[Row]] = {}
+    if processes == 1 or len(jobs) == 1:
+        for number, job in enumerate(jobs):
+            rows[number] = run(job)
+            done(rows[number])
+    else:
+        # Not forked: a progress bar has a thread.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(processes, len(jobs)), context) as pool:
+            numbers = {pool.submit(run, job): number for number, job in enumerate(jobs)}
+            try:
+                for future in as_completed(numbers):
+                    rows[numbers[future]] = future.result()
+                    done(rows[numbers[future]])
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [row for number in sorted(rows) for row in rows[number]]

@@ -1,0 +1,163 @@
+"""Every constant of `warm`, a third of it and three times as much: is the result flat, or would it need tuning?
+
+A constant that has to fit a cluster is a knob that nobody turns. So each is either physical, or learned, or changes
+nothing that matters over an order of magnitude, and this says which. Run on the seeds for tuning: what is found here
+may lead to another value, and claims must not rest on what was tuned on.
+
+Constants stand in the modules that use them. A run under another value has it set there, in a process of its own that
+does nothing else, and put back after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import exp, log
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.common.report import Row
+from loadtest.simulate.results.claims import E2E, TTFT, WARM
+from loadtest.simulate.results.race import Entrant
+
+FACTORS = (1 / 3, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One of them. `module` is where it stands."""
+
+    name: str
+    module: str
+    values: tuple[float, ...] = ()
+    """Instead of a third and three times the value."""
+    also: tuple[str, ...] = ()
+    """Modules that import it by name, and so have it to themselves."""
+
+    def own(self) -> float:
+        """Its value in the code."""
+        value: float = getattr(import_module(self.module), self.name)
+        return value
+
+    def others(self) -> tuple[float, ...]:
+        """Values to try; of a whole number whole numbers, and none that is its own."""
+        own = self.own()
+        tried = self.values or tuple(factor * own for factor in FACTORS)
+        if isinstance(own, int):
+            tried = tuple(max(1, round(value)) for value in tried) if not self.values else tried
+        return tuple(value for value in dict.fromkeys(tried) if value != own)
+
+
+CONSTANTS = (
+    Constant("TIE_TOKENS", "router.core.learned.speeds"),
+    Constant("BACKLOG_TOKENS", "router.core.learned.speeds"),
+    Constant("CROWD", "router.core.placement.policies.warm"),
+    Constant("BUSY_UNITS", "router.core.placement.policies.warm"),
+    Constant("HELD_WORTH", "router.core.placement.policies.warm"),
+    Constant("AGAIN_MAX", "router.core.placement.evictions", (0.9, 0.98)),
+    Constant("SUMS_S", "router.core.placement.evictions"),
+    Constant("TOUCHES_MAX", "router.core.placement.evictions"),
+    Constant("ELSEWHERE_MIN", "router.core.placement.policies.warm"),
+    Constant("GUESS_RIGHT", "router.core.fleet.fleet", (0.3, 0.97)),  # a chance: 1 in 3, or 1 in 30 wrong
+    Constant("STRIDE", "router.core.fleet.kv_room"),
+    Constant("SHARE_TOKENS_MIN", "router.core.fleet.member"),
+    Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.fleet",)),
+    Constant("HOME_IN_FLIGHT", "router.core.placement.policies.warm", (0, 3)),
+    Constant("RING_CHOICES", "router.core.placement.policies.warm", (1, 6)),
+    Constant("FOOTPRINT_SLACK_BLOCKS", "router.core.placement.policies.warm"),
+    # Below 1 it is no bound that all could keep; the part above the mean is what there is to vary.
+    Constant("BOUND", "router.core.placement.ring", (1.08, 1.75)),
+    Constant("PRIOR", "router.core.learned.reuse"),
+    Constant("TURN_BLOCKS_MAX", "router.core.learned.reuse"),
+    Constant("WORK_FADE", "router.core.learned.speeds", (0.85, 0.983), ("router.core.fleet.fleet",)),
+    Constant("FORGET", "router.core.learned.prefill", (0.94, 0.993)),
+    Constant("AVOIDED", "router.core.learned.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
+    Constant("FADE_S", "router.core.learned.prefill"),
+    Constant("PRIOR_WEIGHT", "router.core.learned.prefill", also=("router.core.fleet.fleet",)),
+    Constant("GUESS_TOKENS", "router.core.learned.answer_tokens"),
+)
+
+
+def entrants(constants: Sequence[Constant] = CONSTANTS, policy: str = WARM) -> tuple[Entrant, ...]:
+    """The policy as it is, and once for each other value."""
+    return (
+        Entrant(policy),
+        *(
+            Entrant(policy, f"{constant.name} = {value:g}, not {constant.own():g}", changed)
+            for constant in constants
+            for value in constant.others()
+            for changed in [tuple((module, constant.name, value) for module in (constant.module, *constant.also))]
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What another value does to a workload at a load, the mean over seeds."""
+
+    case: str
+    workload: str
+    load: str
+    p90_ratio: float
+    """Geometric mean of p90 TTFT over that under the constant's own value."""
+    e2e_ratio: float
+    """Likewise of p90 end-to-end."""
+
+
+def moves(rows: Sequence[Row]) -> list[Move]:
+    """Of the rows of single runs (`seed`), each other value against the constants as they are on the same seed."""
+    own: dict[tuple[str | None, str | None, int | None], Row] = {}
+    tried: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.seed is None:
+            continue
+        if row.case is None:
+            own[row.workload, row.load_name, row.seed] = row
+        else:
+            tried.setdefault((row.case, row.workload or "", row.load_name or ""), []).append(row)
+    found = []
+    for (case, workload, load), same in tried.items():
+        pairs = [(row, own[row.workload, row.load_name, row.seed]) for row in same]
+        ratios = (exp(fmean(log(figure.of(row) / figure.of(base)) for row, base in pairs)) for figure in (TTFT, E2E))
+        found.append(Move(case, workload, load, *ratios))
+    return found
+
+
+def lines(found: Sequence[Move]) -> list[tuple[str, ...]]:
+    """A line for each value: how p90 of first tokens and end-to-end moves in each workload, the mean over loads, and
+    over all; and where that of first tokens moves most, up or down."""
+    workloads = list(dict.fromkeys(move.workload for move in found))
+    texts = []
+    for case in dict.fromkeys(move.case for move in found):
+        same = [move for move in found if move.case == case]
+        by_workload = [[move for move in same if move.workload == workload] for workload in workloads]
+        most = max(same, key=lambda move: abs(log(move.p90_ratio)))
+        where = f"{most.workload}, {most.load} {100 * (most.p90_ratio - 1):+.1f} %"
+        texts.append((case, *(_shown(group) for group in by_workload), _shown(same), where))
+    return texts
+
+
+def _shown(group: Sequence[Move]) -> str:
+    if not group:
+        return "-"
+    ttft = 100 * (exp(fmean(log(move.p90_ratio) for move in group)) - 1)
+    e2e = 100 * (exp(fmean(log(move.e2e_ratio) for move in group)) - 1)
+    return f"{ttft:+.1f} %, {e2e:+.1f} %"
+
+
+def heads(found: Sequence[Move]) -> tuple[str, ...]:
+    """Of `lines`."""
+    return ("constant", *dict.fromkeys(move.workload for move in found), "all", "most")
+
+
+def print_moves(console: Console, found: Sequence[Move]) -> None:
+    """The table."""
+    drawn = Table(title="p90 TTFT and p90 end-to-end against the value in the code", title_justify="left")
+    for i, head in enumerate(heads(found)):
+        drawn.add_column(head, justify="left" if i == 0 else "right")
+    for texts in lines(found):
+        drawn.add_row(*texts)
+    console.print(drawn)

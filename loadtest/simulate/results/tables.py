@@ -1,0 +1,270 @@
+"""The race as tables: policies down, workloads across, one table for a load and a figure.
+
+The figures are those that are judged. A cell has one of them and what belongs to it, each the median over seeds.
+Policies stand in the order of their geometric mean over the workloads, upper bounds above them: those are no rivals.
+The best of the others is marked in each column.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.common.report import Row
+from loadtest.simulate.results.claims import E2E, FIGURES, OUTPUT, TTFT, WARM, WITHIN, Figure, got_text, missed, worst
+from loadtest.simulate.scenarios.table import LOADS
+
+BOUND = " (bound)"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure as people read it."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One load, one figure. `lines`: a policy's name and its cells, under `heads`."""
+
+    load: str
+    shows: str
+    """What a cell has."""
+    heads: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def grids(rows: Sequence[Row]) -> list[Grid]:
+    """Of rows over seeds (see `figures.over_seeds`): a grid for each figure of each load, in the order of LOADS."""
+    rows = [row for row in rows if row.seeds is not None and row.goal is None and row.case is None]
+    loads = dict.fromkeys(row.load_name or "" for row in rows)
+    order = [*(name for name in LOADS if name in loads), *(name for name in loads if name not in LOADS)]
+    return [
+        _grid(load, figure, [row for row in rows if (row.load_name or "") == load])
+        for load in order
+        for figure in FIGURES
+    ]
+
+
+def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
+    workloads = tuple(dict.fromkeys(row.workload or "" for row in rows))
+    by_policy: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_policy.setdefault(row.policy or "", {})[row.workload or ""] = row
+    bounds = {row.policy for row in rows if row.bound}
+    means = {name: mean_of(found.values(), figure) for name, found in by_policy.items()}
+    whole = {name for name, found in by_policy.items() if len(found) == len(workloads)}
+    columns = [
+        {name: found[workload] for name, found in by_policy.items() if workload in found} for workload in workloads
+    ]
+    sign = -1 if figure.more_is_better else 1
+    bests = [
+        min((sign * figure.of(row) for name, row in column.items() if name not in bounds), default=None)
+        for column in columns
+    ]
+    lines = []
+    for name in sorted(by_policy, key=lambda name: (name not in bounds, sign * means[name])):
+        cells = [
+            _cell(column.get(name), figure, None if name in bounds or best is None else sign * best)
+            for column, best in zip(columns, bests, strict=True)
+        ]
+        if means.get(WARM):
+            cells.append(Cell(f"{means[name] / means[WARM]:.2f} x" if name in whole else "-"))
+        lines.append((name + (BOUND if name in bounds else ""), tuple(cells)))
+    heads = (*workloads, f"mean, {WARM} = 1") if means.get(WARM) else workloads
+    return Grid(load, SHOWS[figure.name], heads, tuple(lines))
+
+
+def mean_of(rows: Iterable[Row], figure: Figure) -> float:
+    """The geometric mean."""
+    return exp(fmean(log(figure.of(row)) for row in rows))
+
+
+def mean_p90_s(rows: Iterable[Row]) -> float:
+    """The geometric mean of the time to first token."""
+    return mean_of(rows, TTFT)
+
+
+SHOWS = {
+    TTFT.name: "p90 TTFT, requests in time",
+    E2E.name: "p90 end-to-end, p90 time per output token",
+    OUTPUT.name: "output tokens/s",
+}
+
+
+def _cell(row: Row | None, figure: Figure, best: float | None) -> Cell:
+    if row is None or getattr(row, figure.field) is None:
+        return Cell("-")
+    return Cell(_text(row, figure), figure.of(row) == best)
+
+
+def _text(row: Row, figure: Figure) -> str:
+    if figure is OUTPUT:
+        return f"{row.output_tokens_per_s or 0:,.0f}"
+    if figure is E2E:
+        return seconds(row.e2e_p90_s or 0.0) + ("" if row.tpot_p90_ms is None else f", {row.tpot_p90_ms:.0f} ms")
+    return seconds(row.ttft_p90_s or 0.0) + ("" if row.goodput_share is None else f", {100 * row.goodput_share:.0f} %")
+
+
+def seconds(value: float) -> str:
+    """With three digits at most."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A policy over all workloads, loads and seeds."""
+
+    policy: str
+    p90_s: float
+    """Geometric mean of p90 TTFT, and of the two after it."""
+    e2e_p90_s: float
+    output_tokens_per_s: float
+    goodput_share: float
+    near: int
+    """In how many workloads and loads it is within WITHIN of the best p90 TTFT of those that can be built."""
+    bound: bool
+
+
+STANDING_HEADS = (
+    "policy",
+    "mean p90 TTFT",
+    f"{WARM} = 1",
+    "mean p90 end-to-end",
+    f"{WARM} = 1",
+    f"output tokens/s, {WARM} = 1",
+    "requests in time",
+    f"p90 TTFT within {100 * WITHIN:.0f} % of the best",
+)
+
+
+def standings(rows: Sequence[Row]) -> list[Standing]:
+    """Of rows of single runs: all policies that ran everywhere, bounds first, then the best."""
+    rows = [row for row in rows if row.seed is not None and row.goal is None and row.case is None]
+    by_policy: dict[str, list[Row]] = {}
+    for row in rows:
+        by_policy.setdefault(row.policy or "", []).append(row)
+    runs = len({(row.workload, row.load_name, row.seed) for row in rows})
+    near = _near(rows)
+    found = [
+        Standing(
+            name,
+            mean_of(same, TTFT),
+            mean_of(same, E2E),
+            mean_of(same, OUTPUT),
+            fmean(row.goodput_share or 0.0 for row in same),
+            near[name],
+            bool(same[0].bound),
+        )
+        for name, same in by_policy.items()
+        if len(same) == runs
+    ]
+    return sorted(found, key=lambda standing: (not standing.bound, standing.p90_s))
+
+
+def _near(rows: Sequence[Row]) -> Counter[str]:
+    """Of each policy, cells in which it is near the best; upper bounds are nobody's best."""
+    cells: dict[tuple[str | None, str | None], dict[str, list[Row]]] = {}
+    for row in rows:
+        if not row.bound:
+            cells.setdefault((row.workload, row.load_name), {}).setdefault(row.policy or "", []).append(row)
+    near: Counter[str] = Counter()
+    for policies in cells.values():
+        means = {name: mean_p90_s(same) for name, same in policies.items()}
+        most = (1 + WITHIN) * min(means.values())
+        near.update(name for name, mean in means.items() if mean <= most)
+    return near
+
+
+def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """As people read it, under STANDING_HEADS."""
+    found = standings(rows)
+    cells = len({(row.workload, row.load_name) for row in rows if row.seed is not None and row.goal is None})
+    warm = next((each for each in found if each.policy == WARM), None)
+    return [
+        (
+            each.policy + (BOUND if each.bound else ""),
+            seconds(each.p90_s),
+            f"{each.p90_s / warm.p90_s:.2f} x" if warm else "-",
+            seconds(each.e2e_p90_s),
+            f"{each.e2e_p90_s / warm.e2e_p90_s:.2f} x" if warm else "-",
+            f"{each.output_tokens_per_s / warm.output_tokens_per_s:.2f} x" if warm else "-",
+            f"{100 * each.goodput_share:.1f} %",
+            "-" if each.bound else f"{each.near} of {cells}",
+        )
+        for each in found
+    ]
+
+
+def print_standings(console: Console, rows: Sequence[Row]) -> None:
+    """One table over everything."""
+    drawn = Table(title="all workloads, loads and seeds", title_justify="left")
+    for i, head in enumerate(STANDING_HEADS):
+        drawn.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
+    for line in standing_lines(rows):
+        drawn.add_row(*line)
+    console.print(drawn)
+
+
+def print_grids(console: Console, rows: Sequence[Row]) -> None:
+    """The tables, cut into as many pieces as the console is too narrow for."""
+    for grid in grids(rows):
+        label = max(len(name) for name, _ in grid.lines)
+        widths = [
+            3 + max(len(head), *(len(cells[i].text) for _, cells in grid.lines)) for i, head in enumerate(grid.heads)
+        ]
+        first = 0
+        while first < len(grid.heads):
+            last, room = first + 1, console.width - label - 4 - widths[first]
+            while last < len(grid.heads) and widths[last] <= room:
+                room -= widths[last]
+                last += 1
+            console.print(_piece(grid, first, last))
+            first = last
+
+
+def _piece(grid: Grid, first: int, last: int) -> Table:
+    drawn = Table(title=f"load: {grid.load}; {grid.shows}", title_justify="left")
+    drawn.add_column("policy", no_wrap=True)
+    for head in grid.heads[first:last]:
+        drawn.add_column(head, justify="right", no_wrap=True)
+    for name, cells in grid.lines:
+        texts = [f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells[first:last]]
+        drawn.add_row(name, *texts)
+    return drawn
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The tables for a page, load by load. Of rows over seeds."""
+    parts = []
+    for grid in grids(rows):
+        parts += [f"Load: {grid.load}; {grid.shows}", "", f"| policy | {' | '.join(grid.heads)} |"]
+        parts.append("| --- |" + " ---: |" * len(grid.heads))
+        for name, cells in grid.lines:
+            texts = [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
+            shown = f"`{name.removesuffix(BOUND)}`" + (BOUND if name.endswith(BOUND) else "")
+            parts.append(f"| {shown} | {' | '.join(texts)} |")
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def verdict_lines(judged: Sequence[Row], *, missed_too: bool = True) -> list[str]:
+    """What the claims came to: how many of each kind hold, where it is worst, and, unless only counts are wanted, each
+    one that does not. What is told and not judged has no count."""
+    lines = []
+    for goal in dict.fromkeys(row.goal or "" for row in judged):
+        same = [row for row in judged if row.goal == goal]
+        kept = sum(bool(row.ok) for row in same)
+        count = "not judged" if same[0].ok is None else f"{kept} of {len(same)} hold"
+        last = worst(same)
+        lines.append(f"{goal}: {count}; the worst is {got_text(last)} ({last.workload}, {last.load_name})")
+    return [*lines, *(f"missed: {line}" for line in missed(judged))] if missed_too else lines

@@ -1,0 +1,105 @@
+"""aibrix_prefix: AIBrix's `prefix-cache`, what matches most among replicas that are not busier than usual.
+
+    if max - min running > imbalance: the least loaded, any of several
+    else among replicas that hold a leading part of the prompt, by share held (whole per cent, most first) and then by
+    running requests: the first with running <= mean + factor * standard deviation
+    none: the least loaded, any of several
+
+It remembers blocks of characters in one table for all replicas, with who was sent each, and forgets the block that was
+not touched for longest: with the defaults of the code 200,000 blocks of 4 characters, which is 200,000 tokens of text
+for the whole fleet, and after 20 minutes. Its README says 128 characters, 16 requests and 2 deviations instead; since
+that is a table 32 times as large, it is a row of its own. Here blocks are remembered by the router's keys of 512
+characters, as many as hold the same text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from loadtest.simulate.rules.shown import Shown, drawn, one_of_least_loaded
+from router.core.prompts.blocks import BLOCK_BYTES
+from router.core.facts.requests import Candidate, Choice, Question
+
+BLOCKS_MAX = 200_000
+FORGET_S = 20 * 60.0
+_NOBODY: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Its environment variables."""
+
+    block_chars: int = 4
+    imbalance_requests: int = 8
+    deviations: int = 1
+
+
+CODE = Setup()
+README = Setup(block_chars=128, imbalance_requests=16, deviations=2)
+
+
+class PrefixCache(Shown):
+    """With its table of blocks."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.name = name
+        self._setup = setup
+        self._keys_max = BLOCKS_MAX * setup.block_chars // BLOCK_BYTES
+        self._table: OrderedDict[int, tuple[float, set[str]]] = OrderedDict()
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """By share held, within the limit."""
+        sight, setup = self.sight, self._setup
+        keys = sight.turn.chain
+        loads = [c.in_flight for c in candidates]
+        self._forget(sight.now_s)
+        chosen = None
+        if max(loads) - min(loads) <= setup.imbalance_requests:
+            shares = self._shares(keys, candidates)
+            limit = fmean(loads) + setup.deviations * pstdev(loads)
+            within = [c for c in candidates if c.id in shares and c.in_flight <= limit]
+            if within:
+                best = max((shares[c.id], -c.in_flight) for c in within)
+                tied = [c for c in within if (shares[c.id], -c.in_flight) == best]
+                chosen = tied[drawn(sight.turn, len(tied))]
+        if chosen is None:
+            chosen = one_of_least_loaded(candidates, sight.turn)
+        self._remember(keys, chosen.id, sight.now_s)
+        return Choice(chosen.id, tied=False)
+
+    def _shares(self, keys: array[int], candidates: Sequence[Candidate]) -> dict[str, int]:
+        """Per cent of the prompt's blocks that each holds, without a gap from the first."""
+        table, left = self._table, {c.id for c in candidates}
+        shares: dict[str, int] = {}
+        for held, key in enumerate(keys):
+            block = table.get(key)
+            holders = block[1] if block is not None else _NOBODY
+            if not left <= holders:
+                shares.update(dict.fromkeys(left - holders, held * 100 // len(keys)))
+                left = left & holders
+                if not left:
+                    break
+        shares.update(dict.fromkeys(left, 100))
+        return {replica: share for replica, share in shares.items() if share}
+
+    def _remember(self, keys: array[int], replica: str, now_s: float) -> None:
+        table = self._table
+        for key in keys:
+            block = table.get(key)
+            if block is None:
+                table[key] = (now_s, {replica})
+                if len(table) > self._keys_max:
+                    table.popitem(last=False)
+            else:
+                block[1].add(replica)
+                table[key] = (now_s, block[1])
+                table.move_to_end(key)
+
+    def _forget(self, now_s: float) -> None:
+        table = self._table
+        while table and next(iter(table.values()))[0] < now_s - FORGET_S:
+            table.popitem(last=False)

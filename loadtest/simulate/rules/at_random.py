@@ -1,0 +1,19 @@
+"""random: any replica, whatever it holds and does. The yardstick of many published results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.rules.shown import Shown, drawn
+from router.core.facts.requests import Candidate, Choice, Question
+
+
+class AtRandom(Shown):
+    """Uniform over the candidates."""
+
+    name = "random"
+    cache_aware = False
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """One of them."""
+        return Choice(candidates[drawn(self.sight.turn, len(candidates))].id, tied=False)

@@ -1,0 +1,86 @@
+"""What rules that score have in common: their own books of prefill work under way.
+
+Most published rules count, for each replica, the work they sent there that has no first token yet. The work of a
+request is fixed when it is placed: what its candidate had not cached, by the same belief about caches, at the same
+grade, that our own policies get. Books are kept in whole numbers, so that equal costs are equal.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from loadtest.simulate.rules.shown import Shown, drawn
+from loadtest.simulate.world.turns import Turn
+from router.core.facts.requests import Candidate, Choice, Load, Question
+
+
+class Booked(Shown, ABC):
+    """A Rule that knows how much work waits at each replica; `_pick` is its formula."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self.pending: dict[str, int] = {}
+        """Work by replica, in the unit of `_work`."""
+        self._open: dict[Turn, int] = {}
+        self._candidates: Sequence[Candidate] = ()
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """Pick one of `candidates`."""
+        self._candidates = candidates
+        return Choice(self._pick(candidates).id)
+
+    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Its work waits there."""
+        chosen = next(c for c in self._candidates if c.id == replica)
+        work = self._open[turn] = self._work(chosen)
+        self.pending[replica] = self.pending.get(replica, 0) + work
+
+    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Its work is done."""
+        self.pending[replica] -= self._open.pop(turn, 0)
+
+    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Its work is done, or lost."""
+        self.first_token(turn, replica, now_s)
+
+    def _any(self, tied: Sequence[Candidate]) -> Candidate:
+        """Of several that cost the same, as if at random."""
+        return tied[drawn(self.sight.turn, len(tied))]
+
+    def _waiting(self, candidate: Candidate) -> int:
+        return self.pending.get(candidate.id, 0)
+
+    def _work(self, candidate: Candidate) -> int:
+        """Of the request, if it is placed there: prompt tokens to compute, unless a rule counts otherwise."""
+        return candidate.uncached_tokens
+
+    def _load(self, candidate: Candidate) -> Load:
+        """What the last probe said."""
+        return self.sight.router.fleet.members[candidate.id].load
+
+    @abstractmethod
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The formula."""
+
+
+def least(candidates: Sequence[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
+    """All candidates of the least cost, in their order."""
+    costs = [cost(c) for c in candidates]
+    lowest = min(costs)
+    return [c for c, each in zip(candidates, costs, strict=True) if each == lowest]
+
+
+class Turns:
+    """Several that cost the same come by turns."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def one_of(self, tied: Sequence[Candidate]) -> Candidate:
+        """Whose turn it is."""
+        if len(tied) == 1:
+            return tied[0]
+        self._turn += 1
+        return tied[self._turn % len(tied)]

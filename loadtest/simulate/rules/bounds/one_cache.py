@@ -1,0 +1,71 @@
+"""An upper bound: every replica finds what any replica ever began to compute; requests go where the wait is shortest.
+
+With one cache for all, placement has only load to look at; the wait is the true one, out of the engines themselves
+(truth.py). What no placement can save is left: work that nobody did before, and decodes. KV room is without limit, so
+that no row can pass it by needing less of it; what a replica computes in a step is limited as it is for all.
+
+It bounds what caches are worth, not what order is worth. It places first come, first served; where nothing is shared
+and sizes differ by orders of magnitude, a row that happens to keep short prompts from behind long ones can pass it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loadtest.simulate.world.placer import Sight
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.rules.shown import Shown
+from loadtest.simulate.rules.bounds.truth import Truth, Work, work
+from loadtest.simulate.world.shared_cache import known_depth
+from loadtest.simulate.world.turns import Turn, Workload
+from router.core.facts.requests import Candidate, Choice, Question
+from router.core.placement.policies import Policy
+
+
+class SharedCache(Shown):
+    """Several routers of one world share one cache and one truth."""
+
+    name = "shared_cache"
+
+    def __init__(self) -> None:
+        self._truth = Truth({})
+        self._shared: set[int] = set()
+        self._asked: set[int] = set()
+        self._own: Work = (0, 0.0)
+
+    def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
+        """From now on they share one cache."""
+        if isinstance(first, SharedCache) and first is not self:
+            self._truth, self._shared, self._asked = first._truth, first._shared, first._asked  # noqa: SLF001
+            return
+        self._truth = Truth(replicas)
+        for replica in replicas.values():
+            replica.share(self._shared)
+
+    def see(self, sight: Sight) -> None:
+        """See Rule."""
+        super().see(sight)
+        turn = sight.turn
+        size = next(iter(self._truth.replicas.values())).block_tokens
+        cached = known_depth(turn.engine_keys[: (turn.prompt_tokens - 1) // size], self._asked) * size
+        self._own = work(turn.prompt_tokens - cached, cached)
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """The first token comes first; of several, the fewest requests."""
+        first = min(
+            candidates, key=lambda c: (self._truth.first_token_s(c.id, self._own, self.sight.now_s), c.in_flight, c.id)
+        )
+        return Choice(first.id)
+
+    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+        """It waits there, and nobody else computes it."""
+        self._asked.update(turn.engine_keys)
+        self._truth.placed(turn, replica, self._own)
+
+    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+        """It no longer waits."""
+        self._truth.left(turn, replica)
+
+    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Likewise."""
+        self._truth.left(turn, replica)

@@ -1,0 +1,63 @@
+"""What is true of the replicas, for upper bounds: no router can know it.
+
+A first token comes when the step under way is over and the prefills before it are done, in steps of the token budget,
+each of which also decodes for everyone who decodes now. Whether there is room for its KV is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.rules.prefill_times import STEP_TOKENS
+from loadtest.simulate.world.turns import Turn
+
+Work = tuple[int, float]
+"""Prompt tokens to compute, and the tokens that they attend to, summed."""
+
+
+def work(uncached_tokens: int, cached_tokens: int) -> Work:
+    """Of prefilling `uncached_tokens` behind `cached_tokens`."""
+    return uncached_tokens, uncached_tokens * (cached_tokens + (uncached_tokens + 1) / 2)
+
+
+class Truth:
+    """Prefill work that is under way at each replica, as it is, and what it will take."""
+
+    def __init__(self, replicas: Mapping[str, VirtualReplica]) -> None:
+        self.replicas = replicas
+        self._waiting: dict[str, dict[Turn, Work]] = {name: {} for name in replicas}
+        self._sums: dict[str, list[float]] = {name: [0, 0.0] for name in replicas}
+
+    def placed(self, turn: Turn, replica: str, its_work: Work) -> None:
+        """It waits there."""
+        self._waiting[replica][turn] = its_work
+        self._sums[replica][0] += its_work[0]
+        self._sums[replica][1] += its_work[1]
+
+    def left(self, turn: Turn, replica: str) -> None:
+        """It has its first token, or has ended. A second time changes nothing."""
+        tokens, pairs = self._waiting[replica].pop(turn, (0, 0.0))
+        self._sums[replica][0] -= tokens
+        self._sums[replica][1] -= pairs
+
+    def waiting_tokens(self, name: str) -> float:
+        """Prompt tokens that are to be computed there, those of the step under way included."""
+        return self._sums[name][0]
+
+    def first_token_s(self, name: str, own: Work, now_s: float) -> float:
+        """Seconds until the first token of a request that is placed there now."""
+        replica = self.replicas[name]
+        step_s, batch = replica.under_way(now_s)
+        tokens, pairs = self._sums[name]
+        waiting = self._waiting[name]
+        for turn, left, computed in batch.prefilling:
+            booked = waiting.get(turn)  # type: ignore[call-overload]
+            if booked is not None:
+                more = work(left, computed)
+                tokens += more[0] - booked[0]
+                pairs += more[1] - booked[1]
+        tokens, pairs = max(0.0, tokens) + own[0], max(0.0, pairs) + own[1]
+        steps = max(1, -(-int(tokens) // STEP_TOKENS))
+        share = int(tokens / steps)
+        return step_s + steps * replica.times.mixed_s(share, pairs / steps, batch.decodes, batch.context_tokens)

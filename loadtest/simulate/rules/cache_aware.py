@@ -1,0 +1,115 @@
+"""cache_aware of sglang-router, vllm-router and SMG in front of HTTP engines: a threshold on the match, a gate on load.
+
+    share = characters of the prompt that are in the tree / all of its characters
+    share >  threshold: a holder of the node where the prompt leaves the tree, however busy
+    share <= threshold: the least loaded
+    but the gate: where load is too uneven, the least loaded, whatever the match
+
+Load is the router's own count of requests in flight there. The text is the contents of all messages, one after the
+other. Either way the prompt is then entered into the tree as sent there.
+
+The three have grown apart. sglang-router and vllm-router close the gate for everybody, when the busiest replica is too
+far ahead of the idlest; a node names one holder, its maker; of equally loaded ones the first in their list is taken.
+SMG closes it for a chosen replica that is too far ahead of the mean, weighs all holders of the node by load, and draws
+among equals. `smallest tree` on a miss, which older documents and the comments of the source still describe, is not
+what these versions do: asked one by one for prompts without anything in common, sglang-router 0.3.2 and
+vllm-router 0.1.17 send all of them to one replica.
+
+vllm-router 0.1.17 matches token ids. It has them where the client sends ids or the engine answers `/tokenize`, as vLLM
+does; before an engine that does not, a request with text is counted as `missing_tokens` and goes to the
+least loaded. `VLLM_WITHOUT_TOKENS` is that, a threshold which no share exceeds. The time that asking takes is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from loadtest.simulate.rules.prompt_tree import Node, PromptTree
+from loadtest.simulate.rules.shown import Shown, least_loaded, one_of_least_loaded
+from loadtest.common.traces import BYTES_PER_TOKEN
+from router.core.facts.requests import Candidate, Choice, Question
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """As `--help` of the installed versions gives them."""
+
+    cache_threshold: float = 0.3
+    balance_abs_requests: int = 64
+    balance_rel: float = 1.5
+    eviction_interval_s: float = 60.0
+    tree_chars_max: int = 67_108_864
+    tree_shared: bool = False
+    """Whether the limit is for all replicas together."""
+
+
+SGLANG = Flags()
+VLLM = Flags(eviction_interval_s=120.0, tree_chars_max=33_554_432)
+VLLM_WITHOUT_TOKENS = Flags(cache_threshold=1.0)
+SMG = Flags(tree_shared=True)
+SWING_REQUESTS_MIN, SWING_DEVIATIONS = 4, 2
+
+
+class CacheAware(Shown):
+    """As sglang-router and vllm-router have it."""
+
+    def __init__(self, name: str, flags: Flags) -> None:
+        self.name = name
+        self._flags = flags
+        self._tree = PromptTree()
+        self._evict_s = flags.eviction_interval_s
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """By the match, if it is long enough and the gate is open."""
+        sight, flags = self.sight, self._flags
+        if sight.now_s >= self._evict_s:
+            self._tree.evict(flags.tree_chars_max, together=flags.tree_shared)
+            self._evict_s = sight.now_s + flags.eviction_interval_s
+        keys = sight.turn.chain
+        chosen = self._gated(candidates)
+        if chosen is None:
+            matched, node = self._tree.match(keys)
+            share = matched / (sight.turn.prompt_tokens * BYTES_PER_TOKEN)
+            chosen = self._matched(node, candidates) if share > flags.cache_threshold else self._idle(candidates)
+        self._tree.insert(keys, chosen.id)
+        return Choice(chosen.id, tied=False)
+
+    def _gated(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Who gets the request without a look at the tree, while load is uneven."""
+        loads = [c.in_flight for c in candidates]
+        most, least = max(loads), min(loads)
+        if most - least > self._flags.balance_abs_requests and most > self._flags.balance_rel * least:
+            return self._idle(candidates)
+        return None
+
+    def _idle(self, candidates: Sequence[Candidate]) -> Candidate:
+        return least_loaded(candidates)
+
+    def _matched(self, node: Node, candidates: Sequence[Candidate]) -> Candidate:
+        """Its holder, or the first candidate where that one is none."""
+        holder = node.holder()
+        return next((c for c in candidates if c.id == holder), candidates[0])
+
+
+class ShepherdCacheAware(CacheAware):
+    """As SMG has it."""
+
+    def _gated(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        return None
+
+    def _idle(self, candidates: Sequence[Candidate]) -> Candidate:
+        return one_of_least_loaded(candidates, self.sight.turn)
+
+    def _matched(self, node: Node, candidates: Sequence[Candidate]) -> Candidate:
+        """The least loaded of its holders, unless that one is too far ahead of the mean: by the ratio and by a margin,
+        which is no more than twice the standard deviation that a count with this mean has by chance."""
+        holding = [c for c in candidates if c.id in node.holders]
+        chosen = self._idle(holding or candidates)
+        mean = sum(c.in_flight for c in candidates) / len(candidates)
+        swing = max(float(SWING_REQUESTS_MIN), SWING_DEVIATIONS * sqrt(mean))
+        margin = min(float(self._flags.balance_abs_requests), swing)
+        if chosen.in_flight > mean * self._flags.balance_rel and chosen.in_flight > mean + margin:
+            return self._idle(candidates)
+        return chosen

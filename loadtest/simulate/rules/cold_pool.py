@@ -1,0 +1,58 @@
+"""Dynamo's Cold Pool: very long prefills that no cache helps with go to a few replicas of their own.
+
+    cold(q)  = uncached tokens on the best replica >= 65,536, and at least half of the prompt
+    pool     = the last quarter of the replicas, at least one: static
+    a cold request  -> Dynamo's cost (dynamo.py) over the pool
+    any other       -> Dynamo's cost over all but those of the pool that have a cold prefill pending (soft drain);
+                       over all where there are no others
+
+Source: Dynamo #12803 and draft #12806 (2026-08), as far as stated: membership is static, long misses of low reuse are
+confined, a busy member is drained softly, nothing is left without a replica. The draft's thresholds are not stated
+(its workloads inject misses of 400,000 and 600,000 tokens among ordinary requests on six workers), so those above are
+ours; its bound on how long a member is drained is left out, and so is its queue in the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.rules.dynamo import Dynamo
+from loadtest.simulate.world.turns import Turn
+from router.core.facts.requests import Candidate
+
+COLD_TOKENS_MIN = 65_536
+COLD_SHARE_MIN = 0.5
+POOL_SHARE = 4
+"""One of so many replicas is in the pool."""
+
+
+class ColdPool(Dynamo):
+    """No settings but those above."""
+
+    name = "dynamo_cold_pool"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cold = False
+        self._prefilling: dict[Turn, str] = {}
+
+    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+        """A cold one drains its replica."""
+        super().placed(turn, replica, now_s)
+        if self._cold:
+            self._prefilling[turn] = replica
+
+    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Which is over with its prefill."""
+        super().first_token(turn, replica, now_s)
+        self._prefilling.pop(turn, None)
+
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        names = list(self.sight.router.fleet.members)
+        pool = set(names[-max(1, len(names) // POOL_SHARE) :])
+        best = min(candidates, key=lambda c: c.uncached_tokens)
+        tokens = best.uncached_tokens
+        self._cold = tokens >= COLD_TOKENS_MIN and tokens >= COLD_SHARE_MIN * (tokens + best.cached_tokens)
+        drained = set(self._prefilling.values())
+        kept = [c for c in candidates if (c.id in pool if self._cold else c.id not in drained)]
+        return super()._pick(kept or candidates)

@@ -1,0 +1,60 @@
+"""NVIDIA Dynamo's KV router: prefill blocks and active blocks, added.
+
+    cost(r) = 1.0 x (pending prefill blocks(r) + prompt blocks - overlap(r)) + active blocks(r) + new blocks(q, r)
+
+Pending are blocks of requests without a first token. Active are the distinct blocks of all requests open there, so a
+prefix that two of them share counts once, and new are those of this prompt that are not among them; blocks of answers
+do not count. The least cost wins, of several any (temperature 0). Source: Dynamo 1.4-1.6's router design pages and
+its `ActiveSequences`, with defaults: prefill load scale 1.0, overlap credit 1.0 without decay, weight of active
+requests 0, no queueing threshold. Both terms are in one unit, so the choice does not depend on the size of a block:
+blocks here are the router's own, of 128 tokens, and prefill is divided by as many, not rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.world.placer import Sight
+from loadtest.simulate.rules.active import ActiveBlocks
+from loadtest.simulate.rules.books import Booked, least
+from loadtest.simulate.world.shared_cache import known_depth
+from loadtest.simulate.world.turns import Turn
+from loadtest.common.traces import BYTES_PER_TOKEN
+from router.core.prompts.blocks import BLOCK_BYTES
+from router.core.facts.requests import Candidate
+
+BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
+
+
+class Dynamo(Booked):
+    """No settings but the defaults."""
+
+    name = "dynamo"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: Sequence[int] = ()
+        self._active: dict[str, ActiveBlocks] = {}
+
+    def see(self, sight: Sight) -> None:
+        """See Rule."""
+        super().see(sight)
+        self._keys = sight.turn.chain
+
+    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Its blocks are active there."""
+        super().placed(turn, replica, now_s)
+        self._active.setdefault(replica, ActiveBlocks()).add(turn.chain)
+
+    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+        """They no longer are, unless others' are the same."""
+        super().ended(turn, replica, now_s)
+        self._active[replica].remove(turn.chain)
+
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        return self._any(least(candidates, self._cost))
+
+    def _cost(self, candidate: Candidate) -> float:
+        active = self._active.get(candidate.id, ActiveBlocks())
+        new = len(self._keys) - known_depth(self._keys, active)
+        return (self._waiting(candidate) + candidate.uncached_tokens) / BLOCK_TOKENS + len(active) + new

@@ -1,0 +1,74 @@
+"""llm-d's weighted scorers: the highest sum of prefix match, free KV and short queue, each between 0 and 1.
+
+    score(r) = w_prefix x prefix(r) + w_kv x (1 - KV usage(r)) + w_queue x (longest - queue(r)) / (longest - shortest)
+
+Sources: llm-d-router's chart (weights 3 : 2 : 2, max-score picker), the scorers' own pages, and "KV-cache wins you can
+see" (2025-09, precise with 3 : 2 : 2, estimated with 1 : 1 : 1). KV usage and queue are what the engine's /metrics
+last said; the real one asks every 50 ms, here it is the race's probe interval, the same for every row. Where all
+queues are equally long, each scores 1. Prefix is scored in one of three ways:
+
+- by share: matched blocks of the prompt's, as the scorer that all of llm-d's index producers share has it now;
+- by range: as the precise scorer had it when the 2025 figures were taken, from 0 for the replica with the shortest
+  match to 1 for the longest, of those with a match at all; 1 where all of those match alike;
+- by a capped share: the estimating producer looked at the first 256 blocks of 64 characters only, so that a long
+  system prompt hides everything behind it.
+
+Left out: the estimating producer's own LRU of 31,250 blocks a replica, which forgets later than engines do. All rows
+share one belief about caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from loadtest.simulate.rules.books import Booked, least
+from router.core.facts.requests import Candidate
+
+SEEN_TOKENS = 256 * 64 // 4
+"""Of a prompt, by the estimating producer: 256 blocks of 64 characters, four to a token."""
+
+Prefix = Callable[[Sequence[Candidate]], list[float]]
+"""Scores of candidates, 0 to 1."""
+
+
+def by_share(candidates: Sequence[Candidate]) -> list[float]:
+    """Of the prompt."""
+    return [c.cached_tokens / (c.cached_tokens + c.uncached_tokens) for c in candidates]
+
+
+def by_capped_share(candidates: Sequence[Candidate]) -> list[float]:
+    """Of what the producer sees of the prompt."""
+    return [min(1.0, c.cached_tokens / min(SEEN_TOKENS, c.cached_tokens + c.uncached_tokens)) for c in candidates]
+
+
+def by_range(candidates: Sequence[Candidate]) -> list[float]:
+    """Between the shortest and the longest match."""
+    matches = [c.cached_tokens for c in candidates if c.cached_tokens]
+    if not matches:
+        return [0.0] * len(candidates)
+    low, high = min(matches), max(matches)
+    if low == high:
+        return [1.0 if c.cached_tokens else 0.0 for c in candidates]
+    return [max(0.0, (c.cached_tokens - low) / (high - low)) for c in candidates]
+
+
+class LlmdWeights(Booked):
+    """The defaults are the chart's."""
+
+    def __init__(
+        self, name: str = "llmd_weights", prefix: Prefix = by_share, weights: tuple[float, float, float] = (3, 2, 2)
+    ) -> None:
+        """`weights` of prefix, KV and queue."""
+        super().__init__()
+        self.name, self._prefix, self._weights = name, prefix, weights
+
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        loads = [self._load(c) for c in candidates]
+        queues = [load.waiting or 0 for load in loads]
+        longest, shortest = max(queues), min(queues)
+        w_prefix, w_kv, w_queue = self._weights
+        scores = {}
+        for c, prefix, load, queue in zip(candidates, self._prefix(candidates), loads, queues, strict=True):
+            short = (longest - queue) / (longest - shortest) if longest > shortest else 1.0
+            scores[c.id] = w_prefix * prefix + w_kv * (1 - (load.kv_usage or 0.0)) + w_queue * short
+        return self._any(least(candidates, lambda c: -scores[c.id]))

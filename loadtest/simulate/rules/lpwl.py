@@ -1,0 +1,27 @@
+"""LPWL, least prefill work left: pending prefill tokens and this request's own.
+
+    argmin pending prefill tokens(r) + max(0, input - hit(r));  ties: fewest requests, then by turns
+
+Source: gahow/agentic-kvc (2026-05). No parameters; nothing for decodes, nor for what is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.rules.books import Booked, Turns, least
+from router.core.facts.requests import Candidate
+
+
+class Lpwl(Booked):
+    """No settings."""
+
+    name = "lpwl"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = Turns()
+
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        shortest = least(candidates, lambda c: self._waiting(c) + c.uncached_tokens)
+        return self._turns.one_of(least(shortest, lambda c: c.in_flight))

@@ -1,0 +1,41 @@
+"""Mooncake's Conductor: the least estimated time to first token.
+
+    argmin T_queue(r) + T_prefill(prompt, hit(q, r)),  T_queue = the sum of T_prefill of what waits there
+
+Source: Mooncake (FAST '25), algorithm 1. T_prefill is a polynomial that its operators fit offline; here it is the
+calibration's own formula, which is the best such fit there can be. Left out: moving KV between replicas (no replica
+here can fetch another's, so T_transfer never wins), rejection of requests over their limit (off, so that rows answer
+the same requests), the decode pool (every replica does both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loadtest.engine.calibration import StepTimes
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.rules.books import Booked, least
+from loadtest.simulate.rules.prefill_times import prefill_s
+from loadtest.simulate.world.turns import Workload
+from router.core.facts.requests import Candidate
+from router.core.placement.policies import Policy
+
+
+class MooncakeConductor(Booked):
+    """Books are in microseconds."""
+
+    name = "mooncake_conductor"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._times: dict[str, StepTimes] = {}
+
+    def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
+        """What was fitted offline: how fast each replica's model is on its machine."""
+        self._times = {name: replica.calibration.times for name, replica in replicas.items()}
+
+    def _work(self, candidate: Candidate) -> int:
+        return round(1e6 * prefill_s(self._times[candidate.id], candidate.uncached_tokens, candidate.cached_tokens))
+
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        return self._any(least(candidates, lambda c: self._waiting(c) + self._work(c)))

@@ -1,0 +1,193 @@
+"""The approximate tree of prompts that sglang-router, vllm-router, SMG and Ray Serve keep: what was sent where.
+
+One radix tree over the text of prompts for all replicas. A node is a run of text; it knows its *holders*, to whom a
+prompt through it was sent, and its *maker*, the first of them. Nothing an engine says ever reaches it: what an engine
+evicted stays in the tree until the tree itself has grown too large, and then the leaves that were longest not sent
+to a holder go first.
+
+Here a run of text is a run of the router's keys, one for 512 characters, so that a prompt of 400 kB costs some
+microseconds; a match may end up to 511 characters early. Sizes are in characters. Theirs is a tree over characters,
+and there a prompt that leaves the tree still strays into whichever branch shares its next few characters, whose maker
+is then the replica matched. Which branch that is depends on characters that are as good as random; here it is the one
+whose key shares the most leading hex digits, which is as random and needs no text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from router.core.prompts.blocks import BLOCK_BYTES
+
+STRAY_DIGITS = 6
+"""Hex digits by which branches are told apart: enough for 16 million of them at one place."""
+
+Keys = array  # of the router's block keys, 'Q'
+
+
+class Node:
+    """A run of text behind another one."""
+
+    __slots__ = ("branches", "children", "holders", "keys", "maker", "parent")
+
+    def __init__(self, keys: Keys[int], parent: Node | None, holders: dict[str, int], maker: str) -> None:
+        self.keys = keys
+        self.parent = parent
+        self.holders = holders
+        """When a prompt that ends here was last sent there; 0 where none ended here."""
+        self.maker = maker
+        self.children: dict[int, Node] = {}
+        self.branches: dict[int, int] | None = None
+        """Leading hex digits of children's keys (behind a 1) -> the first child with these. None: not made yet."""
+
+    @property
+    def chars(self) -> int:
+        """Its length."""
+        return len(self.keys) * BLOCK_BYTES
+
+    def holder(self) -> str:
+        """Its maker while that one holds it, else any other; empty where nobody does."""
+        return self.maker if self.maker in self.holders else next(iter(self.holders), "")
+
+
+class PromptTree:
+    """`match` and `insert` take a prompt's keys."""
+
+    def __init__(self) -> None:
+        self._root = Node(array("Q"), None, {}, "")
+        self._times = count(1)
+        self.chars: dict[str, int] = {}
+        """Of each holder."""
+
+    def match(self, keys: Keys[int]) -> tuple[int, Node]:
+        """Characters that are in the tree, and the node where the prompt leaves it or ends."""
+        node, done, total = self._root, 0, len(keys)
+        while done < total:
+            child = node.children.get(keys[done])
+            if child is None:
+                return done * BLOCK_BYTES, _stray(node, keys[done])
+            shared = _shared(child.keys, keys, done)
+            done, node = done + shared, child
+            if shared < len(child.keys):
+                break
+        return done * BLOCK_BYTES, node
+
+    def insert(self, keys: Keys[int], holder: str) -> None:
+        """The prompt was sent there."""
+        node, done, total = self._root, 0, len(keys)
+        while done < total:
+            child = node.children.get(keys[done])
+            if child is None:
+                child = Node(keys[done:], node, {}, holder)
+                node.children[keys[done]] = child
+                if node.branches is not None:
+                    _branch(node.branches, keys[done])
+                shared = total - done
+            else:
+                shared = _shared(child.keys, keys, done)
+                if shared < len(child.keys):
+                    child = _split(child, shared)
+            if holder not in child.holders:
+                child.holders[holder] = 0
+                self.chars[holder] = self.chars.get(holder, 0) + child.chars
+            done, node = done + shared, child
+        if node is not self._root:
+            node.holders[holder] = next(self._times)
+
+    def evict(self, chars_max: int, *, together: bool) -> None:
+        """Let holders forget until each holds no more than so much, or all of them together."""
+        if not self._over(chars_max, together):
+            return
+        ties = count()  # nodes do not compare
+        leaves = [(when, next(ties), node, who) for node in self._nodes() for who, when in _ends(node)]
+        heapify(leaves)
+        while leaves:
+            over = self._over(chars_max, together)
+            if not over:
+                return
+            _, _, node, who = heappop(leaves)
+            if who not in over:
+                continue
+            del node.holders[who]
+            self.chars[who] -= node.chars
+            parent = node.parent
+            if parent is None:
+                continue
+            if not node.holders and not node.children:
+                del parent.children[node.keys[0]]
+                parent.branches = None
+            if who in parent.holders and not any(who in child.holders for child in parent.children.values()):
+                heappush(leaves, (parent.holders[who], next(ties), parent, who))
+
+    def _over(self, chars_max: int, together: bool) -> set[str]:
+        if together:
+            return set(self.chars) if sum(self.chars.values()) > chars_max else set()
+        return {who for who, chars in self.chars.items() if chars > chars_max}
+
+    def _nodes(self) -> list[Node]:
+        found, at = list(self._root.children.values()), 0
+        while at < len(found):
+            found += found[at].children.values()
+            at += 1
+        return found
+
+
+def _shared(left: Keys[int], keys: Keys[int], start: int) -> int:
+    """How many keys of `left` are those from `start` on. The first is."""
+    high = min(len(left), len(keys) - start)
+    if left[:high] == keys[start : start + high]:
+        return high
+    low = 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if left[low:middle] == keys[start + low : start + middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _split(node: Node, at: int) -> Node:
+    """Cut the node in two; returns the upper half."""
+    upper = Node(node.keys[:at], node.parent, dict(node.holders), node.maker)
+    if node.parent is not None:
+        node.parent.children[node.keys[0]] = upper
+    node.keys, node.parent = node.keys[at:], upper
+    upper.children[node.keys[0]] = node
+    return upper
+
+
+def _stray(node: Node, key: int) -> Node:
+    """The branch that shares most of the next characters, the first of several; the node itself where none does."""
+    if not node.children:
+        return node
+    if node.branches is None:
+        node.branches = {}
+        for child in node.children:
+            _branch(node.branches, child)
+    for digits in range(STRAY_DIGITS, 0, -1):
+        found = node.branches.get(_leading(key, digits))
+        if found is not None:
+            return node.children[found]
+    return node
+
+
+def _branch(branches: dict[int, int], key: int) -> None:
+    for digits in range(1, STRAY_DIGITS + 1):
+        branches.setdefault(_leading(key, digits), key)
+
+
+def _leading(key: int, digits: int) -> int:
+    return 1 << 4 * digits | key >> 64 - 4 * digits
+
+
+def _ends(node: Node) -> list[tuple[str, int]]:
+    """Holders of whom nothing lies behind the node, and when."""
+    if not node.children:
+        return list(node.holders.items())
+    return [
+        (who, when)
+        for who, when in node.holders.items()
+        if not any(who in child.holders for child in node.children.values())
+    ]

@@ -1,0 +1,44 @@
+"""ray_prefix: Ray Serve LLM's PrefixCacheAffinityRouter, the longest match while queues are even.
+
+    if the longest and the shortest queue differ by less than `imbalanced_threshold` (by default it is infinite):
+        share of the prompt's characters in the tree >= 0.1: those that hold that much of it
+        else: those with the smallest tree
+    else: two drawn at random
+    of these, the one with the shortest queue
+
+Its tree is the approximate one of prompt_tree.py, over characters, and by default it is never made smaller. Not here:
+the time that it takes to ask replicas for the lengths of their queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.rules.prompt_tree import PromptTree
+from loadtest.simulate.rules.shown import Shown, one_of_least_loaded
+from loadtest.common.traces import BYTES_PER_TOKEN
+from router.core.facts.requests import Candidate, Choice, Question
+
+MATCH_SHARE_MIN = 0.1
+
+
+class PrefixAffinity(Shown):
+    """With the default threshold: queues are never too uneven for it."""
+
+    name = "ray_prefix"
+
+    def __init__(self) -> None:
+        self._tree = PromptTree()
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """The shortest queue among those that the tree names."""
+        turn, tree = self.sight.turn, self._tree
+        matched, node = tree.match(turn.chain)
+        if matched / (turn.prompt_tokens * BYTES_PER_TOKEN) >= MATCH_SHARE_MIN:
+            named = [c for c in candidates if c.id in node.holders]
+        else:
+            smallest = min(tree.chars.get(c.id, 0) for c in candidates)
+            named = [c for c in candidates if tree.chars.get(c.id, 0) == smallest]
+        chosen = one_of_least_loaded(named or candidates, turn)
+        tree.insert(turn.chain, chosen.id)
+        return Choice(chosen.id, tied=False)

@@ -1,0 +1,53 @@
+"""What rules have in common: they remember what they were shown, and hear no more of a request than they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+from loadtest.simulate.world.placer import Sight
+from loadtest.simulate.world.turns import Turn
+from router.core.facts.requests import Candidate
+
+
+class Shown:
+    """A Rule without its `choose`."""
+
+    cache_aware = True
+    sight: Sight
+
+    def see(self, sight: Sight) -> None:
+        """See `Rule`."""
+        self.sight = sight
+
+    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+        """See `Rule`."""
+
+    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+        """See `Rule`."""
+
+    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+        """See `Rule`."""
+
+
+def drawn(turn: Turn, count: int) -> int:
+    """A number below `count`, as if at random. The same for a turn in every run; two routers, which never see the same
+    turn, do not draw alike."""
+    return xxh3_64_intdigest(turn.number.to_bytes(8, "little")) % count
+
+
+def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
+    """The one with the fewest requests in flight; the first of several."""
+    return min(candidates, key=_in_flight)
+
+
+def one_of_least_loaded(candidates: Sequence[Candidate], turn: Turn) -> Candidate:
+    """Likewise; any of several."""
+    least = min(c.in_flight for c in candidates)
+    tied = [c for c in candidates if c.in_flight == least]
+    return tied[drawn(turn, len(tied))]
+
+
+def _in_flight(candidate: Candidate) -> int:
+    return candidate.in_flight

@@ -1,0 +1,51 @@
+"""Sticky sessions with an override: a session stays where it is, unless that replica has twice the usual load.
+
+    ongoing(r) = prompt tokens of the requests open there
+    pinned(session) where ongoing(pinned) <= 2 x mean of ongoing; else, and at first, argmin ongoing(r): pinned there
+
+Ties go by turns. Source: gahow/agentic-kvc at 012d73f596 (2026-05-22), which found it the best of its own rules. A
+session is what the workload says it is, as if every client sent a header; prompts that are sessions of their own go to
+the least load. Left out: when it forgets a session (here never within a run).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.world.turns import Turn
+from router.core.facts.requests import Candidate
+
+OVERLOAD = 2.0
+
+
+class StickyOverride(Booked):
+    """No settings."""
+
+    name = "sticky_override"
+    cache_aware = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = Turns()
+        self.pinned: dict[str, str] = {}
+
+    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+        """It stays open, and counts as long."""
+
+    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+        """It no longer counts."""
+        self.pending[replica] -= self._open.pop(turn, 0)
+
+    def _work(self, candidate: Candidate) -> int:
+        return candidate.cached_tokens + candidate.uncached_tokens
+
+    def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
+        session = self.sight.turn.session
+        mean = sum(map(self._waiting, candidates)) / len(candidates)
+        for c in candidates:
+            if c.id == self.pinned.get(session) and self._waiting(c) <= OVERLOAD * mean:
+                return c
+        chosen = self._turns.one_of(least(candidates, self._waiting))
+        self.pinned[session] = chosen.id
+        return chosen

@@ -1,0 +1,196 @@
+"""Workloads in which prefill is not what is scarce: streams that slow each other down, room in the caches, patience.
+
+Made up from the generator's parts (generated.py), except for those that put other clients before a recorded workload.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.simulate.scenarios import generated, recorded
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.scenarios.generated import BLOCK_TOKENS, OWN_PIECES, PIECE_TOKENS, Part
+from loadtest.simulate.scenarios.scenario import LOADS, Scenario
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Workload, prepare
+from loadtest.common.traces import Request
+
+HOT_REQUESTS = 1_200
+
+
+# One prefix that everybody shares: wherever it is held, prefill costs next to nothing, and a crowd decodes there.
+
+
+def _hot_prefix(
+    name: str, load: str, setting: Setting, pieces: int, output_tokens: tuple[int, int], requests: int = HOT_REQUESTS
+) -> Scenario:
+    def part(rng: random.Random, number: int) -> Part:
+        return Part(0, pieces, number, 1, rng.randint(*output_tokens))
+
+    return generated.scenario(name, load, setting, part, requests=requests)
+
+
+def hot_prefix_long(load: str, seed: int) -> Scenario:
+    """One prefix of 20,000 tokens, tails of 400, answers of 400 to 800. Every stream reads the whole prefix at every
+    step, so that a replica decodes at a third of the speed with 100 streams that it has with ten."""
+    return _hot_prefix("hot_prefix_long", load, Setting(seed=seed), 50, (400, 800))
+
+
+def hot_prefix_short(load: str, seed: int) -> Scenario:
+    """One prefix of 6,000 tokens, tails of 400, answers of 200."""
+    return _hot_prefix("hot_prefix_short", load, Setting(seed=seed), 15, (200, 200))
+
+
+def hot_prefix_4(load: str, seed: int) -> Scenario:
+    """`hot_prefix_long` on four replicas: the same run is twice as long beside an answer, so that above saturation
+    streams wait for room."""
+    return _hot_prefix("hot_prefix_4", load, Setting(replicas=4, seed=seed), 50, (400, 800))
+
+
+def hot_prefix_32(load: str, seed: int) -> Scenario:
+    """One prefix of 10,000 tokens on 32 replicas, answers of 100 to 300: when does a copy pay, and how many do?"""
+    return _hot_prefix("hot_prefix_32", load, Setting(replicas=32, seed=seed), 25, (100, 300), 1_500)
+
+
+MIX_GROUPS = 16
+
+
+def hot_prefix_mix(load: str, seed: int) -> Scenario:
+    """Sixteen prefixes of 4,000 to 40,000 tokens, the n-th asked for 1/n as often as the first; answers of 200 to
+    1,000. Each replica's cache has room for nearly all of them."""
+    rng = random.Random(f"hot_prefix_mix:{seed}:lengths")
+    lengths = [rng.randint(10, 100) for _ in range(MIX_GROUPS)]
+    weights = [1 / (1 + rank) for rank in range(MIX_GROUPS)]
+
+    def part(rng: random.Random, number: int) -> Part:
+        (group,) = rng.choices(range(MIX_GROUPS), weights)
+        return Part(group, lengths[group], number, rng.randint(1, 3), rng.randint(200, 1_000))
+
+    return generated.scenario("hot_prefix_mix", load, Setting(seed=seed), part, requests=HOT_REQUESTS)
+
+
+SAMPLES = (8, 16)
+
+
+def sample_groups(load: str, seed: int) -> Scenario:
+    """Rollouts of reinforcement learning: 8 to 16 samples of one new prompt of 800 to 8,000 tokens are asked for at one
+    moment, and their answers end at very different times (log-normal, 50 to 3,000 tokens). Four replicas, so that the
+    run is long beside an answer."""
+    name = f"sample_groups:{seed}"
+    rng = random.Random(name)
+    parts: list[Part] = []
+    times: list[float] = []
+    now_s = 0.0
+    while len(parts) < generated.REQUESTS:
+        samples, pieces, group = rng.randint(*SAMPLES), rng.randint(2, 20), len(parts)
+        now_s += rng.expovariate(1 / samples)
+        for _ in range(samples):
+            tokens = int(rng.lognormvariate(5.8, 0.8))
+            parts.append(Part(group, pieces, group, 0, max(50, min(3_000, tokens))))
+            times.append(now_s)
+    turns = generated.turns_of(name, parts, times)
+    return generated.loaded("sample_groups", load, turns, Setting(replicas=4, seed=seed), 2.0)
+
+
+# Room
+
+
+OVERFULL = 1.5
+CHAT_TURNS, CHAT_REQUESTS = 10, 1_000
+BEGUN_PIECES, GROWN_PIECES = (10, 50), 2
+MEAN_PIECES = 34
+"""Of a context in the middle of the run: a chat is asked some four turns."""
+
+
+def overfull_chats(load: str, seed: int) -> Scenario:
+    """Chats that go on side by side, and whose contexts together are one and a half times what all caches hold, while
+    the load says how busy GPUs are: people read and think for minutes, so that at 0.15 and 0.6 GPUs are idle most of
+    the time. A turn adds 400 tokens of question and 400 of answer before them to a context that was 4,000 to 20,000
+    tokens long to begin with; answers of 100 to 500. The first turn of each chat counts for nothing."""
+    setting, name = Setting(seed=seed), f"overfull_chats:{seed}"
+    rng = random.Random(name)
+    chats = round(OVERFULL * fleet_kv_tokens(setting) / PIECE_TOKENS / MEAN_PIECES)
+    begun = [rng.randint(*BEGUN_PIECES) for _ in range(chats)]
+    waits = [[0.0, *(rng.expovariate(1.0) for _ in range(CHAT_TURNS - 1))] for _ in range(chats)]
+    pairs = [
+        (
+            str(chat),
+            Request(
+                at_s=0.0,
+                think_s=waits[chat][turn],
+                input_tokens=PIECE_TOKENS * (begun[chat] + GROWN_PIECES * turn),
+                output_tokens=rng.randint(100, 500),
+                namespace=f"{name}:{chat}",
+                block_tokens=PIECE_TOKENS,
+                runs=((OWN_PIECES, begun[chat] + GROWN_PIECES * turn),),
+            ),
+        )
+        for turn in range(CHAT_TURNS)
+        for chat in range(chats)
+    ]
+    turns = prepare(pairs, BLOCK_TOKENS, output_tokens_max=1_000_000)
+    rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS)
+    for each in turns:
+        each.think_s *= chats / rate
+    workload = Workload(
+        "overfull_chats",
+        tuple(tuple(turns[chat::chats]) for chat in range(chats)),
+        False,
+        BLOCK_TOKENS,
+        active=chats,
+        ramp_s=chats / rate,
+        think_max_s=20 * chats / rate,
+        requests_max=chats + CHAT_REQUESTS,
+        warm_up=chats,
+    )
+    return Scenario(workload, setting, rate, "requests/s")
+
+
+HUGE_EACH, HUGE_UNTIL, HUGE_PIECES = 40, 520, (250, 1_000)
+"""One prompt of so many is huge, until so many were sent; and how long such a one is."""
+
+
+def huge_cold(load: str, seed: int) -> Scenario:
+    """Among questions about a hundred warm contexts of 8,000 to 16,000 tokens, one prompt of each forty has 100,000 to
+    400,000 tokens that nobody asked for before and an answer of 20: up to 100 s of prefill, during which each step of
+    its replica takes seconds. In the second half of the run there is none, or when it ends would be such a prompt's
+    doing. The machine is Llama-3.1-70B's on four H100, the one with the largest cache (461,376 tokens); that this
+    model's context ends at 131,072 is left out of account."""
+    machine = replace(CALIBRATIONS["llama-3.1-70b-4xh100"], context_tokens_max=450_000)
+    lengths = random.Random(f"huge_cold:{seed}:lengths").choices(range(20, 41), k=100)
+
+    def part(rng: random.Random, number: int) -> Part:
+        if number < HUGE_UNTIL and number % HUGE_EACH == HUGE_EACH - 1:
+            return Part(1_000 + number, 0, number, rng.randint(*HUGE_PIECES), 20)
+        group = rng.randrange(len(lengths))
+        return Part(group, lengths[group], number, 1, rng.randint(50, 350))
+
+    setting = Setting(calibration=machine, seed=seed)
+    return generated.scenario("huge_cold", load, setting, part, ttft_limit_s=5.0)
+
+
+# Patience
+
+
+PATIENCE_S, RETRIES = 60.0, 2
+
+
+def impatient_sessions(load: str, seed: int) -> Scenario:
+    """Claude Code's sessions, whose clients close a request that has brought no token for 60 s and ask again, twice at
+    most: a request that fails stands for its last try."""
+    setting = Setting(seed=seed, patience_s=PATIENCE_S, retries=RETRIES)
+    made = recorded.claude_code(load, seed, setting)
+    return replace(made, workload=replace(made.workload, name="impatient_sessions"))
+
+
+def impatient_unique(load: str, seed: int) -> Scenario:
+    """Long prompts that nobody shares, 4,000 to 40,000 tokens, of the same clients: whatever is begun and not waited
+    for is work for nothing."""
+
+    def part(rng: random.Random, number: int) -> Part:
+        return Part(0, 0, number, rng.randint(10, 100), rng.randint(50, 350))
+
+    setting = Setting(replicas=4, seed=seed, patience_s=PATIENCE_S, retries=RETRIES)
+    return generated.scenario("impatient_unique", load, setting, part, requests=600, ttft_limit_s=5.0)

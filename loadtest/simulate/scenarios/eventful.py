@@ -1,0 +1,68 @@
+"""Other scenarios' workloads on another cluster, or with something happening to it.
+
+Under all but one are Claude Code's sessions, to which a lost cache costs most. Faults begin when the caches are full
+and are over before any row's run ends, 900 s at the least: what comes after them counts as well.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.simulate.scenarios import generated, recorded
+from loadtest.simulate.scenarios.scenario import Scenario
+from loadtest.simulate.world.setting import Fault, Setting
+
+FAULT_S = 240.0
+RESTARTS, RESTART_S, RESTART_GAP_S = 3, 60.0, 120.0
+SLOW_S, SLOW_FACTOR = 300.0, 4.0
+
+
+def _sessions(name: str, load: str, setting: Setting) -> Scenario:
+    made = recorded.claude_code(load, setting.seed, setting)
+    return replace(made, workload=replace(made.workload, name=name))
+
+
+def restart(load: str, seed: int) -> Scenario:
+    """Three of eight replicas restart, one after the other, as a rollout does it: each is gone for a minute, then
+    empty."""
+    faults = tuple(Fault("restart", FAULT_S + RESTART_GAP_S * i, i, RESTART_S) for i in range(RESTARTS))
+    return _sessions("restart", load, Setting(seed=seed, faults=faults))
+
+
+def slow_replica(load: str, seed: int) -> Scenario:
+    """One of eight replicas takes four times as long for five minutes: a throttled GPU."""
+    fault = Fault("slow", FAULT_S, 0, SLOW_S, SLOW_FACTOR)
+    return _sessions("slow_replica", load, Setting(seed=seed, faults=(fault,)))
+
+
+def cold_join(load: str, seed: int) -> Scenario:
+    """Six replicas, to which two empty ones come at once. The load is a share of what all eight sustain."""
+    faults = tuple(Fault("join", FAULT_S, number) for number in (6, 7))
+    return _sessions("cold_join", load, Setting(seed=seed, faults=faults))
+
+
+def two_routers(load: str, seed: int) -> Scenario:
+    """Two routers that know nothing of each other, asked by turns."""
+    return _sessions("two_routers", load, Setting(seed=seed, routers=2))
+
+
+def four_routers(load: str, seed: int) -> Scenario:
+    """Likewise four."""
+    return _sessions("four_routers", load, Setting(seed=seed, routers=4))
+
+
+def heterogeneous(load: str, seed: int) -> Scenario:
+    """Half of the replicas are another machine: Llama-3.1-70B's on four H100, which holds half as much again and is 6 %
+    faster in prefill and 36 % in reading contexts, and an 8B's on an A100, which holds less than half and decodes
+    long contexts at half the speed. What is asked are 100 groups with prefixes of 4,000 to 20,000 tokens."""
+    other, small = CALIBRATIONS["llama-3.1-70b-4xh100"], CALIBRATIONS["llama-3.1-8b-a100"]
+    setting = Setting(seed=seed, others=(other, other, small, small))
+    lengths = random.Random(f"heterogeneous:{seed}:lengths").choices(range(10, 51), k=100)
+
+    def part(rng: random.Random, number: int) -> generated.Part:
+        group = rng.randrange(len(lengths))
+        return generated.Part(group, lengths[group], number, 1, rng.randint(50, 350))
+
+    return generated.scenario("heterogeneous", load, setting, part)

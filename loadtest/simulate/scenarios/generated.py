@@ -1,0 +1,242 @@
+"""Workloads that are made up, from published parameters where there are any.
+
+Requests come at random (Poisson) times. A prompt is made of runs of 400-token pieces, named by number within a
+namespace that has the seed in it, so that no two seeds share text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.scenarios.scenario import LOADS, Scenario
+from loadtest.simulate.world.setting import Setting, SettingError
+from loadtest.simulate.world.turns import Turn, open_workload, prepare
+from loadtest.common.traces import Request
+
+PIECE_TOKENS = 400
+OWN_PIECES = 1_000_000
+"""Pieces of what only one prompt has are numbered from here; of what a group shares, from 0."""
+BLOCK_TOKENS = 64
+"""llm-d's ladder runs vLLM with blocks of 64 tokens."""
+REQUESTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A prompt in pieces: the group's shared ones first, then its own. Two with the same `own` name are the same."""
+
+    group: int
+    shared: int
+    own: int
+    fresh: int
+    output_tokens: int
+
+
+def request(namespace: str, part: Part, at_s: float) -> Request:
+    """The request of a part."""
+    first = OWN_PIECES + 1_000 * part.own
+    return Request(
+        at_s=at_s,
+        think_s=0.0,
+        input_tokens=PIECE_TOKENS * (part.shared + part.fresh),
+        output_tokens=part.output_tokens,
+        namespace=f"{namespace}:{part.group}",
+        block_tokens=PIECE_TOKENS,
+        runs=tuple(run for run in ((0, part.shared), (first, part.fresh)) if run[1]),
+    )
+
+
+def turns_of(namespace: str, parts: Iterable[Part], times_s: Iterable[float]) -> list[Turn]:
+    """Each a session of its own."""
+    pairs = [
+        (str(number), request(namespace, part, at_s))
+        for number, (part, at_s) in enumerate(zip(parts, times_s, strict=True))
+    ]
+    return prepare(pairs, BLOCK_TOKENS, output_tokens_max=1_000_000)
+
+
+def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -> list[float]:
+    """So many arrivals in order, at a mean rate a second."""
+    times = []
+    for _ in range(count):
+        start_s += rng.expovariate(rate)
+        times.append(start_s)
+    return times
+
+
+def loaded(name: str, load: str, turns: list[Turn], setting: Setting, ttft_limit_s: float) -> Scenario:
+    """Turns that were made for one a second, at a share of what the cluster can sustain."""
+    rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS)
+    for turn in turns:
+        turn.at_s /= rate
+    return Scenario(open_workload(name, turns, BLOCK_TOKENS), setting, rate, "requests/s", ttft_limit_s)
+
+
+def scenario(
+    name: str,
+    load: str,
+    setting: Setting,
+    part: Callable[[random.Random, int], Part],
+    *,
+    requests: int = REQUESTS,
+    ttft_limit_s: float = 2.0,
+) -> Scenario:
+    """`part` says what the request of a number asks."""
+    name_of_seed = f"{name}:{setting.seed}"
+    rng = random.Random(name_of_seed)
+    parts = [part(rng, number) for number in range(requests)]
+    turns = turns_of(name_of_seed, parts, poisson(rng, requests, 1.0))
+    return loaded(name, load, turns, setting, ttft_limit_s)
+
+
+# llm-d's "73-capacity" ladder (guide_optimized-baseline_1): 150 groups of 5 prompts, 6,000 tokens of system prompt
+# and 1,200 of question, 1,000 of answer; 15 requests a second for 50 s to warm up, then the stages. Each
+# begins 30 s after all of the one before has ended, at the latest by the client's timeout of 300 s: back to back they
+# ask for 22 answers a second where the best published rate is 16, and no first token could have come within 1 s.
+
+GROUPS, PROMPTS_PER_GROUP = 150, 5
+SYSTEM_PIECES, QUESTION_PIECES, LADDER_OUTPUT_TOKENS = 15, 3, 1_000
+WARM_UP_RPS, WARM_UP_S, STAGE_GAP_S = 15, 50, 330
+STAGES = (
+    (3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21), (40, 38), (43, 36), (46, 33),
+    (49, 30), (52, 29), (55, 27), (57, 26), (60, 25),
+)  # fmt: skip
+"""(requests a second, seconds)"""
+RACED = {"below": (20, 38), "at": (40, 25), "above": (60, 20)}
+"""Stages of the race, likewise. They are bursts: the fleet decodes some 13 such answers a second, and takes up the rest
+as far as its KV cache has room. With a fresh question each, a replica has room for about 145 requests and its share of
+the system prompts (145 x 1,350 + 19 x 6,000 = 307,328); as many come at 60 a second in 20 s, and at 40 in 25 s with
+some to spare. The published stages are longer (25 s and 38 s), and then the rest waits for answers to end, whoever
+routes."""
+
+
+def _ladder_parts(count: int, *, honest: bool) -> list[Part]:
+    """As inference-perf deals them: prompt `n % 750`, which after the warm-up is one that was sent before; honest: with
+    a question that nobody asked before."""
+    prompts = GROUPS * PROMPTS_PER_GROUP
+    return [
+        Part(n % GROUPS, SYSTEM_PIECES, n if honest else n % prompts, QUESTION_PIECES, LADDER_OUTPUT_TOKENS)
+        for n in range(count)
+    ]
+
+
+def ladder_of(name: str, seed: int, stages: Sequence[tuple[int, int]], *, honest: bool) -> Scenario:
+    """The warm-up and these stages, (requests a second, seconds) each; honest: see `_ladder_parts`."""
+    rng = random.Random(f"{name}:{seed}")
+    warm_up = WARM_UP_RPS * WARM_UP_S
+    times, end_s = poisson(rng, warm_up, WARM_UP_RPS), float(WARM_UP_S)
+    for rate, lasts_s in stages:
+        start_s = max(end_s, times[-1]) + STAGE_GAP_S
+        times += poisson(rng, rate * lasts_s, rate, start_s)
+        end_s = start_s + lasts_s
+    turns = turns_of(f"{name}:{seed}", _ladder_parts(len(times), honest=honest), times)
+    workload = open_workload(name, turns, BLOCK_TOKENS, warm_up=warm_up)
+    return Scenario(workload, Setting(seed=seed), max(rate for rate, _ in stages), "requests/s")
+
+
+def _stage(load: str) -> tuple[int, int]:
+    if load not in RACED:
+        raise SettingError(f"llm-d's ladder has no stage {load!r}: there are {', '.join(RACED)}")
+    return RACED[load]
+
+
+def ladder_honest(load: str, seed: int) -> Scenario:
+    """One stage after the warm-up, each request with a question of its own."""
+    return ladder_of("ladder_honest", seed, [_stage(load)], honest=True)
+
+
+def ladder_published(load: str, seed: int) -> Scenario:
+    """One stage after the warm-up, every request a replay of one in the warm-up, as published."""
+    return ladder_of("ladder_published", seed, [_stage(load)], honest=False)
+
+
+def ladder_full_honest(_load: str, seed: int) -> Scenario:
+    """All stages."""
+    return ladder_of("ladder_full_honest", seed, STAGES, honest=True)
+
+
+def ladder_full_published(_load: str, seed: int) -> Scenario:
+    """All stages."""
+    return ladder_of("ladder_full_published", seed, STAGES, honest=False)
+
+
+# Adversaries
+
+
+def one_group(load: str, seed: int) -> Scenario:
+    """One prefix of 8,000 tokens for all and a short question each: whoever follows the prefix makes a hot spot. Four
+    replicas and short answers, so that the run is long beside an answer."""
+    setting = Setting(replicas=4, seed=seed)
+    return scenario("one_group", load, setting, lambda rng, n: Part(0, 20, n, rng.randint(1, 3), rng.randint(20, 100)))
+
+
+def all_unique(load: str, seed: int) -> Scenario:
+    """Nothing is shared: only balance counts. Lengths vary as chats' do, over an order of magnitude."""
+
+    def part(rng: random.Random, number: int) -> Part:
+        return Part(0, 0, number, min(60, 1 + int(rng.lognormvariate(2.3, 0.9))), rng.randint(50, 500))
+
+    return scenario("all_unique", load, Setting(seed=seed), part)
+
+
+def working_set_3x(load: str, seed: int) -> Scenario:
+    """Groups asked uniformly, whose prefixes together are three times what the fleet's caches hold."""
+    setting, prefix_pieces = Setting(seed=seed), 30
+    groups = 3 * fleet_kv_tokens(setting) // (prefix_pieces * PIECE_TOKENS)
+
+    def part(rng: random.Random, number: int) -> Part:
+        return Part(rng.randrange(groups), prefix_pieces, number, 1, rng.randint(50, 350))
+
+    return scenario("working_set_3x", load, setting, part)
+
+
+def decode_heavy(load: str, seed: int) -> Scenario:
+    """Short prompts with long answers: a request is cheap to begin and expensive to have. Four replicas, so that the
+    run is long beside an answer."""
+
+    def part(rng: random.Random, number: int) -> Part:
+        return Part(rng.randrange(40), 2, number, rng.randint(3, 12), rng.randint(400, 1_200))
+
+    return scenario("decode_heavy", load, Setting(replicas=4, seed=seed), part)
+
+
+def long_prompts(load: str, seed: int) -> Scenario:
+    """Documents of 10,000 to 60,000 tokens, each asked about four times on average. The longest alone takes 6 s of
+    prefill, hence a limit of 5 s: what is short or cached can meet it."""
+    requests = 400
+    lengths = random.Random(f"long_prompts:{seed}:lengths").choices(range(25, 151), k=requests // 4)
+
+    def part(rng: random.Random, number: int) -> Part:
+        document = rng.randrange(len(lengths))
+        return Part(document, lengths[document], number, 1, rng.randint(50, 350))
+
+    return scenario("long_prompts", load, Setting(seed=seed), part, requests=requests, ttft_limit_s=5.0)
+
+
+BURST, BETWEEN_BURSTS = 16, 84
+
+
+def cold_burst(load: str, seed: int) -> Scenario:
+    """Bursts over a background: sixteen requests of each hundred come at one moment and share a prefix of 20,000 to
+    60,000 tokens that nobody asked for before. The background is 100 of the ladder's groups with shorter answers. A
+    limit of 5 s: the prefix alone takes up to 6 s, once."""
+    rng = random.Random(f"cold_burst:{seed}")
+    parts: list[Part] = []
+    times: list[float] = []
+    now_s = 0.0
+    while len(parts) < REQUESTS:
+        number = len(parts)
+        now_s += rng.expovariate(1.0)
+        if number % (BETWEEN_BURSTS + BURST) == BETWEEN_BURSTS:
+            pieces = rng.randint(50, 150)
+            parts += [Part(1_000 + number, pieces, number + i, 1, rng.randint(50, 350)) for i in range(BURST)]
+            times += [now_s] * BURST
+            now_s += BURST  # the mean rate stays what it is between bursts
+        else:
+            parts.append(Part(rng.randrange(100), SYSTEM_PIECES, number, QUESTION_PIECES, rng.randint(50, 350)))
+            times.append(now_s)
+    turns = turns_of(f"cold_burst:{seed}", parts, times)
+    return loaded("cold_burst", load, turns, Setting(seed=seed), 5.0)

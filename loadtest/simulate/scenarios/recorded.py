@@ -1,0 +1,204 @@
+"""Workloads from recorded traces: the two that are shipped, and any file that `loadtest.common.traces` reads.
+
+Mooncake's conversations come when they are due (open loop); Claude Code sessions wait for their answers and think
+(closed loop): replayed at recorded times they flip the order of policies, because then a slow answer delays nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario, in_half
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
+from loadtest.common.traces import Request, Session, Trace, block_count, read_trace
+
+BLOCK_TOKENS = 64
+THINK_MAX_S = 60.0
+"""Longer waits are people who went away; their session's cache would be gone in any case."""
+OUTPUT_TOKENS_MAX = 3_000
+"""With the longest prompt (128,000) they still fit the context."""
+TTFT_LIMIT_S = 5.0
+"""Where the longest prompts alone take longer than 2 s."""
+
+
+@lru_cache(maxsize=2)
+def shipped(name: str) -> Trace:
+    """A trace of loadtest/data."""
+    file = resources.files("loadtest") / "data" / f"{name}.jsonl.gz"
+    with resources.as_file(file) as path:
+        return read_trace(path)
+
+
+# Mooncake's conversations
+
+MOONCAKE_REQUESTS = 1_200
+MOONCAKE_REPLICAS = 4
+"""So that these requests span 500 s at capacity, four times the median wait between two turns of a conversation."""
+
+
+def conversation(request: Request) -> str:
+    """The id of the second block names it: the first is common to all prompts."""
+    runs = request.runs
+    if block_count(runs) < 2:
+        return f"first:{runs[0][0]}"
+    return str(runs[0][0] + 1 if runs[0][1] > 1 else runs[1][0])
+
+
+@lru_cache(maxsize=2)
+def conversations(trace: Trace) -> dict[str, list[Request]]:
+    """Requests of an open trace by conversation, in their order."""
+    found: dict[str, list[Request]] = {}
+    for session in trace.sessions:
+        found.setdefault(conversation(session.requests[0]), []).append(session.requests[0])
+    return found
+
+
+def mooncake(load: str, seed: int) -> Scenario:
+    """Conversations of one half, with the waits between their turns as recorded; as many of them at a time as the load
+    takes."""
+    rate = LOADS[load] * _mooncake_rps(in_tuning=seed in TUNE_SEEDS)
+    span_s = MOONCAKE_REQUESTS / rate
+    turns = _windowed(_conversations(seed), span_s, random.Random(f"mooncake:{seed}"))
+    workload = open_workload("mooncake", turns, BLOCK_TOKENS)
+    return Scenario(workload, Setting(replicas=MOONCAKE_REPLICAS, seed=seed), rate, "requests/s", TTFT_LIMIT_S)
+
+
+def _conversations(seed: int) -> list[list[Request]]:
+    trace = shipped("mooncake_conversation_whole")
+    return [requests for name, requests in conversations(trace).items() if in_half(name, seed)]
+
+
+@lru_cache(maxsize=2)
+def _mooncake_rps(*, in_tuning: bool) -> float:
+    """What the cluster can sustain of a half. How much is found again depends on how dense the conversations are, and
+    that on this: twice round is enough."""
+    seed = TUNE_SEEDS[0] if in_tuning else CLAIM_SEEDS[0]
+    rate = 1.0 * MOONCAKE_REPLICAS
+    for _ in range(2):
+        turns = _windowed(_conversations(seed), MOONCAKE_REQUESTS / rate, random.Random(seed))
+        rate = capacity_rps(turns, Setting(replicas=MOONCAKE_REPLICAS), BLOCK_TOKENS)
+    return rate
+
+
+def _windowed(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Turn]:
+    """Requests within a span: conversations in random order, each moved as a whole to a random start, such that any
+    moment of it may fall into the span; what falls outside is not asked."""
+    picked: list[tuple[str, Request]] = []
+    for each in _by_chance(half, span_s, rng):
+        lasts_s = each[-1].at_s - each[0].at_s
+        moved_s = rng.uniform(-lasts_s, span_s) - each[0].at_s
+        due = ((request, request.at_s + moved_s) for request in each)
+        name = conversation(each[0])
+        picked += [(name, replace(request, at_s=at_s)) for request, at_s in due if 0 <= at_s <= span_s]
+        if len(picked) >= MOONCAKE_REQUESTS:
+            break
+    picked.sort(key=lambda pair: pair[1].at_s)
+    return prepare(picked, BLOCK_TOKENS, output_tokens_max=OUTPUT_TOKENS_MAX)
+
+
+def _by_chance(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Sequence[Request]]:
+    """In an order in which each is the likelier to come early the more starts put it into the span: a long conversation
+    is met more often than a short one (weighted sampling without replacement, Efraimidis and Spirakis)."""
+    keyed = [(rng.expovariate(span_s + each[-1].at_s - each[0].at_s), number) for number, each in enumerate(half)]
+    return [half[number] for _, number in sorted(keyed)]
+
+
+# Claude Code sessions
+
+CLAUDE_REQUESTS = 1_200
+
+
+def claude_code(load: str, seed: int, setting: Setting | None = None) -> Scenario:
+    """Sessions of one half in random order, from their beginning. Prompts are 74,000 tokens long on average, of which
+    nearly all was in the turn before: the limit of 2 s is for turns that are found cached.
+
+    With a setting of its own it is the same workload on another cluster."""
+    made = _claude_code(load, seed)
+    return replace(made, setting=setting) if setting else made
+
+
+@lru_cache(maxsize=1)  # some 60 MB; what happens to a cluster is raced on the same sessions
+def _claude_code(load: str, seed: int) -> Scenario:
+    half = [session for session in shipped("claude_code_sessions").sessions if in_half(session.name, seed)]
+    return closed_scenario("claude_code", half, load, Setting(seed=seed), CLAUDE_REQUESTS)
+
+
+def closed_scenario(
+    name: str,
+    sessions: Sequence[Session],
+    load: str,
+    setting: Setting,
+    requests_max: int,
+    *,
+    ttft_limit_s: float = 2.0,
+) -> Scenario:
+    """As many sessions at a time as the load says, in an order that the seed says, until so many requests were sent."""
+    order = random.Random(f"{name}:{setting.seed}").sample(sessions, len(sessions))
+    active = max(1, round(LOADS[load] * sessions_sustained(sessions, setting)))
+    picked: list[Session] = []
+    for session in _endless(order):
+        # Enough that nobody is idle because sessions ran out, even if those that last until the end are the longest.
+        if sum(sorted(len(each.requests) for each in picked)[:-active]) >= requests_max:
+            break
+        picked.append(session)
+    pairs = ((session.name, each) for session in picked for each in session.requests)
+    turns = iter(prepare(pairs, BLOCK_TOKENS, output_tokens_max=OUTPUT_TOKENS_MAX))
+    workload = Workload(
+        name,
+        tuple(tuple(itertools.islice(turns, len(session.requests))) for session in picked),
+        False,
+        BLOCK_TOKENS,
+        active=active,
+        ramp_s=THINK_MAX_S,
+        think_max_s=THINK_MAX_S,
+        requests_max=requests_max,
+    )
+    return Scenario(workload, setting, active, "sessions", ttft_limit_s)
+
+
+def sessions_sustained(sessions: Sequence[Session], setting: Setting) -> float:
+    """As many whose contexts the fleet's caches hold side by side: with more of them, a turn that thinks loses its
+    cache to one that asks, and no router can keep all of them warm."""
+    contexts = [request.input_tokens for session in sessions for request in session.requests]
+    return fleet_kv_tokens(setting) * len(contexts) / sum(contexts)
+
+
+def _endless(sessions: Sequence[Session]) -> Iterator[Session]:
+    """Again and again, from the second time with text of their own."""
+    for lap in itertools.count():
+        for session in sessions:
+            if lap == 0:
+                yield session
+                continue
+            name = f"{session.name}#{lap}"
+            yield Session(name, tuple(replace(each, namespace=f"{each.namespace}#{lap}") for each in session.requests))
+
+
+# Any trace
+
+
+def trace_scenario(
+    path: Path, load: str, setting: Setting, *, requests_max: int, input_tokens_max: int | None = None
+) -> Scenario:
+    """The first requests of a file, or all its sessions, whatever half they are of. An open trace's arrivals are moved
+    together or apart until they come at the load's share of what the cluster can sustain; sessions are replayed closed
+    loop. Raises TraceError, OSError."""
+    trace = read_trace(path, input_tokens_max=input_tokens_max)
+    if trace.kind == "sessions":
+        return closed_scenario(trace.name, trace.sessions, load, setting, requests_max, ttft_limit_s=TTFT_LIMIT_S)
+    picked = [(conversation(each.requests[0]), each.requests[0]) for each in trace.sessions[:requests_max]]
+    turns = prepare(picked, BLOCK_TOKENS, output_tokens_max=OUTPUT_TOKENS_MAX)
+    rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS)
+    first_s, span_s = turns[0].at_s, turns[-1].at_s - turns[0].at_s
+    if span_s:
+        for turn in turns:
+            turn.at_s = (turn.at_s - first_s) * len(turns) / rate / span_s
+    return Scenario(open_workload(trace.name, turns, BLOCK_TOKENS), setting, rate, "requests/s", TTFT_LIMIT_S)

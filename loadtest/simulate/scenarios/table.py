@@ -1,0 +1,68 @@
+"""Scenarios by name. Seeds 1-5 and half of the sessions are for tuning, seeds 6-15 and the other half for claims.
+
+To add one: a Make (see scenario.py) in `recorded`, `generated`, `crowded` or `eventful`, and a line here.
+"""
+
+from __future__ import annotations
+
+from loadtest.simulate.scenarios import crowded, eventful, generated, recorded
+from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Make, Scenario, in_half
+
+__all__ = ["CLAIM_SEEDS", "LOADS", "SCENARIOS", "TUNE_SEEDS", "Make", "Scenario", "in_half", "loads_of"]
+
+SCENARIOS: dict[str, Make] = {
+    "mooncake": recorded.mooncake,
+    "claude_code": recorded.claude_code,
+    "ladder_honest": generated.ladder_honest,
+    "ladder_published": generated.ladder_published,
+    "one_group": generated.one_group,
+    "all_unique": generated.all_unique,
+    "cold_burst": generated.cold_burst,
+    "working_set_3x": generated.working_set_3x,
+    "decode_heavy": generated.decode_heavy,
+    "long_prompts": generated.long_prompts,
+    "restart": eventful.restart,
+    "slow_replica": eventful.slow_replica,
+    "cold_join": eventful.cold_join,
+    "two_routers": eventful.two_routers,
+    "four_routers": eventful.four_routers,
+    "heterogeneous": eventful.heterogeneous,
+    "hot_prefix_long": crowded.hot_prefix_long,
+    "hot_prefix_short": crowded.hot_prefix_short,
+    "hot_prefix_mix": crowded.hot_prefix_mix,
+    "hot_prefix_4": crowded.hot_prefix_4,
+    "hot_prefix_32": crowded.hot_prefix_32,
+    "sample_groups": crowded.sample_groups,
+    "overfull_chats": crowded.overfull_chats,
+    "huge_cold": crowded.huge_cold,
+    "impatient_sessions": crowded.impatient_sessions,
+    "impatient_unique": crowded.impatient_unique,
+}
+"""The claims are made on all of these, at each of their loads."""
+
+_ALSO_LIGHT = ("light", *COMMON_LOADS)
+_LOADS_OF: dict[str, tuple[str, ...]] = {
+    "hot_prefix_long": _ALSO_LIGHT,
+    "hot_prefix_short": _ALSO_LIGHT,
+    "hot_prefix_mix": _ALSO_LIGHT,
+    "hot_prefix_4": _ALSO_LIGHT,
+    "hot_prefix_32": ("light", "below", "at"),
+    "sample_groups": _ALSO_LIGHT,
+    "overfull_chats": _ALSO_LIGHT,
+    "huge_cold": _ALSO_LIGHT,
+    "impatient_sessions": ("above", "twice"),
+    "impatient_unique": ("above", "twice"),
+}
+
+
+def loads_of(name: str) -> tuple[str, ...]:
+    """The loads at which a scenario is raced."""
+    return _LOADS_OF.get(name, COMMON_LOADS)
+
+
+LADDERS: dict[str, Make] = {
+    "ladder_full_honest": generated.ladder_full_honest,
+    "ladder_full_published": generated.ladder_full_published,
+}
+"""All stages of llm-d's ladder one after the other, 17,000 requests: to be set beside what was published. The load's
+name changes nothing."""

@@ -1,0 +1,91 @@
+"""How many requests a second a cluster can sustain, whoever routes them: what loads are shares of.
+
+A request takes its replica's time twice. Its prefill takes what a step is longer for having it, for those tokens that
+no cache held. Its decodes take their share of a step for every token, in a batch as large as the KV cache has room for.
+The sum over a workload, divided by the replicas that work side by side, is the time in which the fleet can do it.
+
+A replica's KV cache holds those that run and what may be found again: half is counted for each. What is found is what
+one LRU cache finds that is as large as those halves together, asked in the workload's order. No router can quite have
+that, for what is held in one place is worth nothing in another; and some can do a little more, for the room is not
+parted in life. It is a figure that depends on no policy, and at it a good one begins to queue.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from loadtest.engine.calibration import Calibration
+from loadtest.engine.model import Limits
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Turn
+
+CACHE_SHARE = 0.5
+STRIDE_BLOCKS = 8
+"""Keys name whole prefixes, so every eighth says as much as all of them, in an eighth of the time."""
+
+
+def capacity_rps(turns: Sequence[Turn], setting: Setting, block_tokens: int) -> float:
+    """Requests a second of this kind that the fleet can sustain at best."""
+    found = pooled_hits(turns, int(CACHE_SHARE * fleet_kv_tokens(setting)), block_tokens)
+    private = private_tokens(turns, block_tokens)
+    live = sum(own + turn.output_tokens / 2 for own, turn in zip(private, turns, strict=True)) / len(turns)
+    return sum(
+        1 / busy_s(turns, found, each, (1 - CACHE_SHARE) * setting.kv_tokens_of(each) / live)
+        for each in setting.calibrations()
+    )
+
+
+def fleet_kv_tokens(setting: Setting) -> int:
+    """What the caches of all replicas hold together."""
+    return sum(map(setting.kv_tokens_of, setting.calibrations()))
+
+
+def busy_s(turns: Sequence[Turn], found: Sequence[int], calibration: Calibration, room: float) -> float:
+    """What the mean turn takes of a replica's time. `found`: how many tokens of each are cached; `room`: how many such
+    requests the KV cache has room for at a time."""
+    times, batch = calibration.times, max(1, min(Limits().sequences_max, int(room)))
+    busy = 0.0
+    for turn, cached in zip(turns, found, strict=True):
+        fresh = turn.prompt_tokens - cached
+        context = batch * (turn.prompt_tokens + turn.output_tokens // 2)
+        step_s = times.decodes_s(batch, context, 1)
+        busy += times.mixed_s(fresh, fresh * (cached + fresh / 2), batch, context) - step_s
+        busy += turn.output_tokens * step_s / batch
+    return busy / len(turns)
+
+
+def pooled_hits(turns: Sequence[Turn], kv_tokens: int, block_tokens: int) -> list[int]:
+    """Tokens of each turn that one LRU cache of that size holds when it is asked. Answers take room as well."""
+    stride = STRIDE_BLOCKS * block_tokens
+    cache: OrderedDict[int, None] = OrderedDict()
+    found, room = [], kv_tokens // stride
+    answers = 0  # keys of answers count down: nothing asks for them
+    for turn in turns:
+        depth, keys = 0, turn.engine_keys[STRIDE_BLOCKS - 1 :: STRIDE_BLOCKS]
+        while depth < len(keys) and keys[depth] in cache:
+            depth += 1
+        found.append(min(depth * stride, turn.prompt_tokens - 1))
+        for _ in range(turn.output_tokens // stride):
+            answers -= 1
+            cache[answers] = None
+        for key in reversed(keys):  # deepest first, as an engine frees them: what many share goes last
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > room:
+            cache.popitem(last=False)
+    return found
+
+
+def private_tokens(turns: Sequence[Turn], block_tokens: int) -> list[int]:
+    """Tokens of each prompt that no other session asks for; a batch holds once what several share."""
+    stride = STRIDE_BLOCKS * block_tokens
+    users: dict[int, str | None] = {}
+    for turn in turns:
+        for key in turn.engine_keys[STRIDE_BLOCKS - 1 :: STRIDE_BLOCKS]:
+            users[key] = turn.session if users.get(key, turn.session) == turn.session else None
+    private = []
+    for turn in turns:
+        keys = turn.engine_keys[STRIDE_BLOCKS - 1 :: STRIDE_BLOCKS]
+        private.append(turn.prompt_tokens - stride * sum(users[key] is None for key in keys))
+    return private

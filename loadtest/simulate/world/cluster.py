@@ -1,0 +1,128 @@
+"""The replicas of a run, how routers hear of them, and what happens to them.
+
+Routers learn of a death by a refused connection or a failed probe, and of a new process at the same address by its
+counters, or its events. What faults do to requests is the world's part: it is told which replica lost all it was asked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from loadtest.engine.model import Limits, Outcome
+from loadtest.simulate.world.kv_events import Clock, Publisher
+from loadtest.simulate.world.placer import Placer
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.world.setting import Fault, Setting, SettingError
+
+Deliver = Callable[[Outcome, float], None]
+"""(what a step brought, when)"""
+
+
+class VirtualCluster:
+    """Replicas in virtual time, in front of `placers`. `lost(name)` hears of every process that dies. Raises
+    SettingError."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        block_tokens: int,
+        clock: Clock,
+        placers: Sequence[Placer],
+        deliver: Deliver,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._setting, self._clock, self._placers = setting, clock, placers
+        self._deliver, self._lost = deliver, lost
+        self._publishers: dict[str, Publisher] = {}
+        self.replicas: dict[str, VirtualReplica] = {}
+        for number, calibration in enumerate(setting.calibrations()):
+            name, kv_tokens = setting.name(number), setting.kv_tokens_of(calibration)
+            if kv_tokens < block_tokens:
+                raise SettingError(f"a KV cache of {kv_tokens} tokens holds not even one block of {block_tokens}")
+            self.replicas[name] = VirtualReplica(
+                name,
+                calibration,
+                kv_tokens,
+                Limits(block_tokens=block_tokens, context_tokens_max=calibration.context_tokens_max),
+                clock.at,
+                self._stepped,
+                record_events=setting.grade == "exact",
+            )
+            if setting.grade == "exact":
+                self._publishers[name] = self._publisher(name, block_tokens)
+        late = {setting.name(fault.replica) for fault in setting.faults if fault.kind == "join"}
+        self._fleet = [name for name in self.replicas if name not in late]
+
+    def begin(self) -> None:
+        """The time is 0: routers know who is there, and are asked nothing yet."""
+        for fault in self._setting.faults:
+            self._clock.at(fault.at_s, self._strike, fault)
+        for placer in self._placers:
+            placer.join(self._fleet)
+            self._follow(placer, self._fleet)
+        self._probe(None)
+
+    def _publisher(self, name: str, block_tokens: int) -> Publisher:
+        setting = self._setting
+        rng = random.Random(f"{setting.seed}/{name}")
+        return Publisher(
+            name, block_tokens, self._clock, delay_s=setting.event_delay_s, loss=setting.event_loss, rng=rng
+        )
+
+    def _follow(self, placer: Placer, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._publishers:
+                placer.follow(self._publishers[name])
+
+    def _stepped(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
+        if outcome.events:
+            self._publishers[replica.name].publish(outcome.events)
+        self._deliver(outcome, now_s)
+
+    def _probe(self, _: None) -> None:
+        now_s = self._clock.now_s
+        for name in self._fleet:
+            replica = self.replicas[name]
+            load = replica.load() if replica.up else None
+            for placer in self._placers:
+                placer.probe(name, load, now_s)
+        for placer in self._placers:
+            placer.router.check(now_s)
+        self._clock.at(now_s + self._setting.probe_interval_s, self._probe)
+
+    def _strike(self, fault: Fault) -> None:
+        name, now_s = self._setting.name(fault.replica), self._clock.now_s
+        replica = self.replicas[name]
+        if fault.kind == "slow":
+            replica.slow_until_s = now_s + fault.lasts_s
+            replica.slow(fault.factor, now_s)
+            self._clock.at(replica.slow_until_s, self._speed_up, replica)
+        elif fault.kind == "join":
+            self._fleet = [each for each in self.replicas if each in self._fleet or each == name]
+            for placer in self._placers:
+                placer.join(self._fleet)
+                self._follow(placer, [name])
+                placer.probe(name, replica.load(), now_s)
+        else:
+            self._restart(replica, fault.lasts_s)
+
+    def _restart(self, replica: VirtualReplica, down_s: float) -> None:
+        """Its process dies, and with it all it was asked; another one is there after a while."""
+        up_s = self._clock.now_s + down_s
+        replica.stop()
+        replica.down_until_s = max(replica.down_until_s, up_s)
+        self._clock.at(up_s, self._come_back, replica)
+        if replica.name in self._publishers:
+            self._publishers[replica.name].stop()
+        self._lost(replica.name)
+
+    def _come_back(self, replica: VirtualReplica) -> None:
+        if self._clock.now_s >= replica.down_until_s:
+            replica.start()
+            if replica.name in self._publishers:
+                self._publishers[replica.name].start()
+
+    def _speed_up(self, replica: VirtualReplica) -> None:
+        if self._clock.now_s >= replica.slow_until_s:
+            replica.slow(1.0, self._clock.now_s)

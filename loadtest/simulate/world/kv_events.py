@@ -1,0 +1,212 @@
+"""KV events of simulated replicas on their way to what each router knows, through the router's own stream machinery.
+
+What router/event_following.py does for sockets: batches are numbered, reach every router after a delay and may be lost
+on the way, each for itself; a gap, a look or a reconnection asks for a replay, which answers from the last
+BUFFER_BATCHES, there and back after a delay each. Continuity, doubt and grades are those of router/core/kv_stream.py.
+
+A batch travels by reference: its payload is a name that tells it apart, as its bytes would, with the engine model's
+own events attached. They become what vLLM says, token ids and all, when a stream reads them: the ledger hashes those
+ids itself and arrives at the keys of the prompt. Ids of answers are made up, since nothing asks for them.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
+from loadtest.simulate.world.turns import Turn
+from loadtest.common.traces import BYTES_PER_TOKEN
+from router.core.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
+from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Regrade, Resume, Step, Suspend
+from router.core.placement.router import Router
+
+BUFFER_BATCHES = 10_000  # as vLLM's publisher keeps for replays (buffer_steps)
+KEY_BYTES = 8
+
+
+class Clock(Protocol):
+    """Virtual time."""
+
+    now_s: float
+
+    def at(self, when_s: float, act: Callable[[Any], None], argument: Any = None) -> None:  # noqa: ANN401 - of any act
+        """Something will happen."""
+
+
+class Payload(bytes):
+    """What a batch travels as."""
+
+    said: list[KvEvent]
+
+
+class Publisher:
+    """One replica's batches, from process to process."""
+
+    def __init__(
+        self, name: str, block_tokens: int, clock: Clock, *, delay_s: float, loss: float, rng: random.Random
+    ) -> None:
+        self.name, self.clock, self.delay_s, self.up = name, clock, delay_s, True
+        self._block_tokens, self._loss, self._rng = block_tokens, loss, rng
+        self._followers: list[Follower] = []
+        self._life = self._seq = 0
+        self._sent: deque[tuple[int, Payload]] = deque(maxlen=BUFFER_BATCHES)
+
+    def connect(self, follower: Follower) -> None:
+        """One router more listens, from the next batch on."""
+        self._followers.append(follower)
+        self.later(follower.connected)
+
+    def publish(self, events: Iterable[KvEvent]) -> None:
+        """One batch."""
+        payload = Payload(b"%d/%d" % (self._life, self._seq))
+        payload.said = [_packed(event) for event in events]
+        arrival = (self._seq, payload)
+        self._sent.append(arrival)
+        self._seq += 1
+        for follower in self._followers:
+            if not self._loss or self._rng.random() >= self._loss:
+                self.later(follower.hear, arrival)
+
+    def stop(self) -> None:
+        """The process dies, and with it what it kept for replays."""
+        self.up = False
+        self._sent.clear()
+        for follower in self._followers:
+            self.later(follower.disconnected)
+
+    def start(self) -> None:
+        """Another process, which numbers from 0."""
+        self.up, self._seq = True, 0
+        self._life += 1
+        for follower in self._followers:
+            self.later(follower.connected)
+
+    def since(self, first: int) -> list[tuple[int, Payload]]:
+        """What a replay from `first` answers."""
+        behind = self._seq - first
+        if behind >= len(self._sent):
+            return list(self._sent)
+        return [self._sent[index] for index in range(-behind, 0)]
+
+    def read(self, payload: bytes) -> Batch:
+        """As kv_events.decode would, of what vLLM would have sent."""
+        said = payload.said if isinstance(payload, Payload) else []
+        return Batch(None, 0, [_told(event, self._block_tokens) for event in said], 0)
+
+    def later(self, act: Callable[[Any], None], argument: object = None) -> None:
+        """What happens here is known over there after the delay."""
+        self.clock.at(self.clock.now_s + self.delay_s, act, argument)
+
+
+class Follower:
+    """One router's stream of one replica."""
+
+    def __init__(self, publisher: Publisher, router: Router) -> None:
+        self._publisher, self._router, self._name = publisher, router, publisher.name
+        self._clock = publisher.clock
+        self.stream = KvStream(replays=True, read=publisher.read)
+        self._due_s = float("inf")
+
+    def connected(self, _: None) -> None:
+        """A connection to a process is up."""
+        self.stream.connected(self._clock.now_s)
+        self._perform(None)
+
+    def disconnected(self, _: None) -> None:
+        """It is gone."""
+        self.stream.disconnected("event connection lost", self._clock.now_s)
+        self._perform(None)
+
+    def hear(self, arrival: tuple[int, Payload]) -> None:
+        """A batch came."""
+        self.stream.live(*arrival, self._clock.now_s)
+        self._perform(None)
+
+    def suspect(self, why: str) -> None:
+        """See KvStream. The router is in the middle of something: what follows from it comes next."""
+        self.stream.suspect(why, self._clock.now_s)
+        self._clock.at(self._clock.now_s, self._perform)
+
+    def resync(self, why: str) -> None:
+        """Likewise."""
+        self.stream.resync(why, self._clock.now_s)
+        self._clock.at(self._clock.now_s, self._perform)
+
+    def _asked(self, ask: Ask) -> None:
+        """The request for a replay is at the replica; a dead one never answers."""
+        if self._publisher.up:
+            self._publisher.later(self._answered, (ask.token, self._publisher.since(ask.first)))
+
+    def _answered(self, answer: tuple[int, Sequence[tuple[int, Payload]]]) -> None:
+        token, batches = answer
+        for seq, payload in batches:
+            self.stream.replayed(token, seq, payload, self._clock.now_s)
+            self._perform(None)
+        self.stream.replay_ended(token, self._clock.now_s)
+        self._perform(None)
+
+    def _tick(self, due_s: float) -> None:
+        if due_s == self._due_s:
+            self._due_s = float("inf")
+            self.stream.tick(self._clock.now_s)
+            self._perform(None)
+
+    def _perform(self, _: None) -> None:
+        """All steps that the stream has for us, and the time of the next."""
+        stream, now_s = self.stream, self._clock.now_s
+        while (step := stream.next(now_s)) is not None or stream.busy:
+            if step is not None:
+                self._do(step, now_s)
+        if stream.wake_s < self._due_s:
+            self._due_s = max(now_s, stream.wake_s)
+            self._clock.at(self._due_s, self._tick, self._due_s)
+
+    def _do(self, step: Step, now_s: float) -> None:
+        knowledge, name = self._router.knowledge, self._name
+        if isinstance(step, Apply):
+            for event in step.batch.events:
+                knowledge.apply(name, event, now_s)
+        elif isinstance(step, Ask):
+            self._publisher.later(self._asked, step)
+        elif isinstance(step, Clear):
+            knowledge.clear(name, step.why, now_s)
+        elif isinstance(step, Suspend):
+            knowledge.suspend(name, step.why, now_s, doubt=step.doubt)
+        elif isinstance(step, Resume):
+            knowledge.resume(name, now_s)
+        elif isinstance(step, Regrade):
+            knowledge.grade(name, step.grade, step.why, now_s)
+
+
+def _packed(event: KvEvent) -> KvEvent:
+    """The same in arrays: a publisher keeps millions of keys for replays."""
+    if isinstance(event, BlockStored):
+        return BlockStored(event.tag, event.first_block, array("Q", event.keys), event.parent)
+    return BlocksRemoved(array("Q", event.keys)) if isinstance(event, BlocksRemoved) else event
+
+
+def _told(event: KvEvent, block_tokens: int) -> Event:
+    """As vLLM tells it, where one event may name many removed blocks."""
+    if isinstance(event, BlocksRemoved):
+        return Removed(list(event.keys), "GPU", 0)
+    if not isinstance(event, BlockStored):
+        return Cleared()
+    if not isinstance(event.tag, Turn):
+        raise TypeError("requests whose events are published are tagged with their turn")
+    keys, first, width = list(event.keys), event.first_block, block_tokens * BYTES_PER_TOKEN
+    asked = max(0, min(len(keys), len(event.tag.engine_keys) - first))
+    ids = _ids(event.tag)[first * width : (first + asked) * width]
+    if asked < len(keys):
+        ids += b"".join([key.to_bytes(KEY_BYTES, "little") * (width // KEY_BYTES) for key in keys[asked:]])
+    return Stored(keys, event.parent, ids, block_tokens, "", b"", None, "GPU", 0, prefix=True)
+
+
+@lru_cache(maxsize=256)  # some 15 MB: a prompt is told in chunks, and to several routers
+def _ids(turn: Turn) -> bytes:
+    """Of the prompt: a token is four bytes of its text."""
+    return turn.text().encode()

@@ -1,0 +1,172 @@
+"""The router in front of the simulated replicas: the real `router.core`, as the proxy would call it.
+
+Every row is a Router; rows differ in the policy only. A policy of the product chooses from priced candidates and
+nothing else. A *rule*, which is how others' policies are restated, may also look at the turn's text, at the router's
+own books (open leases, probes) and at the clock: it is told of them before each choice, so that its formula can be
+written as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from loadtest.simulate.world.kv_events import Follower, Publisher
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.world.turns import MODEL, Turn, Workload
+from router.core.prompts.blocks import Chain
+from router.core.facts.requests import Ask, Candidate, Choice, Ending, Load, Outcome, Prompt, Question, Replica, ServedModel, Usage
+from router.core.admission.holding import Holding
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.fleet.member import Lease
+from router.core.placement.policies import Near, Policy
+from router.core.admission.returning import Returning
+from router.core.placement.router import Router
+
+INDEX_BYTES_MAX = 1 << 30
+MEMORY_MAX = 100_000
+BLOCKS_MAX_DEFAULT = 8_192
+HELD_BLOCKS_MAX = 1 << 17
+"""Of one replica, by its events: two million tokens. The product's default remembers more names of blocks long gone."""
+
+
+@dataclass(slots=True)
+class Sight:
+    """What a rule may look at besides its candidates."""
+
+    router: Router
+    turn: Turn
+    now_s: float
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """A Policy that is shown more; `see` comes before each `choose`, `placed` after it, `ended` with the answer."""
+
+    def see(self, sight: Sight) -> None:
+        """The next `choose` is for this."""
+
+    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+        """It was sent there."""
+
+    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Its prefill is over."""
+
+    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+        """Its answer ended, well or not."""
+
+
+@runtime_checkable
+class Told(Protocol):
+    """A Rule that is told before a run what no router can see: bounds, and what is fitted offline."""
+
+    def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
+        """All replicas that there will be, all that will be asked; `first` is the policy of the first router."""
+
+
+class Heard:
+    """A policy as the router has it, and how busy the fleet was when it was last asked."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name, self.cache_aware = policy.name, policy.cache_aware
+        self.backlog = 0.0
+        self._policy = policy
+        if isinstance(policy, Near):
+            self.near = policy.near  # so that the router shows it as few candidates as in life
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """See Policy."""
+        self.backlog = question.backlog
+        return self._policy.choose(question, candidates)
+
+
+class Placer:
+    """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
+    replica that it caches nothing; who `follow`s events believes those."""
+
+    def __init__(self, make: Callable[[], Policy], *, session_hint: bool = False, knowing: bool = True) -> None:
+        self.policy = make()
+        self._rule: Rule | None = self.policy if isinstance(self.policy, Rule) else None
+        self._hint, self._knowing = session_hint, knowing
+        self.heard = Heard(self.policy)
+        self.router = Router(
+            self.heard,
+            index_bytes_max=INDEX_BYTES_MAX,
+            memory_max=MEMORY_MAX,
+            blocks_max_default=BLOCKS_MAX_DEFAULT,
+            held_blocks_max=HELD_BLOCKS_MAX,
+            resync=lambda name: self._followers[name].resync("distrusted"),
+            suspect=self._suspect,
+        )
+        self._followers: dict[str, Follower] = {}
+        self.holding: Holding[int] = Holding()
+        self.returning = Returning()
+        self._turns: dict[int, Turn] = {}
+        self._replicas: list[str] = []
+
+    def tell(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Placer) -> None:
+        """Before a run; most rules do not listen."""
+        if isinstance(self.policy, Told):
+            self.policy.told(replicas, workload, first.policy)
+
+    def join(self, names: Iterable[str]) -> None:
+        """The whole fleet, as discovery reports it; newcomers are healthy."""
+        before, self._replicas = set(self._replicas), list(names)
+        self.router.replace([Replica(name) for name in self._replicas])
+        for name in self._replicas:
+            if name not in before:
+                self.router.observe_models(name, [ServedModel(MODEL, owned_by="vllm")])
+                self.router.observe_health(name, ok=True)
+
+    def follow(self, publisher: Publisher) -> None:
+        """Hear a replica's events from now on; prompts come with their tokens."""
+        self.router.models.observe_tokens(MODEL, "")
+        follower = self._followers[publisher.name] = Follower(publisher, self.router)
+        publisher.connect(follower)
+
+    def _suspect(self, name: str) -> None:
+        if name in self._followers:
+            self._followers[name].suspect("connection refused")
+
+    def refused(self, name: str) -> None:
+        """Nobody listens there: proof that the engine is gone."""
+        if self.router.observe_health(name, False, "connection refused", proof=True):
+            self.router.forget(name)
+
+    def probe(self, name: str, load: Load | None, now_s: float) -> None:
+        """A probe's answer; None: it had none."""
+        self.router.observe_health(name, load is not None, "" if load else "refused", silent=load is None)
+        if load is not None:
+            known = load if self._knowing else replace(load, prefix_caching=False)
+            self.router.observe_load(name, known, now_s)
+
+    def place(
+        self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold: bool
+    ) -> Lease:
+        """Raises NoReplica, Shed; Held, if it may be held and had better be."""
+        prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
+        ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
+        chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
+        ring_key = turn.session if self._hint else format(turn.first_user_key, "x")
+        if self._rule is not None:
+            self._rule.see(Sight(self.router, turn, now_s))
+        lease = self.router.route(
+            ask, MODEL, chain, now_s, ring_key=ring_key, tokens=tokens, exclude=exclude, may_hold=may_hold
+        )
+        if self._rule is not None:
+            self._rule.placed(turn, lease.replica, now_s)
+        return lease
+
+    def first_token(self, turn: Turn, lease: Lease, now_s: float) -> None:
+        """The first body event of its stream."""
+        self.router.first_token(lease, now_s)
+        if self._rule is not None:
+            self._rule.first_token(turn, lease.replica, now_s)
+
+    def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
+        """The end of an attempt; `cached_tokens` as the engine counted them, None where it does not say."""
+        usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens) if ending is Ending.OK else None
+        self.router.finish(lease, Outcome(ending, usage), now_s)
+        if self._rule is not None:
+            self._rule.ended(turn, lease.replica, now_s)

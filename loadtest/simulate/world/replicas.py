@@ -1,0 +1,172 @@
+"""One simulated replica in virtual time: the engine model of `loadtest engine`, stepped by events instead of a clock.
+
+What replica.py does for HTTP: a step begins where the one before it ended, and an arrival in the middle of a run of
+decodes ends it at the next iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.engine.calibration import Calibration, StepTimes
+from loadtest.engine.model import Admitted, EngineModel, Limits, Outcome, Request, Step
+from loadtest.simulate.world.shared_cache import SharedPool
+from router.core.facts.requests import Load
+
+Schedule = Callable[[float, Callable[[int], None], int], None]
+"""(when, what, its argument)"""
+
+
+@dataclass(slots=True)
+class SlowedTimes:
+    """A calibration's times, so many times as long: what a throttled GPU or a noisy neighbour does."""
+
+    times: StepTimes
+    factor: float = 1.0
+
+    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+        """See `StepTimes`."""
+        return self.factor * self.times.mixed_s(prefill_tokens, prefill_pairs, decodes, context_tokens)
+
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+        """See `StepTimes`."""
+        return self.factor * self.times.decodes_s(decodes, context_tokens, iterations)
+
+
+class VirtualReplica:
+    """Drives one `EngineModel`. `deliver(outcome, now_s)` hears what each step brought."""
+
+    def __init__(
+        self,
+        name: str,
+        calibration: Calibration,
+        kv_tokens: int,
+        limits: Limits,
+        schedule: Schedule,
+        deliver: Callable[[VirtualReplica, Outcome, float], None],
+        *,
+        record_events: bool = False,
+    ) -> None:
+        self.name, self.up, self.kv_tokens = name, True, kv_tokens
+        self.down_until_s = self.slow_until_s = 0.0
+        self.times = SlowedTimes(calibration.times)
+        self._factor = 1.0  # of the steps to come
+        self.calibration = calibration
+        self._limits, self._record = limits, record_events
+        self._schedule, self._deliver = schedule, deliver
+        self._step: Step | None = None
+        self._began_s = 0.0
+        self._version = 0
+        self.computed_before = 0  # prompt tokens computed in earlier lives
+        self._shared: set[int] | None = None
+        self.preempted_before = 0
+        self.model = self._fresh()
+
+    def submit(self, request: Request, now_s: float) -> None:
+        """Start a request; raises what `EngineModel.submit` raises."""
+        self.model.submit(request)
+        if self._step is None:
+            self._began_s = now_s
+            self._begin()
+        else:
+            self._cut(now_s)
+
+    def slow(self, factor: float, now_s: float) -> None:
+        """From the next iteration on, all take so many times as long."""
+        self._factor = factor
+        self._cut(now_s)
+
+    def cancel(self, request_id: int) -> None:
+        """The client left."""
+        self.model.cancel(request_id)
+
+    def stop(self) -> None:
+        """The process dies: whatever it was asked is lost, and what it held."""
+        self.up, self._step = False, None
+        self._version += 1
+        self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens
+        self.preempted_before += self.model.counters.preemptions
+        self.model = self._fresh()
+
+    def start(self) -> None:
+        """A new process answers at the same address, with an empty cache."""
+        self.up = True
+
+    @property
+    def block_tokens(self) -> int:
+        """The engine's own block size."""
+        return self._limits.block_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were not found cached."""
+        counters = self.model.counters
+        return self.computed_before + counters.prompt_tokens - counters.prompt_cached_tokens
+
+    def under_way(self, now_s: float) -> tuple[float, Admitted]:
+        """Seconds until the step under way is over, and the batch as it will be then."""
+        step = self._step
+        left_s = (
+            max(0.0, self._began_s + step.duration_s - now_s) if step is not None and step.work is not None else 0.0
+        )
+        return left_s, self.model.admitted(step)
+
+    @property
+    def preemptions(self) -> int:
+        """Of all its lives."""
+        return self.preempted_before + self.model.counters.preemptions
+
+    def load(self) -> Load:
+        """What its `/metrics` would say."""
+        model = self.model
+        counters = model.counters
+        return Load(
+            running=model.running_n,
+            waiting=model.waiting_n,
+            kv_usage=model.kv_usage,
+            kv_tokens_max=model.pool.blocks_n * self._limits.block_tokens,
+            block_tokens=self._limits.block_tokens,
+            prompt_tokens_total=float(counters.prompt_tokens),
+            generation_tokens_total=float(counters.generated_tokens),
+            cache_query_tokens_total=float(counters.queried_tokens),
+            cache_hit_tokens_total=float(counters.hit_tokens),
+            prefix_caching=True,
+        )
+
+    def share(self, shared: set[int]) -> None:
+        """Find what any replica computed, and have room for all that runs, from now on: for bounds, before a run."""
+        self._shared = shared
+        self.model = self._fresh()
+
+    def _fresh(self) -> EngineModel:
+        model = EngineModel(self.times, self.kv_tokens, self._limits, record_events=self._record, record_tokens=False)
+        if self._shared is not None:
+            model.pool = SharedPool(model.pool.blocks_n, self._shared)
+        return model
+
+    def _cut(self, now_s: float) -> None:
+        """End the step under way at its next iteration."""
+        step = self._step
+        if step is not None and step.iterations > 1:
+            self.model.truncate(step, now_s - self._began_s)
+            self._arm(step)
+
+    def _begin(self) -> None:
+        self.times.factor = self._factor
+        self._step = self.model.begin()
+        if self._step is not None:
+            self._arm(self._step)
+
+    def _arm(self, step: Step) -> None:
+        self._version += 1
+        self._schedule(self._began_s + step.duration_s, self._end, self._version)
+
+    def _end(self, version: int) -> None:
+        step = self._step
+        if version != self._version or step is None:
+            return  # the step was cut short, or its process died
+        self._began_s += step.duration_s
+        outcome = self.model.complete(step)
+        self._begin()
+        self._deliver(self, outcome, self._began_s)

@@ -1,0 +1,87 @@
+"""What is asked: a cluster with routers in front of it, and what happens to its replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loadtest.engine.calibration import CALIBRATIONS, Calibration
+
+CALIBRATION = "qwen3-32b-2xh100"
+REPLICAS_MAX = 256
+
+
+class SettingError(ValueError):
+    """A cluster that there cannot be; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to one replica. `kind`: `restart` (down for `lasts_s`, then empty), `slow` (steps take
+    `factor` times as long for `lasts_s`), `join` (it is not there before `at_s`)."""
+
+    kind: str
+    at_s: float
+    replica: int = 0
+    lasts_s: float = 30.0
+    factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A cluster, and the routers in front of it. Seconds are simulated. Raises SettingError."""
+
+    replicas: int = 8
+    names: tuple[str, ...] = ()
+    """Of the replicas, for rings to hash; none: made up."""
+    calibration: Calibration = CALIBRATIONS[CALIBRATION]
+    others: tuple[Calibration, ...] = ()
+    """Calibrations of the first replicas, where they differ."""
+    kv_tokens: int | None = None
+    """None: the calibration's."""
+    routers: int = 1
+    probe_interval_s: float = 1.0
+    grade: Literal["exact", "estimated", "none"] = "estimated"
+    """What routers know of caches: what KV events say, what they themselves sent there, or nothing at all."""
+    event_delay_s: float = 0.005
+    """From the end of a step to each router, and of a replay each way."""
+    event_loss: float = 0.0
+    """Chance of each batch to miss a router."""
+    faults: tuple[Fault, ...] = ()
+    timeout_s: float = 300.0
+    """When a client gives up a try that has not ended."""
+    patience_s: float | None = None
+    """Clients close a try that has brought no token for so long, as a read timeout does. None: they wait."""
+    retries: int = 0
+    """How often a client asks again, at once, after a try that it gave up without having had a token."""
+    wire_s: float = 0.0
+    """Mean time of a request from the router to its engine (wire.py)."""
+    wire_seed: int = 1
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for fault in self.faults:
+            if fault.replica >= self.replicas:
+                raise SettingError(
+                    f"{fault.kind} at {fault.at_s:g} s: there is no replica {fault.replica} of {self.replicas}, "
+                    "they count from 0"
+                )
+
+    @property
+    def longest_s(self) -> float:
+        """The most that a request can take, with all its tries."""
+        each_s = self.timeout_s if self.patience_s is None else min(self.patience_s, self.timeout_s)
+        return self.retries * each_s + self.timeout_s
+
+    def calibrations(self) -> list[Calibration]:
+        """Of the replicas, in their order."""
+        others = self.others[: self.replicas]
+        return [*others, *[self.calibration] * (self.replicas - len(others))]
+
+    def kv_tokens_of(self, calibration: Calibration) -> int:
+        """What the KV cache of a replica of that kind holds."""
+        return self.kv_tokens or calibration.kv_tokens
+
+    def name(self, number: int) -> str:
+        """Of a replica, from 0."""
+        return self.names[number] if self.names else f"http://replica-{number}"

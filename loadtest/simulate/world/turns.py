@@ -1,0 +1,146 @@
+"""A request of a workload, prepared once for all rows that are asked it.
+
+Text is made up from the trace's block ids and hashed exactly as the router (512-byte blocks of canonical bytes) and
+the engine (its own blocks of token ids) would hash it; then it is dropped. One token is four bytes, as in
+`loadtest engine`. Keys are kept in arrays: eight bytes each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from loadtest.common.traces import BYTES_PER_TOKEN, Request, shared_blocks
+from router.core.prompts import blocks
+
+MODEL = "sim"
+_ROOT = blocks.root_key(MODEL.encode(), b"", b"text")
+"""Of the router's chains: a test holds it, and all that is hashed here, against what the router makes of a prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request. Times in simulated seconds, lengths in tokens."""
+
+    number: int
+    """Of this turn in its workload, from 0."""
+    session: str
+    at_s: float
+    """Arrival (open loop)."""
+    think_s: float
+    """Wait after the session's previous answer (closed loop)."""
+    prompt_tokens: int
+    output_tokens: int
+    request: Request
+    """What the text is made of, for rules that read it."""
+    first_user_bytes: int
+    """Where the first message ends."""
+    chain: array[int]
+    """The router's keys."""
+    chain_root: int
+    end_key: int
+    first_user_key: int
+    engine_keys: array[int]
+    """Of the prompt's full blocks, in the engine's own size."""
+
+    def text(self) -> str:
+        """The prompt, four ASCII bytes a token."""
+        return self.request.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked, and how: `open` sends turns when they are due; else `active` sessions at a time, each waiting
+    for its answers, until `requests_max` were sent."""
+
+    name: str
+    sessions: tuple[tuple[Turn, ...], ...] = field(repr=False)
+    open: bool
+    block_tokens: int
+    active: int = 0
+    ramp_s: float = 0.0
+    """Closed loop: the first sessions start at random within this time."""
+    think_max_s: float = 60.0
+    requests_max: int = 1_000_000
+    warm_up: int = 0
+    """The first so many requests are sent and not counted."""
+
+    @property
+    def request_count(self) -> int:
+        """Of all sessions."""
+        return min(self.requests_max, sum(map(len, self.sessions)))
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Of all sessions."""
+        return fmean(turn.prompt_tokens for session in self.sessions for turn in session)
+
+
+def prepare(requests: Iterable[tuple[str, Request]], block_tokens: int, *, output_tokens_max: int) -> list[Turn]:
+    """Turns of (session, request) pairs, in their order."""
+    last: dict[tuple[str, int], Turn] = {}
+    turns = []
+    for number, (session, request) in enumerate(requests):
+        kind = (request.namespace, request.block_tokens)
+        hashed = _Hashed(request, last.get(kind), block_tokens)
+        turn = Turn(
+            number,
+            session,
+            request.at_s,
+            request.think_s,
+            request.input_tokens,
+            max(1, min(request.output_tokens, output_tokens_max)),
+            request,
+            hashed.first,
+            hashed.chain,
+            _ROOT,
+            hashed.key_at(request.input_tokens * BYTES_PER_TOKEN),
+            hashed.key_at(hashed.first),
+            hashed.engine_keys,
+        )
+        last[kind] = turn
+        turns.append(turn)
+    return turns
+
+
+class _Hashed:
+    """A prompt's keys. What it shares with the turn before it (in a conversation nearly all) is not hashed again."""
+
+    def __init__(self, request: Request, before: Turn | None, block_tokens: int) -> None:
+        size, width = request.input_tokens * BYTES_PER_TOKEN, block_tokens * BYTES_PER_TOKEN
+        self.first = request.cuts[0] * BYTES_PER_TOKEN if request.cuts else size
+        self.chain, self.engine_keys, shared = array("Q"), array("Q"), 0
+        if before is not None:
+            tokens = shared_blocks(before.request.runs, request.runs) * request.block_tokens
+            shared = min(size, before.prompt_tokens * BYTES_PER_TOKEN, tokens * BYTES_PER_TOKEN)
+            self.chain = before.chain[: shared // blocks.BLOCK_BYTES]
+            self.engine_keys = before.engine_keys[: shared // width]
+        known = min(len(self.chain) * blocks.BLOCK_BYTES, len(self.engine_keys) * width)
+        same_first = before is not None and before.first_user_bytes == self.first <= shared
+        self._points = {self.first: before.first_user_key} if before is not None and same_first else {}
+        if not same_first:
+            known = min(known, self.first // blocks.BLOCK_BYTES * blocks.BLOCK_BYTES)
+        skipped = known // (request.block_tokens * BYTES_PER_TOKEN)
+        self._at = skipped * request.block_tokens * BYTES_PER_TOKEN
+        self._text = request.text(skipped).encode()
+        rest = self._text[len(self.chain) * blocks.BLOCK_BYTES - self._at :]
+        self.chain.extend(blocks.chain(rest, self.chain[-1] if self.chain else _ROOT))
+        rest = self._text[len(self.engine_keys) * width - self._at :]
+        root = self.engine_keys[-1] if self.engine_keys else blocks.token_root("", b"", block_tokens)
+        self.engine_keys.extend(blocks.token_chain(rest, block_tokens, root))
+
+    def key_at(self, end: int) -> int:
+        """Of the prompt's first so many bytes, as the router has it."""
+        if end in self._points:
+            return self._points[end]
+        full = end // blocks.BLOCK_BYTES
+        parent = self.chain[full - 1] if full else _ROOT
+        rest = self._text[full * blocks.BLOCK_BYTES - self._at : end - self._at]
+        return blocks.key_at(rest, (), parent, len(rest))
+
+
+def open_workload(name: str, turns: Sequence[Turn], block_tokens: int, **more: int) -> Workload:
+    """Turns that come when they are due."""
+    return Workload(name, tuple((turn,) for turn in turns), True, block_tokens, **more)

@@ -1,0 +1,312 @@
+"""The world of one run: requests, replicas, routers and what happens to them, in the order of a virtual clock.
+
+Everything is an event: (when, number, what, with what). Between two events nothing changes. Clients send to the
+routers by turns, as a Service in front of several would; each router sees only its own requests, and every replica
+through its own probes.
+
+The same for every row: a request whose replica is gone before its first token is tried once more elsewhere; one that
+had its first token fails. A client gives up a try after `timeout_s`, or after `patience_s` without a token; the request
+counts from its first try, and as failed when all have failed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from loadtest.engine.model import Outcome, Request, RequestRefused
+from loadtest.simulate.world.cluster import VirtualCluster
+from loadtest.simulate.world.placer import Placer
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Turn, Workload
+from loadtest.simulate.world.wire import Wire
+from loadtest.common.traces import BYTES_PER_TOKEN
+from router.core.facts.requests import Ending, Held, Shed
+from router.core.admission.holding import TICK_S
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.fleet.member import Lease
+from router.core.fleet.models import NoReplica
+from router.core.placement.policies import Policy
+from router.settings.schema import AdmissionSettings
+
+HOLD_S = AdmissionSettings().hold_s
+BUSY_UNITS = 1.0
+"""Mean backlog from which on a fleet is busy (Question.backlog): below it nobody is to be held back."""
+ANSWER_KEY = 1 << 63
+"""Keys of answers' blocks count up from here: nothing asks for them again."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request under way, and later what became of it."""
+
+    turn: Turn
+    due_s: float
+    router: int
+    user: Iterator[Turn] | None
+    replay: bool
+    """Whether the same prompt was sent before in this run."""
+    lease: Lease | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    cached_tokens: int = 0
+    failure: str = ""
+    tried: tuple[str, ...] = ()
+    tries: int = 1
+    """Of its client."""
+    asked_s: float = 0.0
+    """When the try under way began."""
+    waited_s: float = 0.0
+    """For which earlier tries were held back."""
+    held: bool = False
+    held_while_idle: bool = False
+    """Whether it was ever held back, and whether while the fleet's mean backlog was below one unit."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run brought."""
+
+    sent: list[Sent]
+    duration_s: float
+    computed_tokens: dict[str, int]
+    preemptions: int = 0
+    events: int = 0
+
+
+class World:
+    """One run of one workload under one policy."""
+
+    def __init__(self, workload: Workload, setting: Setting, policy: Callable[[], Policy]) -> None:
+        self.workload, self.setting, self.now_s = workload, setting, 0.0
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._count = count()
+        self._sent: list[Sent] = []
+        self._open: dict[int, Sent] = {}
+        self._seen: set[object] = set()
+        self._answer_key = ANSWER_KEY
+        self._left = self._budget = workload.request_count
+        self._sessions = iter(workload.sessions)
+        self.placers = [Placer(policy, knowing=setting.grade != "none") for _ in range(setting.routers)]
+        self._cluster = VirtualCluster(setting, workload.block_tokens, self, self.placers, self._deliver, self._lost)
+        self.replicas = self._cluster.replicas
+        self._wire: Wire | None = None
+        if setting.wire_s:
+            self._wire = Wire(setting.wire_s, workload.mean_prompt_tokens, setting.wire_seed)
+
+    def run(self) -> Result:
+        """Send everything, wait for all answers."""
+        for placer in self.placers:
+            placer.tell(self.replicas, self.workload, self.placers[0])
+        self._cluster.begin()
+        self._begin_clients()
+        heap = self._heap
+        while heap and self._left:
+            self.now_s, _, act, argument = heappop(heap)
+            act(argument)
+        computed = {name: replica.computed_tokens for name, replica in self.replicas.items()}
+        preemptions = sum(replica.preemptions for replica in self.replicas.values())
+        return Result(self._sent, self.now_s, computed, preemptions, next(self._count))
+
+    def at(self, when_s: float, act: Callable[[Any], None], argument: Any = None) -> None:  # noqa: ANN401 - of any act
+        """Something will happen."""
+        heappush(self._heap, (when_s, next(self._count), act, argument))
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def _begin_clients(self) -> None:
+        workload = self.workload
+        if workload.open:
+            for (turn,) in workload.sessions:
+                self.at(turn.at_s, self._arrive, (turn, None))
+            return
+        rng = random.Random(self.setting.seed)
+        for _ in range(workload.active):
+            self.at(rng.uniform(0, workload.ramp_s), self._next_session)
+
+    def _next_session(self, _: None) -> None:
+        session = next(self._sessions, None)
+        if session is not None:
+            self._next_turn(iter(session))
+
+    def _next_turn(self, user: Iterator[Turn]) -> None:
+        turn = next(user, None)
+        if turn is None:
+            self._next_session(None)
+        elif self._budget:
+            self._budget -= 1
+            self.at(self.now_s + min(turn.think_s, self.workload.think_max_s), self._arrive, (turn, user))
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def _arrive(self, what: tuple[Turn, Iterator[Turn] | None]) -> None:
+        turn, user = what
+        key = turn.request.prompt_key()
+        replay = key in self._seen
+        self._seen.add(key)
+        number = len(self._sent)
+        sent = Sent(turn, self.now_s, number % self.setting.routers, user, replay)
+        self._sent.append(sent)
+        self._open[number] = sent
+        self._ask(number, sent)
+
+    def _ask(self, number: int, sent: Sent) -> None:
+        """A try of its client."""
+        setting = self.setting
+        self.at(self.now_s + setting.timeout_s, self._give_up, (number, sent.tries))
+        if setting.patience_s is not None:
+            self.at(self.now_s + setting.patience_s, self._lose_patience, (number, sent.tries))
+        placer = self.placers[sent.router]
+        sent.waited_s = placer.returning.back(number, self.now_s)
+        sent.asked_s = self.now_s
+        self._place(number, sent, may_hold=not placer.holding.full and sent.waited_s < HOLD_S)
+
+    def _place(self, number: int, sent: Sent, *, may_hold: bool = False) -> None:
+        """Send it somewhere, or hold it if it `may_hold`."""
+        turn, placer = sent.turn, self.placers[sent.router]
+        while True:
+            tokens = self._tokens(turn) if self.setting.grade == "exact" else None
+            try:
+                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens, may_hold=may_hold)
+            except Held:
+                sent.held = True
+                sent.held_while_idle = sent.held_while_idle or placer.heard.backlog < BUSY_UNITS
+                self._hold(number, placer)
+                return
+            except (NoReplica, Shed) as error:
+                self._end(number, sent, "rejected" if isinstance(error, Shed) else "none_ready")
+                return
+            placer.holding.remove(number)
+            sent.lease, may_hold = lease, False
+            replica = self.replicas[lease.replica]
+            if replica.up:
+                break
+            placer.refused(lease.replica)
+            if not self._retry(sent, Ending.UNREACHED):
+                self._end(number, sent, "unreached")
+                return
+        if self._wire is None:
+            self._submit(number, sent, replica)
+        else:
+            self.at(self.now_s + self._wire.delay_s(turn.prompt_tokens), self._reach, (number, sent, lease))
+
+    # -- held back, as router/admission.py does ----------------------------------------------------------------------
+
+    def _hold(self, number: int, placer: Placer) -> None:
+        if number in placer.holding:
+            return
+        if not placer.holding:
+            self.at(self.now_s + TICK_S, self._try_held, placer)
+        sent = self._open[number]
+        placer.holding.add(number, self.now_s - sent.waited_s)
+
+    def _try_held(self, placer: Placer) -> None:
+        for number in placer.holding.over(self.now_s, HOLD_S):
+            self._place(number, self._open[number])
+        for number in placer.holding.next_few():
+            self._place(number, self._open[number], may_hold=True)
+        if placer.holding:
+            self.at(self.now_s + TICK_S, self._try_held, placer)
+
+    def _reach(self, what: tuple[int, Sent, Lease]) -> None:
+        """It comes to its replica, unless it was given up or sent elsewhere on the way."""
+        number, sent, lease = what
+        if number not in self._open or sent.lease is not lease:
+            return
+        replica = self.replicas[lease.replica]
+        if replica.up:
+            self._submit(number, sent, replica)
+        elif self._retry(sent, Ending.UNREACHED):
+            self._place(number, sent)
+        else:
+            self._end(number, sent, "unreached")
+
+    def _submit(self, number: int, sent: Sent, replica: VirtualReplica) -> None:
+        try:
+            replica.submit(self._request(number, sent.turn), self.now_s)
+        except RequestRefused:
+            if sent.lease is not None:
+                placer = self.placers[sent.router]
+                placer.finish(sent.turn, sent.lease, Ending.REFUSED_BY_ENGINE, None, self.now_s)
+            self._end(number, sent, "refused")
+
+    def _tokens(self, turn: Turn) -> TokenPrompt:
+        """Of ids only the number is looked at where the keys are given."""
+        keys = {self.workload.block_tokens: turn.engine_keys.tolist()}
+        return TokenPrompt(bytes(BYTES_PER_TOKEN * turn.prompt_tokens), "", b"", keys)
+
+    def _retry(self, sent: Sent, ending: Ending) -> bool:
+        """Give the lease back as failed; whether there is another try."""
+        lease = sent.lease
+        if lease is None:
+            return False
+        self.placers[sent.router].finish(sent.turn, lease, ending, None, self.now_s)
+        sent.tried += (lease.replica,)
+        sent.lease = None
+        return len(sent.tried) < 2 and sent.ttft_s is None
+
+    def _request(self, number: int, turn: Turn) -> Request:
+        size = self.workload.block_tokens
+        answer = (turn.prompt_tokens + turn.output_tokens) // size - turn.prompt_tokens // size
+        keys = [*turn.engine_keys, *range(self._answer_key, self._answer_key + answer)]
+        self._answer_key += answer
+        return Request(number, turn.prompt_tokens, turn.output_tokens, keys, turn)
+
+    def _deliver(self, outcome: Outcome, now_s: float) -> None:
+        for number, cached_tokens in outcome.first:
+            sent = self._open[number]
+            sent.ttft_s, sent.cached_tokens = now_s - sent.due_s, cached_tokens
+            if sent.lease is not None:
+                self.placers[sent.router].first_token(sent.turn, sent.lease, now_s)
+        for number in outcome.finished:
+            sent = self._open[number]
+            if sent.lease is not None:
+                self.placers[sent.router].finish(sent.turn, sent.lease, Ending.OK, sent.cached_tokens, now_s)
+            self._end(number, sent, "")
+
+    def _lose_patience(self, what: tuple[int, int]) -> None:
+        """A read timeout is over: whoever has had a token hears from the replica at every step."""
+        sent = self._open.get(what[0])
+        if sent is not None and sent.ttft_s is None:
+            self._give_up(what)
+
+    def _give_up(self, what: tuple[int, int]) -> None:
+        """The client leaves; as a new request it comes again while it has tries left and nothing to show for any."""
+        number, tries = what
+        sent = self._open.get(number)
+        if sent is None or sent.tries != tries:
+            return
+        if sent.lease is not None:
+            self.replicas[sent.lease.replica].cancel(number)
+            self.placers[sent.router].finish(sent.turn, sent.lease, Ending.CLIENT_LEFT, None, self.now_s)
+        if sent.ttft_s is not None or tries > self.setting.retries:
+            self._end(number, sent, "timeout")
+            return
+        placer = self.placers[sent.router]
+        if placer.holding.remove(number):
+            placer.returning.left(number, self.now_s - sent.asked_s + sent.waited_s, self.now_s)
+        sent.lease, sent.tried, sent.tries = None, (), tries + 1
+        self._ask(number, sent)
+
+    def _end(self, number: int, sent: Sent, failure: str) -> None:
+        del self._open[number]
+        self.placers[sent.router].holding.remove(number)
+        sent.failure = failure
+        sent.e2e_s = self.now_s - sent.due_s
+        self._left -= 1
+        if sent.user is not None:
+            self._next_turn(sent.user)
+
+    def _lost(self, name: str) -> None:
+        """All that a replica was asked, with its process."""
+        lost = [(n, s) for n, s in self._open.items() if s.lease is not None and s.lease.replica == name]
+        for number, sent in lost:
+            if self._retry(sent, Ending.FAILED):
+                self._place(number, sent)
+            else:
+                self._end(number, sent, "broken")

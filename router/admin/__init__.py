@@ -1,0 +1,1 @@
+"""The hub's own pages, their guard, the dashboard."""

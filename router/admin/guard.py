@@ -1,0 +1,76 @@
+"""Who may use the admin listener, and for what: looked at before any page is.
+
+With a token every page needs it but `/healthz` and `/readyz`, which kubelets ask, and the files that the dashboard is
+made of, which hold nothing secret and ask for the token themselves. Without one the listener is on
+loopback (settings_loading.py), where other programs of the machine are trusted, but browsers are not: what they send
+for a web page names that page's host (`Host`, also where its name was made to resolve to 127.0.0.1) or comes with an
+`Origin`. So a request must name this machine by address, `localhost` or the configured name; what changes something
+comes with no `Origin`, and as JSON, which no form can send.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from router.admin import dashboard
+from router.edge.callers import OPEN, is_admin
+
+BODY_BYTES_MAX = 4 << 10
+READS = ("GET", "HEAD")
+FREE = {*OPEN, *dashboard.PATHS}
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def guarding(token: Callable[[], str], host: str) -> Middleware:
+    """Stands before every page, those that do not exist included. `token()` gives the token of the moment, "" for
+    none; `host` is where the admin listener listens."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        secret = token()
+        if request.path in FREE and request.method in READS:
+            return await handler(request)
+        if secret and not is_admin(request.headers.get("Authorization", "").encode(errors="replace"), secret):
+            response = refused(401, "admin_token_needed", "This page needs the admin token.")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        if (not secret or request.method not in READS) and not _ours(request.headers.get("Host", ""), host):
+            return refused(421, "wrong_host", "Name this router by its address or localhost (DNS rebinding).")
+        if request.method not in READS:
+            if "Origin" in request.headers:
+                return refused(403, "no_browsers", "Web pages may change nothing here.")
+            if request.body_exists and request.content_type != "application/json":
+                return refused(415, "json_only", "The content-type must be application/json.")
+        return await handler(request)
+
+    return guard
+
+
+def refused(status: int, code: str, message: str) -> web.Response:
+    """An error of the admin listener."""
+    body = msgspec.json.encode({"error": {"code": code, "message": message}})
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def _ours(given: str, host: str) -> bool:
+    """Whether a Host header names this machine in a way that no other site can have."""
+    found = _HOST.fullmatch(given.lower())
+    if found is None:
+        return False
+    name = found[1] or found[2]
+    if name in ("localhost", host.lower()):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

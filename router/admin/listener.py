@@ -1,0 +1,70 @@
+"""The admin listener: the hub's pages and the dashboard behind a guard, on aiohttp's server: nobody is in a hurry."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+
+from aiohttp import http_parser, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from router.admin import dashboard
+from router.admin.guard import BODY_BYTES_MAX, guarding
+from router.loop import cannot_listen, url_of
+from router.settings.schema import Settings
+
+CLOSE_S = 0.1  # for connections to close
+
+log = logging.getLogger(__name__)
+
+
+def _quotes_nobody(record: logging.LogRecord) -> bool:
+    """aiohttp quotes the line of a head that it cannot read, and that may be the one with the token."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+log.addFilter(_quotes_nobody)  # for what is logged with it: by aiohttp's server, and nobody else
+
+
+async def listen(
+    stack: AsyncExitStack,
+    routes: Iterable[web.RouteDef],
+    settings: Settings,
+    *,
+    token: Callable[[], str],
+    sock: socket.socket | None,
+) -> str:
+    """Serve until the stack is closed, on a socket that is bound or where the settings say; `token()` is the one of the
+    moment. Returns the URL. Raises OSError."""
+    s = settings.listen
+    if not settings.admin.allow_python_parser:
+        _refuse_python_parser()
+    app = web.Application(middlewares=[guarding(token, s.admin_host)], client_max_size=BODY_BYTES_MAX)
+    app.add_routes([*routes, *dashboard.routes()])
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=log,
+        shutdown_timeout=CLOSE_S,
+        keepalive_timeout=s.keepalive_s,
+        auto_decompress=False,  # a megabyte may stand for a gigabyte
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site: web.BaseSite = (
+        web.SockSite(runner, sock) if sock is not None else web.TCPSite(runner, s.admin_host, s.admin_port)
+    )
+    try:
+        await site.start()
+    except OSError as error:
+        raise cannot_listen(error, s.admin_host, s.admin_port) from error
+    return url_of(*runner.addresses[0][:2])
+
+
+def _refuse_python_parser() -> None:
+    """Raises OSError where aiohttp reads HTTP by its parser in Python: no wheel, or AIOHTTP_NO_EXTENSIONS is set."""
+    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
+        why = "aiohttp has no compiled HTTP parser here (AIOHTTP_NO_EXTENSIONS, or no wheel for this machine)"
+        raise OSError(f"{why}; admin.allow_python_parser=true lets the admin listener do without")

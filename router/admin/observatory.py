@@ -1,0 +1,202 @@
+"""The hub's side of the observatory: the ledger of all requests, and its pages.
+
+Edges tell what templates are (`know`); ends of requests come from the hub (`observe`). A page is made in slices,
+between which requests go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from router import __version__
+from router.core.fleet.member import Member
+from router.core.facts.misses import Template
+from router.core.observatory.ledger.branches import MAP_MAX, Views
+from router.core.observatory.ledger.ledger import WINDOW_S, Ledger
+from router.core.observatory.ledger.timeline import STEP_S
+from router.core.placement.router import Router
+from router.core.learned.token_ratio import BYTES_PER_TOKEN
+from router.settings.schema import ObservatorySettings
+
+JSON = "application/json"
+ADVICE_MAX = 50  # rows of the page of advice
+TOP_ADVICE_MAX = 5  # of the overview
+GROUPS_SHOWN_MAX = 50
+DECISIONS_MAX = 20
+DIFFERENCES_MAX = 16  # of one template
+SLICE_ROWS = 25  # made without a break: half a millisecond or so
+ASK_S = 2.0  # between two questions what templates there are
+
+Rows = list[dict[str, Any]]
+
+
+class Observatory:
+    """One per router. `observe` is on the path of every request."""
+
+    def __init__(
+        self,
+        router: Router,
+        settings: ObservatorySettings,
+        *,
+        tenant: Callable[[str], str],
+        clock: Callable[[], float],
+        decisions: Callable[[int], list[Callable[[], dict[str, Any]]]],
+        window: Callable[[str], int | None] = lambda _: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`tenant` names whoever may be named in a label; `decisions` make rows of the last so many, newest first;
+        `window` says how many requests a replica may have open. Times of requests are `wall_clock`'s."""
+        self._router = router
+        self._excerpts = settings.excerpts
+        self._clock, self._wall_clock = clock, wall_clock
+        self._decisions = decisions
+        self._window = window
+        self._began_s = wall_clock()
+        self.warming: Callable[[str], bool] = lambda _: False  # whether a replica's cache is being filled
+        self.templates_of_edge: Callable[[], Iterable[Template]] = tuple  # what one in this process has to tell
+        self.ledger = Ledger(
+            templates_max=settings.templates_max,
+            groups_max=settings.groups_max,
+            steps_max=settings.steps_max,
+            excerpts=settings.excerpts,
+            tenant=tenant,
+            now_s=self._began_s,
+        )
+        self.observe = self.ledger.observe  # as it is: one call less on every request
+
+    def know(self, templates: Iterable[Template], source: str = "") -> None:
+        """What templates are, as one who sees texts has told. Labels are text of prompts."""
+        if not self._excerpts:
+            templates = [msgspec.structs.replace(each, label="") if each.label else each for each in templates]
+        self.ledger.know(templates, source)
+
+    async def watch(self) -> None:
+        """Ask the edge of this process for templates, for ever."""
+        while True:
+            await asyncio.sleep(ASK_S)
+            self.know(self.templates_of_edge())
+
+    def hottest(self, count: int) -> list[Template]:
+        """The most used templates of which there is a request that can be sent."""
+        self._settle()
+        return self.ledger.branches.hottest(count)
+
+    def settled(self) -> Ledger:
+        """The sums until now."""
+        self._settle()
+        return self.ledger
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the admin listener."""
+        return [
+            web.get("/admin/observatory", self.overview),
+            web.get("/admin/templates", self.templates),
+            web.get("/admin/advice", self.advice),
+        ]
+
+    async def overview(self, _: web.Request) -> web.Response:
+        """All that a dashboard shows."""
+        now_s = self._settle()
+        ledger = self.ledger
+        page: dict[str, Any] = {
+            "now_s": round(now_s, 3),
+            "version": __version__,
+            "uptime_s": round(now_s - self._began_s, 1),
+            "excerpts": self._excerpts,
+            "totals": ledger.totals_row(),
+            "timeline": {"step_s": STEP_S, "points": ledger.timeline.points()},
+        }
+        await asyncio.sleep(0)
+        members = list(self._router.fleet.members.values())
+        page["replicas"] = await _in_slices(members, self._replica)
+        views = self._views()
+        page["map"] = await _in_slices(views.most[:MAP_MAX], views.branch)
+        page["advice"] = self._advice(TOP_ADVICE_MAX)
+        await asyncio.sleep(0)
+        page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
+        await asyncio.sleep(0)
+        page["decisions"] = await _in_slices(self._decisions(DECISIONS_MAX), lambda decision: decision(), 1)
+        return _json(page)
+
+    async def templates(self, _: web.Request) -> web.Response:
+        """Prefixes that conversations share, most served first, and the differences found in each."""
+        self._settle()
+        views = self._views()
+        differences = self.ledger.losses.by_template(self.ledger.fading.weight, DIFFERENCES_MAX)
+        await asyncio.sleep(0)
+        return _json({"templates": await _in_slices(views.most, lambda id_: views.template(id_, differences(id_)))})
+
+    async def advice(self, _: web.Request) -> web.Response:
+        """What to do about misses, most costly first."""
+        self._settle()
+        return _json({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
+
+    def _settle(self) -> float:
+        now_s = self._wall_clock()
+        self.ledger.settle(now_s)
+        return now_s
+
+    def _views(self) -> Views:
+        return Views(
+            self.ledger.branches,
+            self.ledger.fading.weight,
+            bytes_per_token=self._bytes_per_token,
+            holders=self._router.index.holders_of,
+        )
+
+    def _bytes_per_token(self, model: str) -> float:
+        """As learned of this model; of any that is served, where a template was not asked for yet."""
+        if not self._router.fleet.serving(model):
+            model = min(self._router.fleet.model_names(), default="")
+        return self._router.models.tokens(model).bytes_per_token if model else BYTES_PER_TOKEN
+
+    def _advice(self, rows_max: int) -> Rows:
+        fleet = self._router.fleet
+        model = fleet.common.prefill.model
+        return self.ledger.advice(
+            rows_max,
+            ms_per_token=lambda context: model.per_token_ms + model.per_token_context_ms * context,
+            kv_tokens=sum(member.load.kv_tokens_max or 0 for member in fleet.ready()),
+        )
+
+    def _replica(self, member: Member) -> dict[str, Any]:
+        now_s, load = self._clock(), member.load
+        index = self._router.index
+        there = member.id in index.holders  # it may have left between two slices
+        return {
+            "id": member.id,
+            "name": member.replica.name,
+            "ready": member.ready,
+            "why": member.health.why if member.replica.ready else "not ready, by discovery",
+            "state": member.state(now_s),
+            "grade": member.grade,
+            "in_flight": len(member.leases),
+            "window": self._window(member.id) if there else None,
+            "pending_prefill_ms": round(member.pending_ms(now_s), 1),
+            "running": load.running,
+            "waiting": load.waiting,
+            "kv_usage": load.kv_usage,
+            "blocks": index.blocks(member.id) if there else 0,
+            "blocks_max": index.capacity(member.id) if there else 0,
+            "warming": self.warming(member.id),
+        }
+
+
+async def _in_slices(what: list[Any], row: Callable[[Any], dict[str, Any]], slice_rows: int = SLICE_ROWS) -> Rows:
+    rows = []
+    for at in range(0, len(what), slice_rows):
+        rows += [row(each) for each in what[at : at + slice_rows]]
+        await asyncio.sleep(0)
+    return rows
+
+
+def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
+    return web.Response(body=msgspec.json.encode(value), content_type=JSON)

@@ -1,0 +1,75 @@
+"""Replicas added at run time: `POST /admin/replicas {"url": ...}`, `DELETE /admin/replicas?url=...`.
+
+They are where `admin.replicas_allowed` says (networks.py), join those of the settings, and are gone after a restart.
+What is added is probed like any other, and gets requests once it is healthy and serves a model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from router.engines.discovery.static import StaticDiscovery
+from router.admin.guard import refused
+from router.settings.networks import Allowed, NotAllowed, checked
+
+log = logging.getLogger(__name__)
+
+ADDED_MAX = 1_024
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+
+
+_decode = msgspec.json.Decoder(_Wanted).decode
+
+
+class Additions:
+    """The two handlers."""
+
+    def __init__(self, replicas: StaticDiscovery, allowed: Sequence[Allowed]) -> None:
+        self._replicas = replicas
+        self.allowed = allowed
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the admin listener."""
+        return [web.post("/admin/replicas", self.add), web.delete("/admin/replicas", self.remove)]
+
+    async def add(self, request: web.Request) -> web.Response:
+        """201, or 200 where it is known already."""
+        if not self.allowed:
+            return refused(403, "none_allowed", "No replica can be added: admin.replicas_allowed is empty.")
+        try:
+            url = checked(_decode(await request.read()).url.removesuffix("/"), self.allowed)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return refused(400, "bad_body", 'The body must be {"url": "http://ADDRESS:PORT"}.')
+        except NotAllowed as error:
+            why = str(error)
+            return refused(403, "not_allowed", f"{why[0].upper()}{why[1:]}.")
+        if url in self._replicas:
+            return _said(200, url)
+        if len(self._replicas.added) >= ADDED_MAX:
+            return refused(409, "too_many", f"{ADDED_MAX} replicas were added already.")
+        self._replicas.add(url)
+        log.info("replica added", extra={"fields": {"replica": url}})
+        return _said(201, url)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """200; 409 for one of the settings, which would be back after a restart."""
+        url = request.query.get("url", "").removesuffix("/")
+        if url in self._replicas.added:
+            self._replicas.remove(url)
+            log.info("replica removed", extra={"fields": {"replica": url}})
+            return _said(200, url)
+        if url in self._replicas:
+            return refused(409, "not_added", "This replica is one of the settings.")
+        return refused(404, "unknown_replica", "No such replica was added.")
+
+
+def _said(status: int, url: str) -> web.Response:
+    body = msgspec.json.encode({"url": url})
+    return web.Response(status=status, body=body, content_type="application/json")

@@ -1,0 +1,178 @@
+"""Logged requests through the memory of texts into the ledger, as the router's own go there.
+
+In place of replicas there is one cache that is big enough for all: what any earlier prompt had, to the engine's block,
+is a hit. That is the best that any placement can do with these prompts as they are. The rest is explained as the
+router does it (core/observatory/explain.py), with a cache that neither evicts nor leaves.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from router.commands.audit.requests import Logged
+from router.core.prompts.blocks import Chain, chain_of
+from router.core.dialects import PATHS
+from router.core.facts.requests import Ask, Prompt
+from router.core.facts.misses import Breakdown, Miss, Sighting
+from router.core.observatory.difference.compare import compare
+from router.core.observatory.generations import Generations
+from router.core.observatory.ledger.ledger import Ledger
+from router.core.observatory.memory.watcher import Watcher
+from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
+
+BLOCK_TOKENS = 16  # engines' usual block: less than one is not held
+PROMPT_BYTES_MAX = 8 << 20
+TEMPLATES_MAX, GROUPS_MAX = 1_024, 200
+PROMPTS_MAX = 1 << 20  # remembered to know identical ones
+MODELS_MAX = 1_024
+TELL_REQUESTS = 1_000  # between two times that the ledger is told of templates
+
+Tokenizer = Callable[[Logged, Ask], int]  # how many tokens a prompt has; 0 where that cannot be known
+
+
+class _Placed(Struct):
+    predicted_cached_tokens: int
+    replay: bool
+
+
+class _Ended(Struct):
+    """A request as the ledger takes it. All are of one moment: nothing is to fade."""
+
+    route: str
+    model: str
+    tenant: str
+    receipt: _Placed
+    sighting: Sighting | None
+    miss: Breakdown
+    at_s: float = 0.0
+    duration_s: float = 0.0
+    ttft_s: float | None = None
+
+
+class Audit:
+    """What a log's requests add up to."""
+
+    def __init__(self, *, memory_bytes_max: int, excerpts: bool, tokenizer: Tokenizer | None = None) -> None:
+        """`memory_bytes_max` is of texts; what there is besides is a hundred megabytes or two."""
+        self._watcher = Watcher(
+            memory_bytes_max, PROMPT_BYTES_MAX, TEMPLATES_MAX, excerpts=excerpts, seed=secrets.randbits(64)
+        )
+        self._excerpts = excerpts
+        self._tokenizer = tokenizer
+        self._prompts: Generations[bool] = Generations(PROMPTS_MAX)
+        self._models: dict[str, ModelTokens] = {}
+        self.ledger = Ledger(
+            templates_max=TEMPLATES_MAX, groups_max=GROUPS_MAX, steps_max=1, excerpts=excerpts, tenant=str, now_s=0.0
+        )
+        self.requests = 0
+        self.body_bytes = 0
+        self.counted_by: Counter[str] = Counter()  # requests whose tokens are known by usage, tokenizer or bytes
+        self.logged_tokens = self.logged_hits = 0  # where the engine's own hits were logged
+        self.first_s = self.last_s = 0.0  # Unix time; 0: none was logged
+
+    @property
+    def forgot(self) -> bool:
+        """Whether the memory was too small for the whole log."""
+        return self._watcher.forgot
+
+    def add(self, request: Logged) -> None:
+        """Take the next one. Raises BadBody."""
+        ask = PATHS[request.path].parse(request.path, request.body, keep=self._tokenizer is not None)
+        self.requests += 1
+        self.body_bytes += len(request.body)
+        self._note(request)
+        model = ask.model or request.model
+        chain = chain_of(ask, model)
+        if ask.prompt is None or chain is None:
+            tokens = request.prompt_tokens or max(1, int(len(request.body) / BYTES_PER_TOKEN))
+            miss, sighting, replay = Breakdown(tokens, 0, {Miss.UNSUPPORTED: tokens}), None, False
+        else:
+            tokens, bytes_per_token = self._size(request, ask, ask.prompt, model)
+            sighting = self._see(request, ask, chain)
+            miss = _explained(tokens, bytes_per_token, sighting)
+            replay = self._prompts.get(chain.end_key) or False
+            self._prompts.put(chain.end_key, True)
+        self.ledger.observe(_Ended(request.path, model, request.tenant, _Placed(miss.hit, replay), sighting, miss))
+        if self.requests % TELL_REQUESTS == 0:
+            self.settle()
+
+    def settle(self) -> None:
+        """Before the ledger is read."""
+        self.ledger.know(self._watcher.templates())
+        self.ledger.settle(0.0)
+
+    def bytes_per_token(self, model: str) -> float:
+        """As learned of this model."""
+        tokens = self._models.get(model)
+        return tokens.bytes_per_token if tokens is not None else BYTES_PER_TOKEN
+
+    def _note(self, request: Logged) -> None:
+        if request.cached_tokens is not None:
+            self.logged_tokens += request.prompt_tokens
+            self.logged_hits += request.cached_tokens
+        if request.at_s is not None:
+            self.first_s = min(self.first_s or request.at_s, request.at_s)
+            self.last_s = max(self.last_s, request.at_s)
+
+    def _size(self, request: Logged, ask: Ask, prompt: Prompt, model: str) -> tuple[int, float]:
+        """Tokens of a prompt, and its bytes by token: as logged, else as the tokenizer has them, else as learned."""
+        if prompt.bytes_per_token is not None and not prompt.opaque_bytes:
+            self.counted_by["ids"] += 1
+            return max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token
+        learned = self._models.get(model)
+        if learned is None:
+            if len(self._models) >= MODELS_MAX:
+                self._models.clear()
+            learned = self._models[model] = ModelTokens()
+        tokens, by = request.prompt_tokens, "usage"
+        if not tokens and self._tokenizer is not None:
+            tokens, by = self._tokenizer(request, ask), "tokenizer"
+        if tokens:
+            ratio = prompt.size / tokens
+            if prompt.bytes_per_token is None:
+                learned.observe(prompt.size - prompt.opaque_bytes, tokens, prompt.opaque_bytes)
+            if plausible(ratio) or prompt.opaque_bytes:
+                self.counted_by[by] += 1
+                return tokens, ratio
+        self.counted_by["bytes"] += 1
+        tokens = learned.tokens_of(prompt)
+        return tokens, prompt.size / tokens if prompt.opaque_bytes else learned.bytes_per_token
+
+    def _see(self, request: Logged, ask: Ask, chain: Chain) -> Sighting:
+        session, path, body = request.session, request.path, request.body
+        look = self._watcher.look(ask, chain, session=session, path=path, body=body, sure=True)
+        if isinstance(look, Sighting):
+            return look
+        if look.suspect:
+            look.read()
+            compared = compare(
+                look.before,
+                look.after,
+                from_bytes=look.from_bytes,
+                body=look.body,
+                path=look.path,
+                excerpts=self._excerpts,
+            )
+            self._watcher.settle(look, compared)
+        return look.sighting
+
+
+def _explained(tokens: int, bytes_per_token: float, sighting: Sighting) -> Breakdown:
+    """One stretch behind the other: hit, identity or diverged, cold or new, tail."""
+    whole = (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    hit = min(whole, int(sighting.known_bytes / bytes_per_token) // BLOCK_TOKENS * BLOCK_TOKENS)
+    misses: dict[Miss, int] = {}
+    left = whole - hit
+    if sighting.repeated_bytes:
+        misses[Miss.DIVERGED] = min(left, round(sighting.repeated_bytes / bytes_per_token))
+    elif not sighting.known_bytes:
+        misses[Miss.IDENTITY] = min(left, int(sighting.identity_bytes / bytes_per_token))
+    left -= sum(misses.values())
+    related = sighting.known_bytes or sighting.repeated_bytes or sighting.turn or sighting.template
+    misses[Miss.NEW if related else Miss.COLD] = left
+    misses[Miss.TAIL] = tokens - whole
+    return Breakdown(tokens, hit, {miss: size for miss, size in misses.items() if size})

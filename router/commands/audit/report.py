@@ -1,0 +1,153 @@
+"""`warmroute audit`: what request logs say of the cache, before there is a router.
+
+Logs are read line by line, so their size does not matter; what is remembered of texts is bounded by `--memory-mb`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from router.commands.audit.counting import Audit, Tokenizer
+from router.commands.audit.findings import findings_of
+from router.commands.audit.lines import DAMAGED, LINE_BYTES_MAX, STDIN, CannotOpen, lines_of, opened
+from router.commands.audit.requests import Logged, NotRequest, logged
+from router.commands.audit.tables import print_findings
+from router.core.dialects import PATHS, BadBody
+from router.core.facts.requests import Ask
+from router.telemetry.envelope import document
+from router.tokens.extra import MissingExtra
+from router.tokens.sandbox import CannotRender
+
+UNREAD_NAMED_MAX = 3
+TOKENIZER_CACHE_BYTES_MAX = 256 << 20
+TELL_S = 2.0  # between two lines that say how far it is, where somebody looks on
+
+
+@dataclass(slots=True)
+class Unread:
+    """Lines that could not be used. The first few are named."""
+
+    lines: int = 0
+    named: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of whole files
+
+    def add(self, name: str, number: int, why: str) -> None:
+        """One more."""
+        self.lines += 1
+        if len(self.named) < UNREAD_NAMED_MAX:
+            self.named.append(f"{name}:{number}: {why}")
+
+    def said(self) -> list[str]:
+        """For people."""
+        more = self.lines - len(self.named)
+        named = [f"  {each}" for each in self.named] + ([f"  and {more:,} more"] if more else [])
+        return [*self.notes, *([f"Lines that could not be used: {self.lines:,}", *named] if self.lines else [])]
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Read, and tell. Returns the exit status."""
+    try:
+        tokenizer = _tokenizer(options.tokenizer) if options.tokenizer else None
+    except (MissingExtra, CannotRender, OSError, ValueError) as error:
+        return _complain(f"{options.tokenizer}: {error}")
+    audit = Audit(memory_bytes_max=options.memory_mb << 20, excerpts=options.excerpts, tokenizer=tokenizer)
+    unread = Unread()
+    try:
+        _read(options.files, audit, unread, options.requests_max)
+    except CannotOpen as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        unread.notes.append("Interrupted: this is of what was read by then.")
+    if not audit.requests:
+        return _complain("\n".join(["no request could be read", *unread.said()]))
+    findings = findings_of(audit, prefill_tokens_per_s=options.prefill_tokens_per_s)
+    findings.figures["unread_lines"] = unread.lines
+    if options.json is not None:
+        made = document(command, findings.rows(), Path(__file__).resolve().parent)
+        try:
+            options.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            return _complain(f"{options.json}: {error.strerror or error}")
+    try:
+        print_findings(findings, unread.said(), excerpts=options.excerpts)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _read(names: Sequence[str], audit: Audit, unread: Unread, requests_max: int) -> None:
+    """All files, as far as `requests_max`. Raises CannotOpen."""
+    progress = _Progress()
+    for name in names:
+        shown = "standard input" if name == STDIN else name
+        with opened(name) as file:
+            number = 0
+            try:
+                for number, line in enumerate(lines_of(file), 1):
+                    if audit.requests >= requests_max:
+                        unread.notes.append(f"Read up to {shown}:{number - 1} only: --requests-max {requests_max}.")
+                        return
+                    _take(shown, number, line, audit, unread)
+                    progress.tell(audit)
+            except DAMAGED as error:
+                unread.notes.append(f"{shown} could be read to line {number:,} only: {error}")
+
+
+def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: Unread) -> None:
+    if line is None:
+        unread.add(name, number, f"longer than {LINE_BYTES_MAX:,} bytes")
+        return
+    if number == 1:
+        line = line.removeprefix(b"\xef\xbb\xbf")
+    if line.isspace() or not line:
+        return
+    try:
+        audit.add(logged(line))
+    except (NotRequest, BadBody) as error:
+        unread.add(name, number, str(error) if isinstance(error, NotRequest) else error.code)
+
+
+class _Progress:
+    """A line on standard error that says how far it is, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._wanted = sys.stderr.isatty()
+        self._next_s = time.monotonic() + TELL_S
+
+    def tell(self, audit: Audit) -> None:
+        """A request more."""
+        if self._wanted and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + TELL_S
+            print(f"\r{audit.requests:,} requests, {audit.body_bytes / 1e6:,.0f} MB", end="\r", file=sys.stderr)
+
+
+def _tokenizer(source: str) -> Tokenizer:
+    """Counts with a model's own files. Raises what loading them does."""
+    from router.tokens.encoder import Model
+
+    model = Model(source, TOKENIZER_CACHE_BYTES_MAX)
+
+    def count(request: Logged, ask: Ask) -> int:
+        given = PATHS[request.path].template_input(request.path, request.body, ask.decoded)
+        if given is None:
+            return 0
+        try:
+            return len(given.ids if given.ids is not None else model.ids(given, "vllm", {})) // 4
+        except (CannotRender, ValueError):  # a template that refuses it, a text that is none
+            return 0
+
+    return count
+
+
+def _complain(problem: str) -> int:
+    for line in problem.splitlines():
+        print(f"warmroute: {line}", file=sys.stderr)
+    return 2

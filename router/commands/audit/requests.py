@@ -1,0 +1,289 @@
+"""A line of a log becomes a request. Logs are written in many shapes, so each line is looked at by itself.
+
+A line is a request's body, or has one within it: as `body`, `request` (OpenAI's batches, gateways) or
+`proxy_server_request` (LiteLLM), as an object or as JSON text, within one another too. What else is known of the
+request may stand at any of these levels. Where no path is named, the body's fields tell which API it is of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from router.core.dialects import PATHS
+from router.core.prompts.bodies import ABSENT, UNREADABLE, as_type, given
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MESSAGES, RESPONSES, GENERATE = "/v1/messages", "/v1/responses", "/generate"
+LEVELS_MAX = 4  # of bodies within requests within lines
+NAME_CHARS_MAX = 256
+MILLISECONDS_MIN, MICROSECONDS_MIN, NANOSECONDS_MIN = 1e11, 1e14, 1e17  # of Unix time: seconds get there in 5138
+
+
+class NotRequest(ValueError):
+    """A line is none, or has no prompt; the message says why, and quotes nothing."""
+
+
+class Logged(Struct):
+    """A request that was logged. `prompt_tokens` is 0 where no usage was logged."""
+
+    path: str  # one of PATHS
+    body: bytes
+    model: str  # "" if none is named outside of the body
+    session: str
+    tenant: str
+    at_s: float | None  # Unix time
+    prompt_tokens: int
+    cached_tokens: int | None
+
+
+class _Details(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+
+
+class _Level(Struct):
+    """Fields of a line, or of what is within it; none is decoded before it is asked for."""
+
+    body: Raw = ABSENT
+    request: Raw = ABSENT
+    proxy_server_request: Raw = ABSENT
+    path: Raw = ABSENT
+    url: Raw = ABSENT
+    endpoint: Raw = ABSENT
+    model: Raw = ABSENT
+    headers: Raw = ABSENT
+    session: Raw = ABSENT
+    session_id: Raw = ABSENT
+    session_header: Raw = field(default=ABSENT, name="x-session-id")
+    tenant: Raw = ABSENT
+    time: Raw = ABSENT
+    timestamp: Raw = ABSENT
+    start_time: Raw = field(default=ABSENT, name="startTime")
+    created: Raw = ABSENT
+    usage: Raw = ABSENT
+    response: Raw = ABSENT
+    # Of bodies
+    messages: Raw = ABSENT
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
+    text: Raw = ABSENT
+    input_ids: Raw = ABSENT
+    sampling_params: Raw = ABSENT
+    system: Raw = ABSENT
+    anthropic_version: Raw = ABSENT
+    stop_sequences: Raw = ABSENT
+    thinking: Raw = ABSENT
+    tools: Raw = ABSENT
+    instructions: Raw = ABSENT
+    max_output_tokens: Raw = ABSENT
+    encoding_format: Raw = ABSENT
+    dimensions: Raw = ABSENT
+
+
+class _Answer(Struct):
+    usage: Raw = ABSENT
+    body: Raw = ABSENT
+
+
+_decode = msgspec.json.Decoder(_Level).decode
+_WITHIN = ("body", "request", "proxy_server_request")
+_PATHS = ("path", "url", "endpoint")
+_TIMES = ("time", "timestamp", "startTime", "created")
+_OF_MESSAGES = re.compile(rb'"input_schema"\s*:|"type"\s*:\s*"tool_(?:use|result)"')
+
+
+def logged(line: bytes) -> Logged:
+    """The request of a line. Raises NotRequest."""
+    levels, body = _levels(line)
+    headers = _headers(levels)
+    path = _path(levels, body)
+    prompt_tokens, cached_tokens = _usage(levels)
+    own_model = given(levels[-1].model)
+    session = _name(levels, "session", "session_id", "session_header") or headers.get("x-session-id", "")
+    return Logged(
+        path,
+        body,
+        "" if own_model else _name(levels, "model"),
+        session[:NAME_CHARS_MAX],
+        (_name(levels, "tenant") or headers.get("x-warmroute-tenant", ""))[:NAME_CHARS_MAX],
+        _at_s(levels),
+        prompt_tokens,
+        cached_tokens,
+    )
+
+
+def _levels(line: bytes) -> tuple[Sequence[_Level], bytes]:
+    """The line's own fields first, those of the request's body last; and that body."""
+    body = line.strip()
+    try:
+        levels = [_decode(body)]
+    except UNREADABLE as error:
+        raise NotRequest("not a JSON object") from error
+    while len(levels) < LEVELS_MAX:
+        inner = next(filter(None, (_object(getattr(levels[-1], name)) for name in _WITHIN)), b"")
+        if not inner:
+            break
+        try:
+            levels.append(_decode(inner))
+        except UNREADABLE as error:
+            raise NotRequest("its body is not a JSON object") from error
+        body = inner
+    return levels, body
+
+
+def _object(raw: Raw) -> bytes:
+    """An object, or the text of one; else nothing."""
+    data = bytes(raw)
+    if data.startswith(b"{"):
+        return data
+    if data.startswith(b'"'):
+        text = (as_type(str, raw) or "").strip()
+        if text.startswith("{"):
+            return text.encode(errors="surrogatepass")
+    return b""
+
+
+# -- which API -------------------------------------------------------------------------------------------------------
+
+
+def _path(levels: Sequence[_Level], body: bytes) -> str:
+    named = _name(levels, *_PATHS)
+    if named:
+        known = _known(named)
+        if known:
+            return known
+    fields = levels[-1]
+    if given(fields.messages):
+        if "token" in named.rpartition("/")[2]:  # count_tokens, tokenize
+            raise NotRequest("it only counts tokens")
+        return MESSAGES if _is_of_messages(fields, body) else CHAT
+    if named:
+        raise NotRequest("its path is of no API that has prompts")
+    if given(fields.prompt):
+        return COMPLETIONS
+    if given(fields.input):
+        return EMBEDDINGS if _is_embedding(fields) else RESPONSES
+    if given(fields.sampling_params) and (given(fields.text) or given(fields.input_ids)):
+        return GENERATE
+    raise NotRequest("it has no messages, prompt or input")
+
+
+def _known(url: str) -> str:
+    """The API's path behind whatever a gateway puts before it; "" if it is none that is known."""
+    try:
+        path = urlsplit(url).path.rstrip("/")
+    except ValueError:
+        return ""
+    if path in PATHS:
+        return path
+    return next((known for known in PATHS if path.endswith(known.removeprefix("/v1"))), "")
+
+
+def _is_of_messages(fields: _Level, body: bytes) -> bool:
+    """Whether chat messages are Anthropic's."""
+    theirs = (fields.system, fields.anthropic_version, fields.stop_sequences, fields.thinking)
+    return any(map(given, theirs)) or _OF_MESSAGES.search(body) is not None
+
+
+def _is_embedding(fields: _Level) -> bool:
+    if any(map(given, (fields.instructions, fields.max_output_tokens, fields.tools))):
+        return False
+    if given(fields.encoding_format) or given(fields.dimensions) or "embed" in (as_type(str, fields.model) or ""):
+        return True
+    return not bytes(fields.input).startswith(b'"') and as_type(list[dict[str, Raw]], fields.input) is None
+
+
+# -- what else is known ----------------------------------------------------------------------------------------------
+
+
+def _name(levels: Sequence[_Level], *names: str) -> str:
+    """The first of these fields that is text, the line's own first."""
+    for level in levels:
+        for name in names:
+            text = as_type(str, getattr(level, name))
+            if text:
+                return text
+    return ""
+
+
+def _headers(levels: Sequence[_Level]) -> dict[str, str]:
+    """By name in lower case; an object, or a list of pairs."""
+    found: dict[str, str] = {}
+    for level in levels:
+        pairs = as_type(dict[str, str | list[str]], level.headers) if given(level.headers) else None
+        listed = as_type(list[tuple[str, str]], level.headers) if pairs is None and given(level.headers) else None
+        for name, value in [*(pairs or {}).items(), *(listed or [])]:
+            text = value if isinstance(value, str) else value[0] if value else ""
+            found.setdefault(name.lower(), text)
+    return found
+
+
+def _at_s(levels: Sequence[_Level]) -> float | None:
+    for level in levels:
+        for raw in (level.time, level.timestamp, level.start_time, level.created):
+            value = as_type(float | str, raw) if given(raw) else None  # type: ignore[arg-type]
+            seconds = _seconds(value) if value is not None else None
+            if seconds is not None:
+                return seconds
+    return None
+
+
+def _seconds(value: float | str) -> float | None:
+    """Unix time of a number, in whatever unit, or of ISO 8601; without a zone it is UTC."""
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value.strip())
+        except ValueError:
+            try:
+                value = float(value)
+            except ValueError:
+                return None
+        else:
+            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    for least, unit in ((NANOSECONDS_MIN, 1e9), (MICROSECONDS_MIN, 1e6), (MILLISECONDS_MIN, 1e3)):
+        if value >= least:
+            value /= unit
+            break
+    return value if 0 < value < MILLISECONDS_MIN else None
+
+
+def _usage(levels: Sequence[_Level]) -> tuple[int, int | None]:
+    """Prompt tokens and those that were found, as the engine said; 0 where it is not logged."""
+    for level in levels:
+        raw = level.usage
+        answer = as_type(_Answer, level.response)
+        if not given(raw) and answer is not None:
+            inner = as_type(_Answer, answer.body)
+            raw = answer.usage if given(answer.usage) or inner is None else inner.usage
+        usage = as_type(_Usage, raw)
+        if usage is not None:
+            tokens, cached = _counts(usage)
+            if tokens > 0:
+                return tokens, min(max(0, cached), tokens) if cached is not None else None
+    return 0, None
+
+
+def _counts(usage: _Usage) -> tuple[int, int | None]:
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = details.cached_tokens if details is not None else usage.cached_tokens
+    read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+    if usage.prompt_tokens:
+        return usage.prompt_tokens, read if cached is None else cached
+    if read is None and written is None:
+        return usage.input_tokens or 0, cached
+    return (usage.input_tokens or 0) + (read or 0) + (written or 0), read  # Anthropic counts these apart

@@ -1,0 +1,267 @@
+"""Settings from all sources, checked whole: every problem is told at once.
+
+Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is
+`limits: {body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and
+`--set limits.body_bytes_max=...` on the command line. Unknown keys are errors that name the nearest right one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import yaml
+
+from router.settings import secrets as secret
+from router.settings.pairs import event_problems, token_problems, url_problems
+from router.core.dialects.repairs import REPAIRS
+from router.core.placement.policies import POLICIES
+from router.engines.discovery import SOURCES
+from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
+from router.settings.networks import allowed_problems
+from router.prewarm.prefixes import file_problems
+from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
+from router.settings.tls import listener_problems, replica_problems
+from router.telemetry.tracing import problems as tracing_problems
+
+ENV_PREFIX = "WARMROUTE_"
+TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
+TEXTS_OR_NUMBERS = ("discovery.port",)  # names, which may be numbers: YAML makes those of them
+SWITCHED_OFF = ("observatory.append_only",)  # may be `off`, of which YAML makes false
+
+
+def load(
+    file: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings from all sources; `overrides` maps dotted keys to values. Raises SettingsError with every problem."""
+    problems: list[str] = []
+    keys = field_keys()
+    flat = _flatten(_read_file(file, problems), keys, problems) if file else {}
+    flat |= _from_env(env or {}, keys, problems)
+    for key, value in (overrides or {}).items():
+        if key in keys:
+            flat[key] = value
+        else:
+            problems.append(f"unknown setting '{key}'{_nearest(key, keys)}")
+    values = {}
+    for key, raw in flat.items():
+        if key in TEXTS_OR_NUMBERS and type(raw) is int:
+            raw = str(raw)
+        if key in SWITCHED_OFF and raw is False:
+            raw = OFF
+        try:
+            values[key] = _convert(raw, keys[key])
+        except msgspec.ValidationError as error:
+            problems.append(f"'{key}': {error}" + ("" if key in SECRETS else f"; it is {raw!r}"))
+    settings: Settings = _build(Settings, "", values)
+    problems += _check(settings)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{file}: {error.strerror or error}")
+        return {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not YAML: {' '.join(str(error).split())}")
+        return {}
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        problems.append(f"{file}: the top level must be a mapping of settings")
+        return {}
+    return tree
+
+
+def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """A file's tree as dotted keys; unknown ones become problems."""
+    sections = {key.split(".")[0] for key in keys if "." in key}
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name not in sections:
+            flat[str(name)] = value
+        elif isinstance(value, dict):
+            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
+        elif value is not None:
+            problems.append(f"'{name}' must be a mapping, not {value!r}")
+    for key in sorted(flat.keys() - keys.keys()):
+        problems.append(f"unknown setting '{key}'{_nearest(key, [*keys, *sections])}")
+    return {key: value for key, value in flat.items() if key in keys}
+
+
+def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
+    for name in sorted(env.keys() - names.keys()):
+        if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
+            problems.append(f"unknown environment variable '{name}'{_nearest(name, names)}")
+    return {names[name]: value for name, value in env.items() if name in names}
+
+
+# Kubernetes gives every pod variables for every Service of its namespace (service links); one named `warmroute` is
+# nobody's typo.
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    return f"; the nearest is '{difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)[0]}'"
+
+
+def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type
+    """Check type and limits; strings from flags and the environment are read as the type they stand for."""
+    if isinstance(value, str) and type_ == tuple[str, ...]:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    return msgspec.convert(value, type_, strict=not isinstance(value, str))
+
+
+def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any settings class
+    arguments: dict[str, Any] = {}
+    for name, hint in get_type_hints(type_).items():
+        if dataclasses.is_dataclass(hint):
+            arguments[name] = _build(hint, f"{name}.", values)
+        elif prefix + name in values:
+            arguments[name] = values[prefix + name]
+    return type_(**arguments)
+
+
+def _check(settings: Settings) -> list[str]:
+    """Values of the right type that still make no sense."""
+    problems = []
+    if not settings.listen.host or not settings.listen.admin_host:
+        problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
+    problems += url_problems(settings.replicas)
+    problems += _check_discovery(settings.discovery)
+    if settings.routing.policy not in POLICIES:
+        policy = settings.routing.policy
+        problems.append(f"'routing.policy': there is no policy '{policy}'{_nearest(policy, POLICIES)}")
+    if settings.log.level not in ("debug", "info", "warning", "error"):
+        problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
+    if settings.log.format not in ("json", "text"):
+        problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
+    problems += _check_access(settings)
+    problems += _check_observatory(settings.observatory)
+    events, tokens = settings.events, settings.tokens
+    problems += event_problems(events.endpoints, events.topics, events.bind)
+    problems += token_problems(tokens.sources, tokens.template_kwargs)
+    listen, upstream = settings.listen, settings.upstream
+    problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
+    problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
+    problems += tracing_problems(settings.tracing.endpoint)
+    problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
+    paths = settings.api.passthrough
+    if len(set(paths)) < len(paths):
+        problems.append("'api.passthrough': a path is given twice")
+    for path in paths:
+        if not re.fullmatch(r"/[\w./-]+", path):
+            problems.append(f"'api.passthrough': '{path}' is not a plain path such as /tokenize")
+    return problems
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as Kubernetes has it
+_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
+_HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def _check_discovery(discovery: DiscoverySettings) -> list[str]:
+    """Where replicas come from."""
+    source, port, problems = discovery.source, discovery.port, []
+    if source not in SOURCES:
+        problems.append(f"'discovery.source': there is no source '{source}'{_nearest(source, SOURCES)}")
+    if discovery.scheme not in ("http", "https"):
+        problems.append(f"'discovery.scheme': '{discovery.scheme}' is neither http nor https")
+    number = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
+    if port and not number and not _PORT_NAME.fullmatch(port):
+        problems.append(f"'discovery.port': '{port}' is neither a port number nor the name of a container port")
+    for name in discovery.namespaces:
+        if not _LABEL.fullmatch(name):
+            problems.append(f"'discovery.namespaces': '{name}' is not the name of a namespace")
+    if len(set(discovery.namespaces)) < len(discovery.namespaces):
+        problems.append("'discovery.namespaces': a namespace is given twice")
+    if discovery.dns_name and not _HOST_NAME.fullmatch(discovery.dns_name):
+        problems.append(f"'discovery.dns_name': '{discovery.dns_name}' is not a name such as vllm.default.svc")
+    if source == "dns" and not discovery.dns_name:
+        problems.append("'discovery.dns_name': is needed with discovery.source dns")
+    if source == "dns" and not number:
+        problems.append(f"'discovery.port': with discovery.source dns a number is needed; it is '{port}'")
+    if source == "kubernetes":
+        problems += _check_kubernetes(discovery)
+    return problems
+
+
+def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
+    problems = []
+    if not discovery.selector.strip():
+        problems.append("'discovery.selector': is needed with discovery.source kubernetes, such as app=vllm")
+    if discovery.kubeconfig:
+        try:
+            Path(discovery.kubeconfig).read_bytes()
+        except OSError as error:
+            problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {error.strerror or error}")
+    client = importlib.util.find_spec("kubernetes")  # without importing it, which is slow
+    places = client.submodule_search_locations if client is not None else None
+    if not any(Path(place, "aio").is_dir() for place in places or ()):
+        why = "needs the official client, 36 or newer: pip install '.[kubernetes]'"
+        problems.append(f"'discovery.source': kubernetes {why}")
+    return problems
+
+
+def _check_access(settings: Settings) -> list[str]:
+    """Who may do what: keys, tokens, secrets, and the files that they are in."""
+    admin, auth, upstream = settings.admin, settings.auth, settings.upstream
+    problems = secret.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
+    problems += secret.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
+    problems += secret.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
+    problems += allowed_problems(admin.replicas_allowed)
+    host = settings.listen.admin_host
+    if host and not _is_loopback(host) and not (admin.token or admin.token_file):
+        problems.append(f"'listen.admin_host': '{host}' can be reached by others, so 'admin.token' is needed")
+    isolated = auth.isolate
+    if auth.keys_file:
+        try:
+            keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+            isolated = any(tenant.isolated for tenant in keys.tenants.values())
+            if not settings.observatory.enabled and any(t.append_only != OFF for t in keys.tenants.values()):
+                problems.append("'auth.keys_file': its append_only needs 'observatory.enabled'")
+        except KeysError as error:
+            problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
+    elif isolated:
+        problems.append("'auth.isolate': needs 'auth.keys_file', by which tenants are known")
+    if isolated and not (auth.secret or auth.secret_file):
+        problems.append("'auth.secret': isolated tenants need one, of which their salts are made")
+    return problems
+
+
+def _check_observatory(observatory: ObservatorySettings) -> list[str]:
+    """What is put right in requests, and what they say of themselves."""
+    problems = []
+    for name in observatory.repairs:
+        if name not in REPAIRS:
+            problems.append(f"'observatory.repairs': there is no '{name}'{_nearest(name, REPAIRS)}")
+    if observatory.append_only not in APPEND_ONLY:
+        known = ", ".join(APPEND_ONLY)
+        problems.append(f"'observatory.append_only': '{observatory.append_only}' is none of {known}")
+    elif observatory.append_only != OFF and not observatory.enabled:
+        problems.append("'observatory.append_only': needs 'observatory.enabled', by which history is known")
+    if observatory.step_header and not _HEADER.fullmatch(observatory.step_header):
+        problems.append(f"'observatory.step_header': '{observatory.step_header}' is not the name of a header")
+    return problems
+
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 section 5.6.2
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,256 @@
+"""argv -> settings -> run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from router import __version__
+from router.telemetry import logs
+from router.core.facts.requests import Priority
+from router.core.placement.policies import POLICIES
+from router.settings.keys import KeysError, entry_of, make_key
+from router.settings.schema import Settings, SettingsError
+from router.commands.loading import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `warmroute`. Returns the exit status."""
+    _open_standard_streams()
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["demo"]:
+        try:
+            from loadtest.replay.demo import main as demo
+        except ModuleNotFoundError as error:
+            print(f"warmroute: the demo needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
+            return 2
+        return demo(arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.command == "check-config":
+        return _check(options)
+    if options.command == "make-key":
+        return _make_key(options)
+    if options.command == "audit":
+        from router.commands.audit import report as audit
+
+        return audit.run(options, shlex.join(arguments))
+    if options.command == "top":
+        return _top(options)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
+
+    def read() -> Settings:
+        return load(options.config, os.environ, _overrides(options))
+
+    try:
+        settings = read()
+    except SettingsError as error:
+        return _complain(error)
+    if settings.listen.workers > 1:
+        from router.workers import supervisor
+
+        return supervisor.run(settings, read)
+    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
+    from router.loop import run
+
+    return run(_serve(settings, read))
+
+
+def _open_standard_streams() -> None:
+    """Whoever starts us with one closed would have a socket in its place, and libuv ends the process over that."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="warmroute", description="A KV-cache-aware router for LLM servers.")
+    parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the router")
+    serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", help="port to listen on (8000)")
+    serve.add_argument("--admin-port", help="port of the admin listener (8001)")
+    serve.add_argument("--policy", help=f"placement policy (warm): {', '.join(POLICIES)}")
+    serve.add_argument(
+        "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
+    )
+    serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
+    check = commands.add_parser("check-config", help="say what is wrong with a settings file and the environment")
+    check.add_argument("file", type=Path)
+    for command in (serve, check):
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
+        )
+    _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
+    _add_audit(commands.add_parser("audit", help="say what request logs tell of the cache, before there is a router"))
+    _add_top(commands.add_parser("top", help="watch a running router: hit rate, why tokens were computed, what to do"))
+    commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
+    return parser
+
+
+def _add_make_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tenant", help="whom it is for; several keys may be one tenant's")
+    parser.add_argument("--model", action="append", metavar="NAME", help="a model that may be used; repeat for each")
+    parser.add_argument("--requests-per-min", type=int, metavar="N", help="of the tenant, all its keys together")
+    parser.add_argument("--tokens-per-min", type=int, metavar="N", help="likewise: of prompts and answers")
+    parser.add_argument("--priority", choices=[priority.name.lower() for priority in Priority], help="when it is full")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="JSONL, a request a line; .gz, .zst; - is standard input"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there as well")
+    parser.add_argument("--excerpts", action="store_true", help="quote prompts where they differ")
+    parser.add_argument(
+        "--prefill-tokens-per-s",
+        type=_positive,
+        default=8_000,
+        metavar="N",
+        help="prompt tokens that a GPU is taken to compute in a second (8000)",
+    )
+    parser.add_argument("--tokenizer", metavar="PATH", help="count tokens with this one, where no usage is logged")
+    parser.add_argument(
+        "--memory-mb", type=_positive, default=512, metavar="N", help="megabytes of prompts' texts to remember (512)"
+    )
+    parser.add_argument(
+        "--requests-max", type=_positive, default=10_000_000, metavar="N", help="stop after so many (10000000)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1 is expected")
+    return value
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8001", help="of its admin listener (http://127.0.0.1:8001)")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+    )
+    parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
+    parser.add_argument("--once", action="store_true", help="print it once and exit, as where there is no terminal")
+
+
+def _top(options: argparse.Namespace) -> int:
+    try:
+        from router.commands.top import main as top
+    except ModuleNotFoundError as error:
+        print(f"warmroute: top needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
+        return 2
+    return top(options.url, options.token_file, interval_s=options.interval_s, once=options.once)
+
+
+def _make_key(options: argparse.Namespace) -> int:
+    """The entry to standard output, for `>> keys.yaml`; the key to standard error, where it is seen this once."""
+    key = make_key()
+    try:
+        entry = entry_of(
+            key,
+            options.tenant,
+            models=options.model,
+            requests_per_min=options.requests_per_min,
+            tokens_per_min=options.tokens_per_min,
+            priority=options.priority,
+        )
+    except KeysError as error:
+        for problem in error.problems:
+            print(f"warmroute: {problem}", file=sys.stderr)
+        return 2
+    print(entry, end="", flush=True)
+    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    return 0
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    flags = {
+        "replicas": options.replica,
+        "listen.host": options.host,
+        "listen.port": options.port,
+        "listen.admin_port": options.admin_port,
+        "listen.workers": options.workers,
+        "routing.policy": options.policy,
+        "tokens.sources": options.tokenizer,
+    }
+    return {key: value for key, value in flags.items() if value is not None} | _assignments(options.set)
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """What `--set` said. Raises SettingsError."""
+    assigned = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError([f"--set {text}: KEY=VALUE is expected"])
+        assigned[key] = value
+    return assigned
+
+
+def _check(options: argparse.Namespace) -> int:
+    """What `serve` would make of this file here: a secret may well be in the environment, and so may a mistake."""
+    try:
+        load(options.file, os.environ, _assignments(options.set))
+    except SettingsError as error:
+        return _complain(error)
+    print(f"{options.file}: fine")
+    return 0
+
+
+def _complain(error: SettingsError) -> int:
+    for problem in error.problems:
+        print(f"warmroute: {problem}", file=sys.stderr)
+    return 2
+
+
+async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
+    from router.app import App
+    from router.settings.reloading import Reloader
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    stop: asyncio.Future[int] = loop.create_future()
+    serving = False
+
+    def signalled(number: int) -> None:
+        if (stop.done() or not serving) and task is not None:
+            task.cancel()  # a second signal ends the drain; before there is anything to drain, the first does
+        if not stop.done():
+            stop.set_result(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    app = App(settings)
+    reloader = Reloader(settings, read, app.reload, app.hub.reloaded)
+    loop.add_signal_handler(signal.SIGHUP, reloader.ask)
+    try:
+        async with app:
+            serving = True
+            reloading = asyncio.create_task(reloader.watch())
+            print(f"listening {app.url} admin {app.admin_url}", flush=True)
+            first = await stop
+            reloading.cancel()
+            if first == signal.SIGTERM:
+                app.lame_duck()
+                await asyncio.sleep(reloader.settings.listen.lame_duck_s)
+    except asyncio.CancelledError:
+        return 130
+    except SettingsError as error:
+        return _complain(error)
+    except OSError as error:
+        print(f"warmroute: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

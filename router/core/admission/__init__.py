@@ -1,0 +1,1 @@
+"""Whose turn it is: windows, queue, rates, who is held back."""

@@ -1,0 +1,244 @@
+"""Requests that wait for a place: in which order they get one, and who is turned away when too many wait.
+
+Order: priority first. Within a priority tenants take turns by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 96)
+with prompt tokens as cost: a tenant's start tag is where its last turn ended, or the queue's virtual time when it
+begins to wait; the smallest tag has the next turn, and its start is then the virtual time. So tenants that keep
+waiting get equal parts of what is admitted, however much each of them asks for, and whoever asks for little waits for
+one turn of each other. Within a tenant, first come first served; whoever comes again keeps its seniority.
+
+Requests that any replica of a model may take are a pool. One pool may have room while another has none, so turns are
+given to the first in order whose pool has room. Tags only grow while a tenant waits, so heaps may hold old ones: what
+comes to the top is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
+
+from router.core.facts.requests import Priority
+
+TENANTS_MAX = 4_096  # whose last turn is remembered
+Pool = tuple[str | None, str | None]  # model, and the one replica that can answer
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One waiting request; `request` is whatever the caller wants back."""
+
+    tenant: str
+    priority: Priority
+    pool: Pool
+    cost_tokens: int
+    size_bytes: int
+    at_s: float
+    request: Any = None
+    since_s: float = -1.0  # from when its waiting counts: before `at_s` where it comes again; -1: `at_s`
+    number: int = -1  # in order of arrival; -1: does not wait
+
+    def __post_init__(self) -> None:
+        if self.since_s < 0:
+            self.since_s = self.at_s
+
+
+_Fifo = dict[int, Ticket]  # by number, which is the order of arrival
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Tenants of one pool and priority."""
+
+    tenants: dict[str, _Fifo] = field(default_factory=dict)
+    heap: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, number of the first, tenant
+    listed: set[str] = field(default_factory=set)  # in the heap
+
+
+class FairQueue:
+    """Waiting requests. Knows no limits but those it is given with each arrival."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._waiting: _Fifo = {}
+        self._pools: dict[Pool, tuple[_Lane, ...]] = {}
+        self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)  # by priority, of all pools
+        self._counts = [0] * len(Priority)
+        self._starts: dict[str, float] = {}  # start tag of a tenant's next turn
+        self._virtual = 0.0
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def count(self, priority: Priority) -> int:
+        """Requests that wait with that priority."""
+        return self._counts[priority]
+
+    def ahead(self, tenant: str, priority: Priority) -> int:
+        """About how many get a turn before a request that would come now, at most."""
+        tenants, count = self._tenants[priority], self._counts[priority]
+        mine = len(tenants.get(tenant, ()))
+        others = len(tenants) - (tenant in tenants)
+        return sum(self._counts[:priority]) + mine + min(count - mine, others * (mine + 1))
+
+    # -- in and out ----------------------------------------------------------------------------------------------
+
+    def add(self, ticket: Ticket, requests_max: int, bytes_max: int) -> list[Ticket] | None:
+        """Let it wait. Returns those that no longer do in its stead; None, and nothing has changed, when it is itself
+        the one that matters least."""
+        out = self._least(ticket, requests_max, bytes_max)
+        if ticket in out:
+            return None
+        for other in out:
+            self.remove(other)
+        self._insert(ticket)
+        return out
+
+    def remove(self, ticket: Ticket) -> bool:
+        """It no longer wants to wait; False when it did not."""
+        number, priority, tenant = ticket.number, ticket.priority, ticket.tenant
+        if self._waiting.pop(number, None) is None:
+            return False
+        ticket.number = -1
+        self.size_bytes -= ticket.size_bytes
+        self._counts[priority] -= 1
+        lane = self._pools[ticket.pool][priority]
+        for fifos in (lane.tenants, self._tenants[priority]):
+            fifo = fifos[tenant]
+            del fifo[number]
+            if not fifo:
+                del fifos[tenant]
+        if not self._waiting:
+            self._pools.clear()
+            self._starts.clear()
+            self._virtual = 0.0
+        elif not any(lane.tenants for lane in self._pools[ticket.pool]):
+            del self._pools[ticket.pool]
+        return True
+
+    def turn(self, room: Callable[[Pool], bool], held_back: Callable[[Pool, str], bool]) -> Ticket | None:
+        """Take out the first in order whose pool has room and whose tenant is not held back there; None: nobody."""
+        has_room: dict[Pool, bool] = {}
+        for priority in Priority:
+            if not self._counts[priority]:
+                continue
+            for _, _, pool, tenant in sorted(self._heads(priority, held_back), key=lambda head: head[:2]):
+                if pool not in has_room:
+                    has_room[pool] = room(pool)
+                if has_room[pool]:
+                    fifo = self._pools[pool][priority].tenants[tenant]
+                    ticket = fifo[next(iter(fifo))]
+                    self._served(ticket)
+                    return ticket
+        return None
+
+    def expired(self, before_s: float) -> Iterator[Ticket]:
+        """Take out, one by one, who came before then."""
+        for ticket in [each for each in self._waiting.values() if each.at_s <= before_s]:
+            self.remove(ticket)
+            yield ticket
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _insert(self, ticket: Ticket) -> None:
+        number = ticket.number = self._next
+        self._next += 1
+        tenant, priority = ticket.tenant, ticket.priority
+        if not any(tenant in fifos for fifos in self._tenants):  # begins to wait
+            self._starts[tenant] = max(self._virtual, self._starts.pop(tenant, 0.0))
+        lanes = self._pools.get(ticket.pool)
+        if lanes is None:
+            lanes = self._pools[ticket.pool] = tuple(_Lane() for _ in Priority)
+        lane = lanes[priority]
+        self._waiting[number] = ticket
+        for fifos in (lane.tenants, self._tenants[priority]):
+            _enqueue(fifos.setdefault(tenant, {}), ticket)
+        if tenant not in lane.listed:
+            lane.listed.add(tenant)
+            heappush(lane.heap, (self._starts[tenant], number, tenant))
+        self.size_bytes += ticket.size_bytes
+        self._counts[priority] += 1
+
+    def _served(self, ticket: Ticket) -> None:
+        tenant, start = ticket.tenant, self._starts.pop(ticket.tenant)
+        self._virtual = max(self._virtual, start)
+        self._starts[tenant] = start + max(1, ticket.cost_tokens)  # behind all others: the last to be forgotten
+        if len(self._starts) > TENANTS_MAX + len(self._waiting):
+            idle = (name for name in self._starts if not any(name in fifos for fifos in self._tenants))
+            del self._starts[next(idle)]
+        self.remove(ticket)
+
+    def _heads(
+        self, priority: Priority, held_back: Callable[[Pool, str], bool]
+    ) -> Iterator[tuple[float, int, Pool, str]]:
+        """The first of every pool, as (start tag, number, pool, tenant)."""
+        for pool, lanes in self._pools.items():
+            lane, aside = lanes[priority], []
+            while (top := self._top(lane)) is not None:
+                if not held_back(pool, top[2]):
+                    yield top[0], top[1], pool, top[2]
+                    break
+                aside.append(heappop(lane.heap))
+            for entry in aside:
+                heappush(lane.heap, entry)
+
+    def _top(self, lane: _Lane) -> tuple[float, int, str] | None:
+        """The lane's first, as it is now."""
+        heap = lane.heap
+        while heap:
+            tenant = heap[0][2]
+            fifo = lane.tenants.get(tenant)
+            if fifo is None:
+                heappop(heap)
+                lane.listed.discard(tenant)
+                continue
+            entry = (self._starts[tenant], next(iter(fifo)), tenant)
+            if entry == heap[0]:
+                return entry
+            heapreplace(heap, entry)
+        return None
+
+    def _least(self, arriving: Ticket, requests_max: int, bytes_max: int) -> list[Ticket]:
+        """Who must go so that it fits, itself perhaps: the newest request of the tenant with most of them waiting, of
+        the lowest priority there is."""
+        requests = len(self._waiting) + 1 - requests_max
+        size_bytes = self.size_bytes + arriving.size_bytes - bytes_max
+        out: list[Ticket] = []
+        if requests <= 0 and size_bytes <= 0:
+            return out
+        if not requests_max or arriving.size_bytes > bytes_max:
+            return [arriving]
+        for priority in reversed(Priority):
+            fifos = self._tenants[priority]
+            heap = [(-len(fifo), 1, name) for name, fifo in fifos.items() if name != arriving.tenant]
+            if priority is arriving.priority:
+                own = len(fifos.get(arriving.tenant, ())) + 1
+                heap.append((-own, 0, arriving.tenant))  # of two with as many, its own
+            elif arriving.tenant in fifos:
+                heap.append((-len(fifos[arriving.tenant]), 1, arriving.tenant))
+            heapify(heap)
+            newest: dict[str, Iterator[Ticket]] = {}
+            while heap and (requests > 0 or size_bytes > 0):
+                count, others, tenant = heap[0]
+                if not others:
+                    return [arriving]
+                out.append(next(newest.setdefault(tenant, reversed(fifos[tenant].values()))))
+                requests, size_bytes = requests - 1, size_bytes - out[-1].size_bytes
+                if count + 1:
+                    heapreplace(heap, (count + 1, others, tenant))
+                else:
+                    heappop(heap)
+            if requests <= 0 and size_bytes <= 0:
+                break
+        return out
+
+
+def _enqueue(fifo: _Fifo, ticket: Ticket) -> None:
+    """At the end, or where one belongs that has waited before."""
+    last = next(reversed(fifo.values()), None)
+    fifo[ticket.number] = ticket
+    if last is not None and ticket.since_s < last.since_s:
+        in_order = sorted(fifo.items(), key=lambda item: (item[1].since_s, item[0]))
+        fifo.clear()
+        fifo.update(in_order)

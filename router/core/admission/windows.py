@@ -1,0 +1,314 @@
+"""When is the fleet full, and who gets the next place?
+
+A replica's window is how many leases it may have open. An engine that has `w` requests waiting of `n` that are open
+here works on n - w of them, and a few more should wait there so that its batch never runs dry: the window is
+n - w + waiting_max, never less than WINDOW_MIN, so that there is always something to learn from. It is taken from each
+probe and holds until the next, so what is sent meanwhile counts on top. It begins when more than waiting_max wait
+there; when none does it grows, fast where it binds, slowly where it does not, and not at all while somebody waits here
+for another reason: then nothing was learned. Before and after, there may be BURST_MAX more than the last probe saw,
+since an engine that was never seen full may be so at any moment. Without word of the engine, or only old or absurd
+word, the window is `in_flight_max`: bad metrics never block anybody.
+
+A request finds room where a replica that may take it has fewer leases than its window. While others are about, a
+tenant that holds `tenant_share_max` of the places (of what engines work on at once, without what may wait there) finds
+none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
+waits (fair_queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
+
+While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp
+from typing import Protocol
+
+from router.core.facts.requests import Load, Priority, Shed
+from router.core.admission.queue import FairQueue, Pool, Ticket
+from router.core.fleet.member import Lease, Member
+from router.core.fleet.models import NoReplica
+from router.core.placement.router import Router
+
+WINDOW_MIN = 4
+BURST_MAX = 256  # as many as vLLM's smaller default for --max-num-seqs
+GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # of a window, per probe that saw nobody wait in the engine
+MODELS_MAX = 64  # whose places are added up one by one
+WAITING_ABSURD = 1_000_000
+SEEN_S = 60.0  # a tenant is about for so long after it asked
+TENANTS_MAX = 1_024  # that are about
+RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
+LASTED_FADE = 0.98  # of how long leases last, per lease
+RATE_WINDOW_S = 10.0  # of waiting, over which the rate of turns is taken
+RATE_PRIOR_S = 2.0  # of waiting, that the rate by Little's law is worth
+
+
+class Limits(Protocol):
+    """Settings `admission.*`; see there."""
+
+    @property
+    def in_flight_max(self) -> int:
+        """Leases of one replica."""
+
+    @property
+    def waiting_max(self) -> int:
+        """Requests waiting in one engine."""
+
+    @property
+    def queue_requests_max(self) -> int:
+        """Requests waiting here."""
+
+    @property
+    def queue_bytes_max(self) -> int:
+        """Bytes of their bodies."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds each may wait from its arrival, whatever for."""
+
+    @property
+    def hold_s(self) -> float:
+        """Seconds of its waiting for which one that would evict too much may be held back; 0: none is."""
+
+    @property
+    def tenant_share_max(self) -> float:
+        """Part of the places, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoLimits:
+    """Nobody ever waits."""
+
+    in_flight_max: int = 1 << 30
+    waiting_max: int = 1 << 30
+    queue_requests_max: int = 0
+    queue_bytes_max: int = 0
+    wait_s: float = 0.0
+    hold_s: float = 0.0
+    tenant_share_max: float = 1.0
+
+
+@dataclass(slots=True)
+class _Window:
+    """What a replica's last probe made of its window."""
+
+    member: Member
+    load: Load
+    at_s: float
+    size: int
+    binds: bool = False  # the engine was seen full, and that is not long ago
+
+
+@dataclass(slots=True)
+class TurnRate:
+    """Turns a second, over the last RATE_WINDOW_S in which anybody waited."""
+
+    turns: float = 0.0
+    waited_s: float = 0.0
+    _at_s: float = field(default=0.0)
+
+    def pass_time(self, now_s: float, *, waiting: bool) -> None:
+        """Time went by, in which somebody waited or nobody."""
+        gone_s = now_s - self._at_s
+        self._at_s = now_s
+        if waiting and gone_s > 0:
+            fade = exp(-gone_s / RATE_WINDOW_S)
+            self.turns *= fade
+            self.waited_s = self.waited_s * fade + gone_s
+
+    def per_s(self, expected_per_s: float) -> float:
+        """By what was seen and what was expected, 0 where nothing is known."""
+        prior_s = RATE_PRIOR_S if expected_per_s else 0.0
+        seen_s = self.waited_s + prior_s
+        return (self.turns + expected_per_s * prior_s) / seen_s if seen_s else 0.0
+
+
+class Admission:
+    """Places, and the queue for them. `now_s` is any clock that does not go back."""
+
+    def __init__(self, router: Router, limits: Limits, *, stale_s: float) -> None:
+        """A load that was heard of `stale_s` ago says nothing any more."""
+        self.queue = FairQueue()
+        self.full: set[str] = set()  # replicas without room
+        self._router = router
+        self._stale_s = stale_s
+        self._windows: dict[str, _Window] = {}
+        self._open: dict[int, str] = {}  # lease -> tenant
+        self._held: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
+        self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
+        self._rate = TurnRate()
+        self._ended = self._lasted_s = 0.0  # leases, faded by each that ends
+        self.configure(limits)
+
+    def configure(self, limits: Limits) -> None:
+        """Take other limits; who waits goes on waiting, as far as there is room for it."""
+        self._limits = limits
+        self._windows = {id_: window for id_, window in self._windows.items() if window.binds}
+        for window in self._windows.values():
+            window.size = min(window.size, limits.in_flight_max)
+        self._survey()
+
+    def window(self, replica: str) -> int:
+        """Leases that it may have open."""
+        window = self._windows.get(replica)
+        return window.size if window is not None else self._limits.in_flight_max
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def opened(self, lease: Lease, tenant: str) -> None:
+        """A lease was given."""
+        replica = lease.replica
+        self._open[lease.id] = tenant
+        held = (replica, tenant)
+        self._held[held] = self._held.get(held, 0) + 1
+        if len(self._router.fleet.members[replica].leases) >= self.window(replica):
+            self.full.add(replica)
+
+    def closed(self, lease: Lease, now_s: float) -> bool:
+        """It is back; whether it was open here."""
+        tenant = self._open.pop(lease.id, None)
+        if tenant is None:
+            return False
+        self._ended = self._ended * LASTED_FADE + 1.0
+        self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
+        replica = lease.replica
+        held = (replica, tenant)
+        self._held[held] -= 1
+        if not self._held[held]:
+            del self._held[held]
+        if replica in self.full:
+            member = self._router.fleet.members.get(replica)
+            if member is None or len(member.leases) < self.window(replica):
+                self.full.discard(replica)
+        return True
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def free(self, tenant: str, now_s: float) -> bool:
+        """Whether nothing at all stands in the tenant's way, as nearly always."""
+        seen = self._seen
+        seen.pop(tenant, None)
+        seen[tenant] = now_s
+        if len(seen) > TENANTS_MAX:
+            del seen[next(iter(seen))]
+        return not self.full and not self.queue and len(self._open) < self._few
+
+    def fits(self, pool: Pool, tenant: str, now_s: float) -> bool:
+        """Whether it finds room now. Raises NoReplica, or Shed when all have asked for a rest."""
+        members = self._router.candidates(*pool, now_s)
+        return any(m.id not in self.full for m in members) and not self._has_its_share(pool, tenant, now_s)
+
+    def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
+        """Let it wait for a place; returns those that no longer do in its stead. So many others are held back, with so
+        many bytes: limits are of both together. Raises Shed when it is to be turned away."""
+        limits, queue = self._limits, self.queue
+        self._rate.pass_time(now_s, waiting=bool(queue))
+        rate = self._turns_per_s()
+        if rate and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.wait_s:
+            raise self.overloaded(ticket.tenant, ticket.priority)
+        out = queue.add(ticket, max(0, limits.queue_requests_max - held), limits.queue_bytes_max - held_bytes)
+        if out is None:
+            raise self.overloaded(ticket.tenant, ticket.priority)
+        return out
+
+    def overloaded(self, tenant: str, priority: Priority) -> Shed:
+        """What somebody is told who is turned away."""
+        rate = self._turns_per_s()
+        wait_s = self.queue.ahead(tenant, priority) / rate if rate else RETRY_AFTER_MIN_S
+        after_s = min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
+        return Shed("overloaded", "All replicas are busy, and too many requests wait already.", after_s)
+
+    def turn(self, now_s: float) -> Ticket | None:
+        """Take out who is to be placed now; None: nobody can be. To be asked again when that one is placed."""
+        queue, usable = self.queue, self._router.fleet.usable()
+        if not queue or (usable and len(self.full) >= len(usable) and all(m.id in self.full for m in usable)):
+            return None
+
+        def room(pool: Pool) -> bool:
+            try:
+                return any(m.id not in self.full for m in self._router.candidates(*pool, now_s))
+            except NoReplica:
+                return True  # it is to hear so
+            except Shed:
+                return False
+
+        self._rate.pass_time(now_s, waiting=True)
+        ticket = queue.turn(room, lambda pool, tenant: self._has_its_share(pool, tenant, now_s))
+        if ticket is not None:
+            self._rate.turns += 1
+        return ticket
+
+    def tick(self, now_s: float) -> list[Ticket]:
+        """Look at what probes have said, to be called some times a second; returns who has waited too long."""
+        self._rate.pass_time(now_s, waiting=bool(self.queue))
+        for member in self._router.fleet.members.values():
+            self._resize(member, now_s)
+        self._survey()
+        return list(self.queue.expired(now_s - self._limits.wait_s))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _resize(self, member: Member, now_s: float) -> None:
+        window, load = self._windows.get(member.id), member.load
+        if window is None or window.member is not member:  # another engine at the same address
+            window = self._windows[member.id] = _Window(member, Load(), now_s, self._limits.in_flight_max)
+        if window.load is not load:  # a probe that brought nothing leaves the load as it is
+            window.load, window.at_s = load, now_s
+            self._learn(window, member.in_flight_probed, load.waiting)
+        elif now_s - window.at_s > self._stale_s:
+            window.size, window.binds = self._limits.in_flight_max, False
+
+    def _learn(self, window: _Window, in_flight: int, waiting: int | None) -> None:
+        """Take one probe."""
+        most, waiting_max, before = self._limits.in_flight_max, self._limits.waiting_max, window.size
+        if waiting is None or not 0 <= waiting <= WAITING_ABSURD:
+            window.size, window.binds = most, False
+            return
+        most = min(most, in_flight + BURST_MAX)
+        size = in_flight - waiting + waiting_max
+        if waiting > waiting_max:
+            window.binds = True
+        elif not waiting and in_flight >= before:
+            size = max(size, int(before * GROWTH_BOUND))
+        elif not waiting:
+            size = before if self.queue else int(before * GROWTH_IDLE) + 1
+        window.binds &= size < most
+        window.size = min(max(size, WINDOW_MIN), most) if window.binds else most
+
+    def _survey(self) -> None:
+        """Who is full, and below how many open leases nobody can have more than a share."""
+        fleet, limits = self._router.fleet, self._limits
+        for id_ in [id_ for id_ in self._windows if id_ not in fleet.members]:
+            del self._windows[id_]
+        self.full = {m.id for m in fleet.members.values() if len(m.leases) >= self.window(m.id)}
+        names = fleet.model_names()
+        pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.usable()]
+        places = (sum(map(self._places, members)) for members in pools)
+        self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
+
+    def _places(self, member: Member) -> int:
+        """Leases that it works on at once, as far as that is known: those that wait there have none of its time yet."""
+        window = self._windows.get(member.id)
+        if window is None or not window.binds:
+            return self.window(member.id)
+        return max(window.size - self._limits.waiting_max, WINDOW_MIN)
+
+    def _others_about(self, tenant: str, now_s: float) -> bool:
+        """Whether another tenant asked of late."""
+        for name in reversed(self._seen):
+            if name != tenant:
+                return now_s - self._seen[name] <= SEEN_S
+        return False
+
+    def _has_its_share(self, pool: Pool, tenant: str, now_s: float) -> bool:
+        if len(self._open) < self._few or not self._others_about(tenant, now_s):
+            return False
+        model, fleet = pool[0], self._router.fleet
+        members = fleet.usable() if model is None else fleet.serving(model)
+        held = sum(self._held.get((m.id, tenant), 0) for m in members)
+        places = sum(map(self._places, members))
+        return held >= max(1.0, places * self._limits.tenant_share_max)
+
+    def _turns_per_s(self) -> float:
+        """By Little's law: what is open, over how long an answer takes; and by turns, when there have been any."""
+        lasted_s = self._lasted_s
+        return self._rate.per_s(len(self._open) * self._ended / lasted_s if lasted_s > 0 else 0.0)

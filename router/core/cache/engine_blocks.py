@@ -1,0 +1,482 @@
+"""What one engine holds, by its own account: its hashes for blocks on one side, our keys on the other.
+
+An engine names a block by a hash that is opaque to us; a prompt is looked up by keys of our own, chained over its
+token ids (blocks.token_chain). A Stored event carries both the hash and the tokens, so here every hash gets its key,
+and the key's bit in `Masks` is set while the engine holds the block:
+
+    Stored(h7, child of h6, tokens)    key(h7) = xxh3(tokens, seed=key(h6))    held[h7] = key, bit set
+    Removed(h7)                        one copy less; with the last the bit goes, and only the name h7 -> key is kept
+
+What is rare is kept beside, so that the common block costs one entry here and one in `Masks`:
+
+* Copies. An engine stores a block twice, in GPU and CPU memory, or for two groups of layers, and takes each copy back
+  on its own. Copies are counted per place (medium, group), packed into one integer of 16 bits a place; a block whose
+  copies are the usual ones, one on the GPU for each group, has no entry. It is of use while every group has a copy.
+  A block that only a tier holds counts as held like any other; only copies on the GPU take room in the KV pool.
+* Orphans. A block whose parent has no known name cannot be keyed. It is set aside, its copies counted all the same,
+  and gets its key when the parent gets one; it is never taken for a root.
+* Expectations, and several blocks of one key: see kv_credit.py.
+
+Whatever is forgotten here for want of room was held, so errors are on the side of too little credit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice, repeat
+from typing import cast
+
+from xxhash import xxh3_64_intdigest
+
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.cache.claims import Credit
+from router.core.kv_events.decoding import Event, Removed, Stored
+from router.core.cache.lateness import Tails
+from router.core.cache.masks import Masks
+
+PLACES_MAX = 32  # (medium, group) pairs
+GROUPS_MAX = 64  # remembered as not answering for a prefix
+ASIDE_BLOCK_BYTES = 512  # an orphan with larger blocks than 128 tokens counts as several
+JOIN_BLOCKS = 512  # orphans keyed with one event, in about a millisecond
+TRIM_KEYS = 1024  # names forgotten at a time: finding the oldest of a dict costs a scan
+# Upper bounds, for a ledger whose tables have just grown; tests/core measures them with tracemalloc (CPython 3.11).
+BLOCK_BYTES = 320  # one block held: two table slots, hash, key, mask
+NAME_BYTES = 192  # one name of a block no longer held
+ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
+
+_COUNT_BITS = 16
+_COUNT = (1 << _COUNT_BITS) - 1
+_NOT_HELD = -1  # no key
+
+
+class Ledger:
+    """The blocks of one engine under its name in `masks`. At most `blocks_max` are held, `aside_max` of them without
+    a key, and about `names_max` names of blocks no longer held are kept.
+
+    With `repeats`, somebody has the engine repeat what it stored (see announce.py), and a store that may be such a
+    repetition is no second copy of what is held in its place. Where it was a copy after all, the block is believed
+    gone with the first one: too little credit, where the other mistake would leave credit for ever.
+    """
+
+    def __init__(
+        self, masks: Masks, name: str, *, blocks_max: int, aside_max: int, names_max: int, repeats: bool = False
+    ) -> None:
+        self._blocks_max, self._aside_max, self._names_max = blocks_max, aside_max, names_max
+        self._repeats = repeats
+        self.tails = Tails()
+        self._slack = max(1, min(TRIM_KEYS, names_max // 8))
+        self.stored = 0  # copies taken, repetitions excepted
+        self.removed = 0  # copies gone
+        self.unknown_removals = 0
+        self.joined = 0  # blocks set aside that got their key later
+        self.aside_dropped = 0  # blocks in events set aside and then forgotten
+        self.forgotten = 0  # blocks not taken because `blocks_max` are held, or given up for others' room
+        self.other_size = 0  # blocks not taken because they are not `block_tokens` long
+        self.conflicts = 0  # hashes given to two different contents
+        self._credit = Credit(masks, name, expected_max=blocks_max)
+        self._names: dict[int, int] = {}  # hash -> key of blocks no longer held
+        self._reset()
+
+    def _reset(self) -> None:
+        self.block_tokens: int | None = None  # of the engine: what the GPU's first event of a prefix group says
+        self._places: dict[tuple[str, int], int] = {}  # -> shift of its count
+        self._groups: dict[int, int] = {}  # group -> mask of the counts of its places
+        self._others: set[int] = set()  # groups that do not answer for a whole prefix
+        self._usual = 0  # copies of a block that has no entry in _copies
+        self._empty()
+
+    def _empty(self) -> None:
+        self.complete = True
+        self.aside = 0  # blocks in events set aside
+        self._gpu_copies = 0  # of all blocks held, with a key or without, in all groups
+        self._held: dict[int, int | None] = {}  # hash -> key, None while it has none
+        self._copies: dict[int, int] = {}  # hash -> counts, where they are not _usual
+        self._aside: OrderedDict[int, Stored] = OrderedDict()  # serial -> event
+        self._aside_weight = 0
+        self._waiting: dict[int, list[int]] = {}  # parent's hash -> serials
+        self._serial = 0
+        self._ripe: list[int] = []  # of those waited for: known by now
+        self.tails.clear()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks held and of use: with a key, and a copy in every group."""
+        return self._credit.blocks
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Blocks of the KV pool that what is held takes: copies on the GPU, a second copy of one block and blocks
+        without a key included, whatever tiers hold besides."""
+        return -(-self._gpu_copies // (len(self._groups) or 1))  # a block of tokens is one block in each group
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes that blocks, names and orphans may take, at most; expectations, which open leases bound, excepted."""
+        return len(self._held) * BLOCK_BYTES + len(self._names) * NAME_BYTES + self._aside_weight * ASIDE_BYTES
+
+    def shed(self, bytes_min: int) -> None:
+        """Forget what takes at least `bytes_min` bytes, or everything: orphans first, then the newest blocks, which are
+        ends of prompts more often than beginnings that others share. The ledger is incomplete until the next clear.
+        """
+        self.complete = False
+        left = self.bytes_used - bytes_min
+        while self._aside and self.bytes_used > left:
+            self._drop_oldest()
+        while self._held and self.bytes_used > left:
+            given, key = self._held.popitem()
+            counts = self._copies.pop(given, self._usual)
+            self._gpu_copies -= self._on_gpu(counts)
+            if key is not None and self._whole(counts):
+                self._credit.take(key)
+            self.forgotten += 1
+        if self.bytes_used > left:
+            self._names.clear()
+
+    def holds(self, key: int) -> bool:
+        """Whether the block with this key is held or expected."""
+        return self._credit.holds(key)
+
+    def clear(self) -> None:
+        """Nothing is held, at once, and no hash is known by name."""
+        self._credit.reopen(self._held)
+        self._names = {}
+        self._reset()
+
+    def close(self) -> None:
+        """The engine is gone; its bit goes back to `masks`."""
+        self._credit.close(self._held)
+        self._names = {}
+        self._reset()
+
+    def apply(self, event: Event) -> None:
+        """Takes the event in, whatever was missed before it; nothing is raised."""
+        if isinstance(event, Stored):
+            self._store(event)
+        elif isinstance(event, Removed):
+            self._remove(event)
+        else:
+            self.clear()
+        if self._ripe:
+            self.catch_up(JOIN_BLOCKS)
+
+    def expect(self, lease: int, keys: Sequence[int]) -> None:
+        """The blocks with these keys are about to be computed for this lease: they count as held until it is settled,
+        or until the engine says of a block that it is stored, and from then on while it is.
+        """
+        self._credit.expect(lease, keys)
+
+    def settle(self, lease: int) -> None:
+        """The lease is over: what it alone expected, and the engine did not confirm, is not held."""
+        self._credit.settle(lease)
+
+    # --- blocks come
+
+    def _store(self, event: Stored) -> None:
+        if not event.prefix:
+            if len(self._others) < GROUPS_MAX:
+                self._others.add(event.group)
+            return
+        if not event.hashes or event.group in self._others:  # a tier does not always say which kind of group
+            return
+        if event.tokens and not self._fits(event):
+            return
+        shift = self._place(event)
+        if shift is None:
+            return
+        keys = self._keys_of(event)
+        stored = self.stored
+        again = self._repeats if event.again is None else event.again
+        self._take(event.hashes, keys, shift, again)
+        if event.medium == "GPU":
+            self._gpu_copies += self.stored - stored
+        if None in keys:
+            self._set_aside(event)
+        if self._waiting:
+            self._ripe.extend(given for given in event.hashes if given in self._waiting)
+
+    def _fits(self, event: Stored) -> bool:
+        if self.block_tokens is None:
+            if event.medium != "GPU":  # a tier may publish in chunks of many blocks: LMCache's have 256 tokens
+                return False
+            self.block_tokens = event.block_tokens
+        elif self.block_tokens != event.block_tokens:
+            # vLLM caches a part of a block of a hybrid model under its own size (block_pool.cache_partial_block).
+            self.other_size += len(event.hashes)
+            return False
+        return True
+
+    def _place(self, event: Stored) -> int | None:
+        """Where the count of these copies is; None where copies there are not taken."""
+        place = (event.medium, event.group)
+        shift = self._places.get(place)
+        if shift is not None:
+            return shift
+        if event.group not in self._groups:
+            # A tier's events need not say what kind of group they are of: the GPU's events do.
+            if event.medium != "GPU" or not event.tokens or len(self._places) >= PLACES_MAX:
+                return None
+            return self._open_group(event.group)
+        if len(self._places) >= PLACES_MAX:
+            return None
+        return self._open_place(event.medium, event.group)
+
+    def _open_place(self, medium: str, group: int) -> int:
+        shift = len(self._places) * _COUNT_BITS
+        self._places[medium, group] = shift
+        self._groups[group] |= _COUNT << shift
+        return shift
+
+    def _open_group(self, group: int) -> int:
+        """From here on a block is of use only where this group has it too, which is none so far."""
+        for given, key in self._held.items():
+            counts = self._copies.setdefault(given, self._usual)
+            if key is not None and self._whole(counts):
+                self._credit.take(key)
+        self._groups[group] = 0
+        shift = self._open_place("GPU", group)
+        self._usual |= 1 << shift
+        return shift
+
+    def _keys_of(self, event: Stored) -> Sequence[int | None]:
+        """The blocks' keys, None for those that have to wait for one."""
+        tier = event.medium != "GPU"
+        # vLLM's offloading leaves the salt out of a tier's events (offloading/events.py, extra_keys=None): a root there
+        # is known by its hash or not at all.
+        if event.tokens and not (tier and event.parent is None):
+            parent = self._known(event.parent) if event.parent is not None else _root(event)
+            if parent is not None:
+                keys = _chain(event, parent)
+                if parent in self.tails.open and not tier:
+                    self.tails.grow(parent, keys)
+                return [self._known(h) or key for h, key in zip(event.hashes, keys, strict=True)] if tier else keys
+        return [self._known(given) for given in event.hashes]
+
+    def _known(self, given: int) -> int | None:
+        return self._held.get(given) or self._names.get(given)
+
+    def _take(self, hashes: Sequence[int], keys: Sequence[int | None], shift: int, again: bool) -> None:
+        held, names = self._held, self._names
+        one = 1 << shift
+        whole = one == self._usual or self._whole(one)
+        if one == self._usual and self._take_new(hashes, keys):
+            return
+        for given, key in zip(hashes, keys, strict=True):
+            if given in held:
+                if key is not None:
+                    self._call(given, key)
+                self._copy(given, shift, again)
+                continue
+            if len(held) >= self._blocks_max:
+                self.forgotten += 1
+                self.complete = False
+                if key is not None:
+                    self._remember(given, key)
+                continue
+            held[given] = key
+            if names:
+                names.pop(given, None)
+            if one != self._usual:
+                self._copies[given] = one
+            if whole and key is not None:
+                self._credit.add(key)
+            self.stored += 1
+
+    def _take_new(self, hashes: Sequence[int], keys: Sequence[int | None]) -> bool:
+        """Blocks with keys, none of which is held, of the usual one copy, all at once: in a third of the time. False,
+        and nothing is done, where that is not so."""
+        held, names = self._held, self._names
+        if len(held) + len(hashes) > self._blocks_max or not held.keys().isdisjoint(hashes):
+            return False
+        if None in keys or len(set(hashes)) < len(hashes):
+            return False
+        held.update(zip(hashes, keys, strict=True))
+        if not names.keys().isdisjoint(hashes):
+            for given in hashes:
+                names.pop(given, None)
+        self._credit.add_all(cast("Sequence[int]", keys))
+        self.stored += len(hashes)
+        return True
+
+    def _copy(self, given: int, shift: int, again: bool) -> None:
+        """One copy more of a block that is held; with `again` only where none is known to be."""
+        counts = self._copies.get(given, self._usual)
+        here = counts >> shift & _COUNT
+        if here and (again or here == _COUNT):
+            return
+        self.stored += 1
+        self._recount(given, counts, counts + (1 << shift))
+
+    def _recount(self, given: int, before: int, after: int) -> None:
+        if after == self._usual:
+            self._copies.pop(given, None)
+        else:
+            self._copies[given] = after
+        key, was, now = self._held[given], self._whole(before), self._whole(after)
+        if key is not None and was != now:
+            if now:
+                self._credit.add(key)
+            else:
+                self._credit.take(key)
+
+    def _whole(self, counts: int) -> bool:
+        return all(counts & mask for mask in self._groups.values())
+
+    def _call(self, given: int, key: int) -> None:
+        """A held block has this key, by an event that gives its tokens."""
+        known = self._held[given]
+        if known == key:
+            return
+        if known is None:
+            self.joined += 1
+        else:
+            # An SGLang older than 0.5.23 hashes tokens alone, so a block under two salts has one hash. Whose copy goes
+            # first is not said, so neither is credited until the hash is free again.
+            key = xxh3_64_intdigest(b"of two contents", given)
+            if known == key:
+                return
+            self.conflicts += 1
+        self._held[given] = key
+        if self._whole(self._copies.get(given, self._usual)):
+            if known is not None:
+                self._credit.take(known)
+            self._credit.add(key)
+
+    # --- orphans
+
+    def _set_aside(self, event: Stored) -> None:
+        self._serial += 1
+        self._aside[self._serial] = event
+        self._weigh(event, 1)
+        if event.tokens and event.parent is not None:
+            self._waiting.setdefault(event.parent, []).append(self._serial)
+        while self._aside_weight > self._aside_max:
+            self._drop_oldest()
+
+    def _weigh(self, event: Stored, sign: int) -> None:
+        self.aside += sign * len(event.hashes)
+        self._aside_weight += sign * max(len(event.hashes), len(event.tokens) // ASIDE_BLOCK_BYTES)
+
+    def _drop_oldest(self) -> None:
+        serial, event = self._aside.popitem(last=False)
+        self._weigh(event, -1)
+        if event.parent in self._waiting:
+            serials = self._waiting[event.parent]
+            if serial in serials:
+                serials.remove(serial)
+            if not serials:
+                del self._waiting[event.parent]
+        self.aside_dropped += len(event.hashes)
+        self._forsake(event)
+
+    def _forsake(self, event: Stored) -> None:
+        for given in event.hashes:
+            if self._held.get(given, 0) is None:
+                del self._held[given]
+                self._gpu_copies -= self._on_gpu(self._copies.pop(given, self._usual))
+
+    def _on_gpu(self, counts: int) -> int:
+        return sum(counts >> shift & _COUNT for (medium, _), shift in self._places.items() if medium == "GPU")
+
+    def catch_up(self, blocks_max: int) -> bool:
+        """Key what waited for blocks that are known by now, about `blocks_max` blocks; True if more is left. Every
+        `apply` does some of it, so this is for a stream that has gone quiet.
+        """
+        ripe, waiting = self._ripe, self._waiting
+        while ripe:
+            serials = waiting.get(ripe[-1])
+            parent = self._known(ripe[-1])
+            if not serials or parent is None:
+                given = ripe.pop()
+                if not serials:
+                    waiting.pop(given, None)
+                continue
+            if blocks_max <= 0:
+                return True
+            event = self._aside.pop(serials.pop())
+            self._weigh(event, -1)
+            blocks_max -= len(event.hashes)
+            for child, key in zip(event.hashes, _chain(event, parent), strict=True):
+                if child in self._held:
+                    self._call(child, key)
+                else:
+                    self._remember(child, key)
+                if child in waiting:
+                    ripe.append(child)
+        return False
+
+    # --- blocks go
+
+    def _remove(self, event: Removed) -> None:
+        shift = self._places.get((event.medium, event.group))
+        if shift is None:
+            if event.group not in self._others:
+                self.unknown_removals += len(event.hashes)
+            return
+        removed = self.removed
+        if 1 << shift == self._usual and self._copies.keys().isdisjoint(event.hashes):
+            self._remove_last(event.hashes)
+        else:
+            self._remove_copies(event.hashes, shift)
+        if event.medium == "GPU":
+            self._gpu_copies -= self.removed - removed
+
+    def _remove_copies(self, hashes: Sequence[int], shift: int) -> None:
+        held, copies = self._held, self._copies
+        one = 1 << shift
+        whole = one == self._usual or self._whole(one)
+        for given in hashes:
+            counts = copies.get(given, self._usual) if given in held else 0
+            if not counts >> shift & _COUNT:
+                self.unknown_removals += 1
+                continue
+            self.removed += 1
+            if counts != one:
+                self._recount(given, counts, counts - one)
+                continue
+            copies.pop(given, None)
+            key = held.pop(given)
+            if key is not None:
+                if whole:
+                    self._credit.take(key)
+                self._remember(given, key)
+
+    def _remove_last(self, hashes: Sequence[int]) -> None:
+        """Of those that are held, the usual one copy, which is all there is: in a third of the time."""
+        keys = list(map(self._held.pop, hashes, repeat(_NOT_HELD)))
+        unknown = keys.count(_NOT_HELD)
+        self.unknown_removals += unknown
+        self.removed += len(keys) - unknown
+        if unknown or None in keys:
+            named = [(given, key) for given, key in zip(hashes, keys, strict=True) if key not in (None, _NOT_HELD)]
+            hashes, keys = [given for given, _ in named], [key for _, key in named]
+        self._credit.take_all(cast("Sequence[int]", keys))
+        self._names.update(zip(hashes, cast("Sequence[int]", keys), strict=True))
+        self._trim()
+
+    def _remember(self, given: int, key: int) -> None:
+        self._names[given] = key
+        self._trim()
+
+    def _trim(self) -> None:
+        names = self._names
+        while len(names) > self._names_max + self._slack:
+            for oldest in list(islice(names, self._slack)):
+                del names[oldest]
+
+
+def _root(event: Stored) -> int:
+    return token_root(event.adapter, event.salt, event.block_tokens)
+
+
+def _chain(event: Stored, parent: int) -> list[int]:
+    """Keys of the event's blocks behind the block with key `parent`; what sets a block apart goes into its key."""
+    if event.extras is None:
+        return token_chain(event.tokens, event.block_tokens, parent)
+    keys, width = [], 4 * event.block_tokens
+    for index, extra in enumerate(event.extras):
+        (parent,) = token_chain(event.tokens[index * width : (index + 1) * width], event.block_tokens, parent)
+        if extra is not None:
+            parent = xxh3_64_intdigest(b"extra" + extra, parent)
+        keys.append(parent)
+    return keys

@@ -1,0 +1,103 @@
+"""Predicted against actual: whether what the events say is what the engine does.
+
+Two instruments, per replica. Answers: where an answer says how many tokens were cached, the prediction made from
+events alone is held against it. `agrees` (99 % of the last 200 equal) earns the grade of a stream that was joined
+late; `drifts` (more than 10 % of the last 200 off by over a block) takes it away. Late stores cost a block here and
+there when requests of one prefix run side by side; a lying stream is off by whole prompts.
+
+Counters: where answers are silent, the engine's own sums of cached and looked-up tokens are held against the sum of
+predictions, as long as all its prompts are ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from router.core.facts.requests import Load
+
+CHECKS = 200
+EARNED_SHARE = 0.99
+DRIFT_SHARE = 0.1
+DRIFT_TOKENS_MIN = 50_000  # looked up, before counters say anything
+OURS_SHARE = 0.05  # prompts of others, or requests still under way, that leave the counters comparable
+
+
+@dataclass(slots=True)
+class AnswerCheck:
+    """The last CHECKS comparisons with answers."""
+
+    _equal: deque[bool] = field(default_factory=lambda: deque(maxlen=CHECKS))
+    _off: deque[bool] = field(default_factory=lambda: deque(maxlen=CHECKS))
+
+    def observe(self, predicted_tokens: int, actual_tokens: int, block_tokens: int) -> None:
+        """Take one answer."""
+        self._equal.append(predicted_tokens == actual_tokens)
+        self._off.append(abs(predicted_tokens - actual_tokens) > block_tokens)
+
+    def clear(self) -> None:
+        """What was compared no longer counts."""
+        self._equal.clear()
+        self._off.clear()
+
+    @property
+    def checks(self) -> int:
+        """Answers compared."""
+        return len(self._equal)
+
+    @property
+    def equal(self) -> int:
+        """Of them, those that were predicted to the token."""
+        return sum(self._equal)
+
+    @property
+    def agrees(self) -> bool:
+        """The window is full and nearly all of it was predicted to the token."""
+        return len(self._equal) == CHECKS and sum(self._equal) >= EARNED_SHARE * CHECKS
+
+    @property
+    def drifts(self) -> bool:
+        """Too many were off by more than a block; of an unfilled window as many as of a full one."""
+        return sum(self._off) > DRIFT_SHARE * CHECKS
+
+
+@dataclass(slots=True)
+class CounterCheck:
+    """Sums of predictions since the counters were last compared."""
+
+    _predicted_tokens: float = 0.0
+    _prompt_tokens: float = 0.0
+    _silent: bool = True  # no answer said how many tokens were cached
+    _since: Load | None = None
+
+    def finished(self, predicted_tokens: int | None, prompt_tokens: int, *, silent: bool) -> None:
+        """Take one request that ended; `predicted_tokens` is None where events were not asked."""
+        self._silent = self._silent and silent and predicted_tokens is not None
+        self._predicted_tokens += predicted_tokens or 0
+        self._prompt_tokens += prompt_tokens
+
+    def observe(self, load: Load) -> tuple[int, int] | None:
+        """Take a probe's view; (predicted, actual) cached tokens when a window is full and comparable."""
+        since, queries, hits = self._since, load.cache_query_tokens_total, load.cache_hit_tokens_total
+        if queries is None or hits is None:
+            return None
+        before = (since.cache_query_tokens_total, since.cache_hit_tokens_total) if since else (None, None)
+        if before[0] is None or before[1] is None or queries < before[0]:
+            self.clear(load)
+            return None
+        looked_up, found = queries - before[0], hits - before[1]
+        if looked_up < DRIFT_TOKENS_MIN:
+            return None
+        ours = abs(looked_up - self._prompt_tokens) <= OURS_SHARE * looked_up
+        pair = (round(self._predicted_tokens), round(found)) if ours and self._silent else None
+        self.clear(load)
+        return pair
+
+    def clear(self, load: Load | None = None) -> None:
+        """Begin a new window at this view of the counters."""
+        self._since, self._predicted_tokens, self._prompt_tokens, self._silent = load, 0.0, 0.0, True
+
+
+def counters_drift(predicted_tokens: int, actual_tokens: int) -> bool:
+    """Whether a window's sums are too far apart: over DRIFT_SHARE of what could be looked up."""
+    return abs(predicted_tokens - actual_tokens) > DRIFT_SHARE * max(DRIFT_TOKENS_MIN, predicted_tokens, actual_tokens)

@@ -1,0 +1,1 @@
+"""The nouns: replicas, requests, placements, misses."""

@@ -1,0 +1,1 @@
+"""Replicas: members, leases, fitness, models."""

@@ -1,0 +1,195 @@
+"""Who of those that serve a model may be sent a request now.
+
+Usually everybody, which costs one look. A member is guarded, and looked at more closely, while
+
+- it rests because it asked to (429 or 503 with Retry-After): it gets nothing before that time, not even a trial;
+- its breaker is open: it gets nothing, or one trial at a time;
+- it starts slowly: it came back with an empty cache and an empty queue, and would draw everything at once. At age a
+  it may hold 1 + a / slow_start_s x (mean open leases of its peers + SLOW_START_LEASES).
+
+Whoever is guarded gives way to any that is not. Where nobody is left but members with open breakers, all of them are
+candidates again (panic): to be refused for certain is worse than to be refused perhaps. So an outage of the whole
+fleet is over with the first answer. That holds for a request's first attempt; a second one on a replica that fails
+at everything would only double the work of a fleet that is down. Only rests are kept in any case, and the client is
+told when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from router.core.fleet import slow as pace
+from router.core.fleet.breaker import Cause, State
+from router.core.facts.requests import Ending, Shed
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Lease, Member
+
+SLOW_START_LEASES = 4
+ALIVE_S = 1.0  # who gave an answer so lately does not fail at everything
+
+
+class Standing:
+    """Breakers, rests and slow starts of a fleet's members; keeps `Fleet.guarded`."""
+
+    def __init__(self, fleet: Fleet, *, slow_start_s: float, stood: Callable[[str, State, str], None]) -> None:
+        """`stood(replica, state, why)` hears when a breaker opens, and when it closes."""
+        self._fleet = fleet
+        self._slow_start_s = slow_start_s
+        self._tell = stood
+        # When guarded members may have no reason to be any more, the next one first, each at most once; whose breaker
+        # is open has no such time.
+        self._ends: list[tuple[float, str]] = []
+        self._ending: set[str] = set()  # whose are among them
+        self.panics = 0  # placements on members that may not be fit, for want of others
+
+    @property
+    def slow_start_s(self) -> float:
+        """Seconds until a replica that came back is sent as much as others."""
+        return self._slow_start_s
+
+    @slow_start_s.setter
+    def slow_start_s(self, slow_start_s: float) -> None:
+        self._slow_start_s = slow_start_s
+        self._ends, self._ending = [], set()
+        for member in self._fleet.guarded.values():
+            self._look_at(member)
+
+    # -- who may -------------------------------------------------------------------------------------------------
+
+    def allowed(self, members: list[Member], now_s: float, *, retry: bool = False) -> list[Member]:
+        """Of these, who may be sent a request: somebody, if there is anybody; but nobody if it is a `retry` and all of
+        them fail at everything. Raises Shed when all rest."""
+        self._forget(now_s)
+        guarded = self._fleet.guarded
+        if not members or not guarded:
+            return members
+        awake, trusted, free = list[Member](), list[Member](), list[Member]()
+        open_leases: tuple[int, int] | None = None
+        for m in members:
+            if m.id not in guarded:
+                free.append(m)
+                continue
+            if m.rest_until_s > now_s:
+                continue
+            awake.append(m)
+            if m.breaker.backoff_s and not m.breaker.allows(now_s):
+                continue
+            trusted.append(m)
+            if (age_s := now_s - m.back_s) < self._slow_start_s:
+                open_leases = open_leases or self._open_leases()
+                most = 1 + age_s / self._slow_start_s * (_mean_of_others(open_leases, m) + SLOW_START_LEASES)
+                if len(m.leases) >= most:
+                    continue
+            free.append(m)
+        if free:
+            return free
+        if not awake:
+            after_s = min(m.rest_until_s for m in members) - now_s
+            raise Shed("overloaded", "Every replica that could answer asked to be left alone for now.", after_s)
+        if not trusted:
+            if retry:
+                awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.alive_s < ALIVE_S]
+            self.panics += bool(awake)
+        return trusted or awake
+
+    def _open_leases(self) -> tuple[int, int]:
+        """Of all usable members together, and how many they are: once for all that start slowly."""
+        usable = self._fleet.usable()
+        return sum([len(m.leases) for m in usable]), len(usable)
+
+    def _forget(self, now_s: float) -> None:
+        """Who came back begins now; who has no reason to be guarded any more is not."""
+        returned, guarded = self._fleet.returned, self._fleet.guarded
+        if returned:
+            for member in list(returned.values()):
+                self._close(member, now_s, "its health checks are fine again")  # it may be another process
+                self._begin(member, now_s)
+        while self._ends and self._ends[0][0] <= now_s:
+            id_ = heappop(self._ends)[1]
+            self._ending.discard(id_)
+            if id_ in guarded and not self._look_at(guarded[id_], now_s):
+                del guarded[id_]
+
+    def _look_at(self, member: Member, now_s: float = float("-inf")) -> bool:
+        """Be reminded of a guarded member when it may have no reason to be any more; returns whether it has one now."""
+        if member.breaker.backoff_s:
+            return True  # until that is closed, by `_close`
+        until_s = max(member.back_s + self._slow_start_s, member.rest_until_s)
+        if until_s > now_s and member.id not in self._ending:
+            self._ending.add(member.id)
+            heappush(self._ends, (until_s, member.id))
+        return until_s > now_s
+
+    def _begin(self, member: Member, now_s: float) -> None:
+        member.came_back, member.back_s = False, now_s
+        self._fleet.returned.pop(member.id, None)
+        self._guard(member)
+
+    def _guard(self, member: Member) -> None:
+        self._fleet.guarded[member.id] = member
+        self._look_at(member)
+
+    # -- what requests say ---------------------------------------------------------------------------------------
+
+    def rest(self, member: Member, until_s: float) -> None:
+        """It asked to be sent nothing before then."""
+        member.rest_until_s = max(member.rest_until_s, until_s)
+        self._guard(member)
+
+    def opened(self, member: Member, lease: Lease) -> None:
+        """A lease was placed on a guarded member."""
+        if member.breaker.backoff_s and member.breaker.trial is None:
+            member.breaker.trial = lease.id
+
+    def trip(self, member: Member, cause: Cause, why: str, now_s: float) -> None:
+        """Open its breaker, whatever its failures."""
+        self._guard(member)
+        if member.breaker.trip(cause, why, now_s):
+            self._tell(member.id, State.OPEN, why)
+
+    def token(self, member: Member, lease: Lease, now_s: float) -> None:
+        """A first token of a member with an open breaker: who was stuck is not, unless that was late too."""
+        if member.breaker.cause is Cause.STUCK and member.late_s < lease.placed_s:
+            self._close(member, now_s)
+
+    def ended(self, member: Member, lease: Lease, ending: Ending, now_s: float) -> None:
+        """A lease ended of a member that failed before, or it failed now. A request refused for its own sake, or whose
+        client left, says nothing; but a trial is over in any case."""
+        breaker = member.breaker
+        if breaker.trial == lease.id:
+            breaker.trial = None
+        if ending in (Ending.FAILED, Ending.UNREACHED):
+            if breaker.failed(now_s, unreached=ending is Ending.UNREACHED):
+                self._tell(member.id, State.OPEN, breaker.why)
+            if breaker.backoff_s:
+                self._guard(member)
+        elif ending is Ending.OK and (not breaker.backoff_s or breaker.cause is not Cause.SLOW):
+            self._close(member, now_s)
+
+    def timed(self, member: Member, lease: Lease, *, slow: bool, now_s: float) -> None:
+        """A first token of a member was compared with others'. What was placed before its rest ended is no trial."""
+        if member.breaker.backoff_s and lease.placed_s < member.breaker.until_s:
+            return
+        if slow:
+            self.trip(member, Cause.SLOW, "first tokens take five times as long as its peers'", now_s)
+            self._fleet.forget_pace(member)
+        elif member.breaker.backoff_s and member.breaker.cause is Cause.SLOW:
+            if pace.trial_was_slow(self._fleet, member):
+                member.breaker.trip(Cause.SLOW, member.breaker.why, now_s)
+                self._fleet.forget_pace(member)
+            else:
+                self._close(member, now_s)
+
+    def _close(self, member: Member, now_s: float, why: str = "a trial succeeded") -> None:
+        if member.breaker.close():
+            self._begin(member, now_s)
+            self._tell(member.id, State.CLOSED, why)
+
+
+def _mean_of_others(open_leases: tuple[int, int], member: Member) -> float:
+    """Open leases of a usable member, less this one, which is one of them unless it is held."""
+    leases, members = open_leases
+    if not member.held:
+        leases, members = leases - len(member.leases), members - 1
+    return leases / members if members > 0 else 0.0

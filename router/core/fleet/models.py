@@ -1,0 +1,124 @@
+"""What is served, and what is known of each model: whom a request means, and whether its prompts become tokens."""
+
+from __future__ import annotations
+
+from router.core.facts.requests import Grade
+from router.core.fleet.fleet import Fleet
+from router.core.prompts.identity import Names
+from router.core.cache.knowledge import Knowledge
+from router.core.fleet.member import Member
+from router.core.learned.token_ratio import ModelTokens
+
+MODELS_MAX = 1_024  # models whose tokens are learned
+NOT_YET = "its prompts were not turned into tokens yet"
+NO_MODELS = "its models are not known yet"
+
+
+class NoReplica(Exception):
+    """No ready replica may take this request now."""
+
+
+class UnknownModel(Exception):
+    """Ready replicas exist, but none serves this model; `known` are those that are served."""
+
+    def __init__(self, known: list[str]) -> None:
+        super().__init__("unknown model")
+        self.known = known
+
+
+class Models:
+    """Reads the fleet; keeps what is learned of models."""
+
+    def __init__(self, fleet: Fleet, knowledge: Knowledge) -> None:
+        self._fleet = fleet
+        self._knowledge = knowledge
+        self.names = Names()
+        self._tokens: dict[str, ModelTokens] = {}
+        self._untokened: dict[str, str] = {}  # model -> why its prompts cannot be turned into tokens
+
+    def resolve(self, model: str | None) -> str:
+        """The model meant; engines accept a request that names none when there is no choice.
+
+        Raises UnknownModel, or NoReplica when nothing is ready.
+        """
+        if model is not None and self._fleet.serving(model):
+            return model
+        names = self._fleet.model_names()
+        if not self._fleet.usable():
+            raise NoReplica
+        if model is None:
+            served = (m for member in self._fleet.usable() for m in member.models.values() if m.parent is None)
+            bases = {m.name: m.root or m.name for m in served}
+            if len(set(bases.values())) != 1:  # several names of one model are no choice
+                raise UnknownModel(sorted(names))
+            return min(bases)
+        if any(model in member.models for member in self._fleet.members.values()):
+            raise NoReplica  # served by a replica that is not ready now
+        raise UnknownModel(sorted(names))
+
+    def adapter(self, model: str) -> str:
+        """The LoRA adapter that a model's name stands for; "" for a base model."""
+        served = (member.models.get(model) for member in self._fleet.members.values())
+        return model if any(each is not None and each.parent for each in served) else ""
+
+    def engine(self, model: str) -> tuple[str, str, str]:
+        """(base model, kind of engine, a ready replica that serves it)."""
+        for member in self._fleet.serving(model):
+            served = member.models[model]
+            return served.parent or model, served.owned_by, member.id
+        return model, "", ""
+
+    def tokens(self, model: str) -> ModelTokens:
+        """What is learned of a model's tokens, under whichever of its names."""
+        model = self.names.known_as(model)
+        known = self._tokens.get(model)
+        if known is None:
+            if len(self._tokens) >= MODELS_MAX:
+                self._tokens.pop(next(iter(self._tokens)))
+            known = self._tokens[model] = ModelTokens()
+        return known
+
+    def engines(self, model: str) -> frozenset[str]:
+        """Kinds of all engines that serve it, ready or not."""
+        served = (member.models.get(model) for member in self._fleet.members.values())
+        return frozenset(each.owned_by for each in served if each is not None)
+
+    # -- whether events are of use -------------------------------------------------------------------------------
+
+    def follows(self, model: str) -> bool:
+        """Whether token ids of a prompt for this model would tell anything."""
+        serving = self._fleet.serving(model)
+        return not self._untokened.get(model, NOT_YET) and any(m.grade is not Grade.ESTIMATED for m in serving)
+
+    def followed(self) -> list[str]:
+        """Models of ready replicas with an event stream."""
+        members = [m for m in self._fleet.ready() if self._knowledge.ledger(m.id) is not None]
+        return sorted({name for member in members for name in member.models})
+
+    def observe_tokens(self, model: str, why: str) -> bool:
+        """Whether prompts for `model` can be turned into token ids: why not, or "". Returns whether that is news."""
+        news = self._untokened.get(model, NOT_YET) != why
+        if news:
+            if model not in self._untokened and len(self._untokened) >= MODELS_MAX:
+                self._untokened.pop(next(iter(self._untokened)))
+            self._untokened[model] = why
+            for member in self._fleet.members.values():
+                if model in member.models:
+                    self.judge(member)
+        return news
+
+    def compare_counts(self, model: str, ours: int, theirs: int) -> None:
+        """Take a prompt whose tokens were counted here and by the engine; too many that differ, and it is not ours."""
+        if self.tokens(model).miscounts(ours, theirs):
+            self.observe_tokens(model, f"prompts of {theirs} tokens, says the engine, have {ours} by our count")
+
+    def judge(self, member: Member) -> None:
+        """Events are of no use to a replica none of whose models has a tokenizer, nor while none is known."""
+        why = "" if member.models else NO_MODELS
+        for name in member.models:
+            trouble = self._untokened.get(name, NOT_YET)
+            if not trouble:
+                why = ""
+                break
+            why = why or trouble  # the first one's
+        self._knowledge.untokened(member.id, why)

@@ -1,0 +1,226 @@
+"""Who is there to be asked: which members are ready, which serve a model, and which are used for want of those.
+
+Every request asks, and what it is told changes with each health check that flips: a thousand times within seconds when
+the router's own network fails. So a flip is as many steps as the member has models, and a list is made when it is asked
+for, once for all flips since the last time. Lists are in the order in which their members joined, and one that was
+given out is never changed.
+"""
+
+from __future__ import annotations
+
+from router.core.fleet.member import Member
+
+_OUT, _READY, _SILENT = 0, 1, 2
+
+
+class Listed:
+    """Members by the number with which they joined."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Member] = {}
+        self._list: list[Member] | None = []
+
+    def add(self, number: int, member: Member) -> None:
+        """Take one in."""
+        self.by_number[number] = member
+        self._list = None
+
+    def drop(self, number: int) -> None:
+        """Take one out, if it is there."""
+        if self.by_number.pop(number, None) is not None:
+            self._list = None
+
+    def all(self) -> list[Member]:
+        """All of them, in the order in which they joined. Not to be changed."""
+        listed = self._list
+        if listed is None:
+            listed = self._list = [self.by_number[number] for number in sorted(self.by_number)]
+        return listed
+
+
+class _Served:
+    """Who serves a model."""
+
+    def __init__(self) -> None:
+        self.ready = Listed()
+        self.silent = Listed()
+
+
+class _Filed:
+    """As what a member is counted now."""
+
+    def __init__(self, number: int, member: Member) -> None:
+        self.number = number
+        self.member = member
+        self.state = _OUT
+        self.models: object = None  # the dict whose keys `names` are
+        self.names: frozenset[str] = frozenset()
+        self.unserved = 0  # of its models, those that no ready member serves; counted while it is silent
+
+
+class Roster:
+    """Members by what they can be used for. To be told of each change by `file`."""
+
+    def __init__(self) -> None:
+        self._filed: dict[str, _Filed] = {}
+        self._joined = 0
+        self._ready, self._doubted = Listed(), Listed()
+        self._usable: list[Member] | None = None
+        self._served: dict[str, _Served] = {}
+        self._kinds: dict[frozenset[str], Listed] = {}
+
+    # -- what is asked -------------------------------------------------------------------------------------------
+
+    def ready(self) -> list[Member]:
+        """Members that may be sent requests. Not to be changed."""
+        return self._ready.all()
+
+    def usable(self) -> list[Member]:
+        """Ready members, and behind them the silent ones that serve a model for want of one. Not to be changed."""
+        if not self._doubted.by_number:
+            return self._ready.all()
+        if self._usable is None:
+            self._usable = self._ready.all() + self._doubted.all()
+        return self._usable
+
+    def serving(self, model: str) -> list[Member]:
+        """Ready members that serve a model; where there is none the silent ones. Not to be changed."""
+        served = self._served.get(model)
+        if served is None:
+            return []
+        return served.ready.all() if served.ready.by_number else served.silent.all()
+
+    def ready_count(self, model: str) -> int:
+        """How many ready members serve a model."""
+        served = self._served.get(model)
+        return len(served.ready.by_number) if served is not None else 0
+
+    def models(self) -> set[str]:
+        """Names of all models that somebody serves."""
+        return set(self._served)
+
+    @property
+    def panics(self) -> bool:
+        """Whether a model is served only by members that are not ready."""
+        return bool(self._doubted.by_number)
+
+    def kinds(self) -> list[tuple[frozenset[str], list[Member]]]:
+        """Usable members by the set of models that they serve: as a rule these are few sets, whatever the fleet."""
+        return [(names, listed.all()) for names, listed in self._kinds.items()]
+
+    def kind(self, member: Member) -> frozenset[str]:
+        """The models that a member serves."""
+        filed = self._filed.get(member.id)
+        return filed.names if filed is not None else frozenset(member.models)
+
+    def number(self, id_: str) -> int:
+        """Which one it was to join."""
+        return self._filed[id_].number
+
+    # -- what is told --------------------------------------------------------------------------------------------
+
+    def leave(self, member: Member) -> None:
+        """It is no member any more."""
+        filed = self._filed.pop(member.id, None)
+        if filed is not None:
+            self._take_out(filed)
+
+    def file(self, member: Member) -> None:
+        """Something of it may have changed: its health, its models, what discovery says, whether it is held."""
+        filed = self._filed.get(member.id)
+        if filed is None:
+            self._joined += 1
+            filed = self._filed[member.id] = _Filed(self._joined, member)
+        state = _state(member)
+        if filed.state == state and filed.models is member.models:
+            return
+        self._take_out(filed)
+        filed.state = state
+        if filed.models is not member.models:
+            filed.models, filed.names = member.models, frozenset(member.models)
+        self._usable = None
+        if state == _READY:
+            self._ready.add(filed.number, member)
+            self._use(filed)
+            for name in filed.names:
+                served = self._served_of(name)
+                served.ready.add(filed.number, member)
+                if len(served.ready.by_number) == 1:
+                    self._begins(served)
+        elif state == _SILENT:
+            filed.unserved = 0
+            for name in filed.names:
+                served = self._served_of(name)
+                served.silent.add(filed.number, member)
+                filed.unserved += not served.ready.by_number
+            if filed.unserved:
+                self._doubt(filed)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _served_of(self, name: str) -> _Served:
+        served = self._served.get(name)
+        if served is None:
+            served = self._served[name] = _Served()
+        return served
+
+    def _take_out(self, filed: _Filed) -> None:
+        state, number = filed.state, filed.number
+        filed.state = _OUT
+        if state == _OUT:
+            return
+        self._usable = None
+        self._ready.drop(number)
+        self._doubted.drop(number)
+        self._out_of_use(filed)
+        for name in filed.names:
+            served = self._served[name]
+            if state == _SILENT:
+                served.silent.drop(number)
+            else:
+                served.ready.drop(number)
+                if not served.ready.by_number:
+                    self._ends(served)
+            if not (served.ready.by_number or served.silent.by_number):
+                del self._served[name]
+
+    def _begins(self, served: _Served) -> None:
+        """A first ready member serves it: the silent ones are not needed for that."""
+        for member in served.silent.by_number.values():
+            filed = self._filed[member.id]
+            filed.unserved -= 1
+            if not filed.unserved:
+                self._doubted.drop(filed.number)
+                self._out_of_use(filed)
+
+    def _ends(self, served: _Served) -> None:
+        """Nobody who is ready serves it any more: the silent ones do."""
+        for member in served.silent.by_number.values():
+            filed = self._filed[member.id]
+            filed.unserved += 1
+            if filed.unserved == 1:
+                self._doubt(filed)
+
+    def _doubt(self, filed: _Filed) -> None:
+        self._doubted.add(filed.number, filed.member)
+        self._use(filed)
+
+    def _use(self, filed: _Filed) -> None:
+        kind = self._kinds.get(filed.names)
+        if kind is None:
+            kind = self._kinds[filed.names] = Listed()
+        kind.add(filed.number, filed.member)
+
+    def _out_of_use(self, filed: _Filed) -> None:
+        kind = self._kinds.get(filed.names)
+        if kind is not None:
+            kind.drop(filed.number)
+            if not kind.by_number:
+                del self._kinds[filed.names]
+
+
+def _state(member: Member) -> int:
+    if member.ready:
+        return _READY
+    health = member.health
+    return _SILENT if member.replica.ready and not health.fit and health.served and health.silent else _OUT

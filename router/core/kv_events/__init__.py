@@ -1,0 +1,1 @@
+"""One engine's event stream: decode, order, prove."""

@@ -1,0 +1,465 @@
+"""Continuity of one publisher's batches of KV events: in what order to apply them, and what that proves.
+
+Theory. Batches are numbered from 0 by the engine's process; a restarted one begins at 0 again with an empty cache and
+says nothing of it, and may have passed our number before we hear of it. So numbers prove nothing, only bytes do: a
+replay that starts with the batch applied last, byte for byte (each carries its time), comes from the same process.
+
+    DOWN -- connected --> ASKING -- the replay ends --> FOLLOWING -- gap, regress, reconnect --> ASKING (suspended)
+     ^                      |  no answer for long: go on without      |
+     +---- disconnected ----+-----------------------------------------+     suspended for too long: all is forgotten
+
+A replay from 0 joins; a replay from the last batch applied proves. Live batches wait in a bounded queue meanwhile.
+Those that arrived before the replay was asked for must be in it (vLLM and SGLang publish and replay in one thread);
+one that is not contradicts it, and we ask again. Nothing is credited (Suspend) from the first evidence of a break
+until it is resolved, nor what is said while a history is replayed, whose older batches may name blocks that younger
+ones remove. The latter alone, a join, is no doubt of the cache: long as it may take, our own estimate goes on.
+
+A batch that cannot be read may have named removals: all is forgotten, the grade is CATCHING_UP until a clear or a
+join from 0. An unreadable event in a readable batch lowers the grade alone: else an engine that knows one kind of
+event more than we do would leave us with nothing.
+
+The owner feeds what it hears (`connected`, `disconnected`, `live`, `replayed`, `replay_ended`, `tick`) and then takes
+steps with `next` until there is none. Its duty: after `connected`, nothing of an older connection is fed; answers
+carry the token of the Ask they answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.core.facts.requests import Grade
+from router.core.kv_events.replay import STUCK_MAX, Asking
+from router.core.kv_events.batches import Arrival, Arrivals, History, digest_of
+from router.core.kv_events.decoding import Batch, Cleared, MalformedBatch, decode
+from router.core.kv_events.steps import Apply, Ask, Clear, Counts, Limits, Phase, Regrade, Resume, Step, Steps, Suspend
+
+__all__ = [
+    "RESTARTED",
+    "Apply",
+    "Ask",
+    "Clear",
+    "Counts",
+    "KvStream",
+    "Limits",
+    "Phase",
+    "Regrade",
+    "Resume",
+    "Step",
+    "Suspend",
+]
+
+RESTARTED = "restarted"  # how the reason of a Clear begins when another process was proved
+# A ROUTER drops what its queue (1,000 by default) cannot take: the end of more is asked for, or a live batch shows it.
+CONFIRM_BATCHES = 500
+CHECKED_BATCHES = 128  # that wait, and are in the replay already: looked at in one call, some 0.1 ms
+_JOINED = (Grade.EXACT, "joined at batch 0")
+
+
+class KvStream:
+    """`replays`: there is a replay endpoint; `read` makes a batch of a payload. Starts DOWN and ESTIMATED."""
+
+    def __init__(self, replays: bool, limits: Limits | None = None, *, read: Callable[[bytes], Batch] = decode) -> None:
+        self.replays = replays
+        self._read = read
+        self.limits = limits = limits or Limits()
+        self.phase = Phase.DOWN
+        self.counts = Counts()
+        self._last = History(limits.window_batches)
+        self._waiting = Arrivals(limits.queue_batches_max, limits.queue_bytes_max)
+        self._basis = (Grade.CATCHING_UP, "nothing heard yet")  # the grade as long as nothing is in doubt
+        self._fresh = False  # batch 0, if it comes next, is the first of a process
+        self._empty = False  # a replay said that nothing was published yet
+        self._settled = False  # all that was said is applied
+        self._misses = 0  # replays in a row that did not have a batch that came
+        self._asking = Asking(limits)
+        self._gave_up = False  # what a replay from 0 could tell: asked for again, later
+        self._rejoins = False  # a replay asked for while following is for that
+        self._look_for = -1  # the batch that it must begin with; -1: none
+        self._steps = Steps()
+        self.busy = False  # `next` has looked at enough waiting batches for one call
+
+    @property
+    def grade(self) -> Grade:
+        """As the last Regrade said."""
+        return self._steps.grade
+
+    @property
+    def why(self) -> str:
+        """Likewise."""
+        return self._steps.why
+
+    @property
+    def suspended(self) -> bool:
+        """Whether nothing is credited."""
+        return self._steps.suspended
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last batch applied; -1: none since the last join."""
+        return self._last.seq
+
+    # --- what the owner hears ---
+
+    def connected(self, now_s: float) -> None:
+        """A new connection: perhaps to a new process. Batches from the old one are of no use any more."""
+        self._waiting.clear()
+        self._fresh = True
+        if self.replays:
+            known = self.last_seq >= 0
+            self._prove("connected: proving continuity" if known else "replay from batch 0", now_s, doubt=known)
+            return
+        if self.last_seq >= 0:
+            self._forget("connected again, and no replay endpoint to prove continuity")
+        self._go_on("no replay endpoint")
+
+    def disconnected(self, why: str, now_s: float) -> None:
+        """The connection is gone."""
+        if self.phase is Phase.DOWN:
+            return
+        self._asking.reset()
+        self.phase = Phase.DOWN
+        self._steps.suspend(why, now_s, doubt=True)
+
+    def suspect(self, why: str, now_s: float) -> None:
+        """The process may be another one now, without a connection of its own that would show it."""
+        if self.phase is Phase.DOWN:
+            return
+        self._fresh = True
+        if self.replays:
+            self._prove(why, now_s)
+        else:
+            self._forget(why)
+            self._go_on(why)
+
+    def resync(self, why: str, now_s: float) -> None:
+        """Forget all and join again."""
+        seq, digest = self._last.seq, self._last.digest
+        self._forget(why)
+        if self.phase is Phase.DOWN:
+            self._steps.regrade(Grade.ESTIMATED, why)
+        elif self.replays:
+            self._waiting.expect(seq, digest)
+            self._prove(why, now_s, doubt=False)
+        else:
+            self._go_on(why)
+
+    def live(self, seq: int, payload: bytes, now_s: float) -> None:
+        """A batch from the SUB socket."""
+        if self.phase is not Phase.DOWN and not self._waiting.add(seq, payload):
+            self.counts.dropped += 1
+
+    def replayed(self, token: int, seq: int, payload: bytes, now_s: float) -> None:
+        """A batch of the replay asked for with this token."""
+        if token != self._asking.token:
+            return
+        if self.phase is Phase.FOLLOWING and not self._rejoins:
+            self._looked(seq, payload, now_s)
+            return
+        if self.phase is Phase.FOLLOWING and not self._rejoin(seq, now_s):
+            return
+        self._asking.heard(now_s)
+        self._steps.since_s = now_s  # a long replay that comes is not a stream that is lost
+        digest = digest_of(payload)
+        if not self._asking.proved:
+            self._first_replayed(seq, payload, digest, now_s)
+        elif seq == self.last_seq + 1:
+            self._take(seq, payload, digest, now_s)
+        elif seq > self.last_seq:
+            self._hole(seq, payload, digest, now_s)
+        elif not self._last.same(seq, digest):
+            self._ask(now_s)
+
+    def replay_ended(self, token: int, now_s: float) -> None:
+        """The end marker of the replay asked for with this token."""
+        if token != self._asking.token:
+            return
+        asking = self._asking
+        if self.phase is Phase.FOLLOWING:
+            if self._look_for >= 0 and not self._rejoins:
+                self._prove(f"the replay ends before batch {self._look_for}", now_s)
+        elif asking.proved and asking.batches >= CONFIRM_BATCHES and not self._waiting.meets(self.last_seq):
+            asking.asks = 0
+            self._ask(now_s)
+        elif asking.proved:
+            self._follow()
+        elif self.last_seq >= 0:
+            self._restarted(f"{RESTARTED}: its replay ends before batch {self.last_seq}", now_s)
+        elif self._waiting.older:
+            self._go_on("replay is empty though batches came")
+            self._gave_up = True
+        else:
+            self._fresh, self._empty, self._gave_up = True, True, False
+            self._basis = (Grade.CATCHING_UP, "nothing published yet")
+            self._follow()
+
+    def tick(self, now_s: float) -> None:
+        """Time passed; due at `wake_s`."""
+        asking = self._asking
+        if self.phase is Phase.ASKING and now_s >= asking.again_at_s:
+            if asking.asks >= self.limits.asks_max:
+                self._go_on("replay is not answered", lost=True)
+                self._gave_up = True
+            else:
+                self._ask(now_s)
+        if self.suspended and now_s >= self._steps.since_s + self.limits.suspended_max_s:
+            self._lose(now_s)
+        if now_s >= asking.look_at_s:
+            asking.look_at_s = now_s + self.limits.look_s
+            if self.phase is Phase.FOLLOWING:  # nothing is forgotten before an answer comes
+                self._look_for = self.last_seq
+                self._rejoins = self._gave_up and self._basis[0] is not Grade.EXACT
+                self._say(asking.request(0 if self._rejoins else max(0, self._look_for)))
+
+    @property
+    def wake_s(self) -> float:
+        """When `tick` has something to do; infinite when it has not."""
+        at_s = self._asking.look_at_s
+        if self.phase is Phase.ASKING:
+            at_s = min(at_s, self._asking.again_at_s)
+        if self.suspended:
+            at_s = min(at_s, self._steps.since_s + self.limits.suspended_max_s)
+        return at_s
+
+    # --- what the owner does ---
+
+    def next(self, now_s: float) -> Step | None:
+        """The next step to take, in order; None: nothing to do until something is heard, or `busy`. At most one
+        batch is decoded in a call."""
+        room = CHECKED_BATCHES
+        while not self._steps.due:
+            room -= 1
+            if self.phase is Phase.FOLLOWING and room < 0:
+                self.busy = True
+                return None
+            self.busy = False
+            if self.phase is not Phase.FOLLOWING:
+                return None
+            waiting = self._waiting
+            if waiting.older:
+                self._checked(waiting.pop())
+            elif waiting and not (waiting.contradicted and self.replays):
+                self._arrived(waiting.pop(), now_s)
+            elif waiting.contradicted:
+                self._reconcile(now_s)
+            elif not self._settled:
+                self._settle(now_s)
+            else:
+                return None
+        return self._steps.due.popleft()
+
+    def _looked(self, seq: int, payload: bytes, now_s: float) -> None:
+        """A replay asked for while following: is it the same process still, and did a batch get lost at the end?
+        (A subscription takes effect a moment after the connection; a PUB whose queue is full drops silently.)"""
+        same = self._last.same(seq, digest_of(payload))
+        if same:
+            self._look_for = -1
+        elif same is False:
+            self._prove(f"batch {seq} is replayed with other bytes", now_s)
+        elif self._look_for >= 0:
+            self._prove(f"the replay begins at batch {seq}, after batch {self._look_for}", now_s)
+        else:
+            self.live(seq, payload, now_s)
+
+    # --- live batches ---
+
+    def _checked(self, arrival: Arrival) -> None:
+        """It came before the replay was asked for: is it there?"""
+        if self._last.same(arrival.seq, arrival.digest):
+            return
+        self._waiting.contradicted = True
+        if arrival.seq > self.last_seq:
+            self._waiting.miss(arrival)
+
+    def _arrived(self, arrival: Arrival, now_s: float) -> None:
+        """Take a live batch, or find out what is wrong with it."""
+        if self.last_seq < 0:
+            self._first_arrived(arrival, now_s)
+        elif arrival.seq == self.last_seq + 1:
+            self._take(arrival.seq, arrival.payload, arrival.digest, now_s)
+        elif self._last.same(arrival.seq, arrival.digest):
+            self.counts.duplicates += 1
+        else:
+            self._broken(arrival, now_s)
+
+    def _first_arrived(self, arrival: Arrival, now_s: float) -> None:
+        seq = arrival.seq
+        if self._empty and seq:
+            self._waiting.put_back(arrival)
+            self._prove(f"batch {seq} came, none before it was replayed", now_s)
+            return
+        exact = not seq and self._fresh
+        self._basis = _JOINED if exact else (Grade.CATCHING_UP, f"joined late, at batch {seq}: {self._basis[1]}")
+        self._take(seq, arrival.payload, arrival.digest, now_s)
+
+    def _broken(self, arrival: Arrival, now_s: float) -> None:
+        """A gap, or the sequence went back."""
+        seq, last = arrival.seq, self.last_seq
+        if seq > last:
+            self.counts.gaps += 1
+            why = f"gap: {seq - last - 1} batches before batch {seq} did not come"
+        else:
+            why = f"went back from batch {last} to batch {seq}"
+        if self.replays:
+            self._waiting.put_back(arrival)
+            self._prove(why, now_s)
+            return
+        if seq <= last:
+            self.counts.restarts += 1
+        # Batch 0 here is a restart that no connection showed, or one that overtook others: not sure to be all.
+        self._forget(why)
+        self._basis = (Grade.CATCHING_UP, why)
+        self._take(seq, arrival.payload, arrival.digest, now_s)
+
+    def _reconcile(self, now_s: float) -> None:
+        """Batches came, or were dropped, that the replay did not have."""
+        missing, self._waiting.missing = self._waiting.missing, None
+        self._misses += missing is not None
+        if not self.replays or self._misses > STUCK_MAX:
+            self._waiting.contradicted, self._misses = False, 0
+            self._go_on("batches came that no replay has" if missing else "more batches than the queue holds")
+            self._gave_up = True
+            return
+        if missing is not None:
+            self._waiting.put_back(missing)
+        self._prove("batches came that the replay does not have", now_s)
+
+    # --- replays ---
+
+    def _prove(self, why: str, now_s: float, *, doubt: bool = True) -> None:
+        """Suspend, and ask for a replay from the last batch applied, or from 0."""
+        self._steps.suspend(why, now_s, doubt=doubt)
+        self._asking.reset()
+        if self._asking.allowed(now_s):
+            self._ask(now_s)
+        else:
+            self.phase, self._settled = Phase.ASKING, False
+
+    def _ask(self, now_s: float) -> None:
+        self.phase, self._settled = Phase.ASKING, False
+        self._waiting.mark()
+        self._say(self._asking.ask(max(0, self.last_seq), now_s))
+
+    def _say(self, ask: Ask) -> None:
+        self.counts.replays += 1
+        self._steps.due.append(ask)
+
+    def _first_replayed(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
+        last = self.last_seq
+        if seq < last:
+            return  # not asked for
+        if seq == last and digest != self._last.digest:
+            self._restarted(f"{RESTARTED}: batch {last} has other bytes", now_s)
+            return
+        self._asking.proved = True
+        if seq == last:
+            return
+        if last < 0:
+            self._gave_up = False
+            late = (Grade.CATCHING_UP, f"joined late: the replay begins at batch {seq}")
+            self._basis = late if seq else _JOINED
+        else:
+            self._lost(f"batches lost: the replay begins at batch {seq}, after batch {last}")
+        self._take(seq, payload, digest, now_s)
+
+    def _hole(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
+        """A ROUTER whose queue is full drops silently: ask again from where it was whole."""
+        if self._asking.hole():
+            self._ask(now_s)
+            return
+        self._lost(f"batches lost: the replay has none between batch {self.last_seq} and batch {seq}")
+        self._gave_up = True
+        self._take(seq, payload, digest, now_s)
+
+    def _restarted(self, why: str, now_s: float) -> None:
+        """Another process answered: join it."""
+        self.counts.restarts += 1
+        self._steps.since_s = now_s
+        self._forget(why)
+        self._asking.reset()
+        self._ask(now_s)
+
+    def _lost(self, why: str) -> None:
+        """What was applied is not sure any more; what follows is."""
+        self.counts.lost += 1
+        self._forget(why)
+        self._basis = (Grade.CATCHING_UP, why)
+
+    def _rejoin(self, seq: int, now_s: float) -> bool:
+        """A replay was given up and now answers, while we follow: join again if it begins at 0."""
+        if seq:
+            self._gave_up = False
+            self._asking.reset()
+            return False
+        last_seq, digest = self._last.seq, self._last.digest
+        why = "the replay is answered again, from batch 0"
+        self._forget(why)
+        self._steps.suspend(why, now_s, doubt=False)
+        self._asking.batches, self._asking.proved = 0, False
+        self.phase, self._settled = Phase.ASKING, False
+        self._waiting.mark()
+        self._waiting.expect(last_seq, digest)
+        return True
+
+    # --- consequences ---
+
+    def _take(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
+        """Apply the batch that comes next."""
+        if self.phase is Phase.ASKING:
+            self._steps.suspend("a replay is under way", now_s, doubt=False)
+        self._last.add(seq, digest)
+        self._fresh = self._empty = False
+        self._asking.batches += 1
+        try:
+            batch = self._read(payload)
+        except MalformedBatch as error:
+            self.counts.malformed += 1
+            self._basis = (Grade.CATCHING_UP, f"batch {seq} cannot be read: {error}")
+            self._steps.clear(self._basis[1])
+        else:
+            self.counts.batches += 1
+            self.counts.skipped += batch.skipped
+            self._steps.due.append(Apply(seq, batch))
+            if batch.skipped:
+                self._basis = (Grade.CATCHING_UP, f"events of batch {seq} cannot be read")
+            elif self._basis[0] is not Grade.EXACT and any(isinstance(event, Cleared) for event in batch.events):
+                self._basis = (Grade.EXACT, f"joined at a clear, in batch {seq}")
+        if self._settled:
+            self._steps.regrade(*self._basis)
+
+    def _follow(self) -> None:
+        self._asking.reset()
+        self.phase = Phase.FOLLOWING
+
+    def _go_on(self, why: str, *, lost: bool = False) -> None:
+        """Follow without a replay, from the next batch on."""
+        if self.last_seq >= 0:
+            self.counts.lost += lost
+            self._forget(why)
+        if self._waiting.overflowed:  # what is left of the queue ends before what was dropped
+            self._waiting.clear()
+        self._follow()
+        self._waiting.unmark()
+        self._settled = self._empty = False
+        self._basis = (Grade.CATCHING_UP, why)
+
+    def _settle(self, now_s: float) -> None:
+        """All that was said is applied."""
+        self._settled, self._misses = True, 0
+        if self.replays:
+            self._asking.all_is_well(now_s)
+        self._steps.resume()
+        self._steps.regrade(*self._basis)
+
+    def _lose(self, now_s: float) -> None:
+        """Suspended for too long."""
+        self._steps.suspended = False
+        why = f"event stream lost: {self.why}"
+        self._forget(why)
+        self._steps.regrade(Grade.ESTIMATED, why)
+        if self.phase is Phase.ASKING:
+            self._ask(now_s)
+
+    def _forget(self, why: str) -> None:
+        """Nothing is known any more, not even where we were."""
+        self._last.forget()
+        self._steps.clear(why)

@@ -1,0 +1,1 @@
+"""Small models: prefill speed, reuse, answers, bytes per token."""

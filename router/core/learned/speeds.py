@@ -1,0 +1,83 @@
+"""What the answers of one base model teach: how fast its engines prefill and decode, and how large its requests are.
+
+Replicas that serve the same base models share one Speeds, which is the prior for each replica's own fits. Replicas of
+other models have another one: a 70B model and an 8B model differ by a factor of ten, and the mean of both describes
+neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.core.learned.answer_tokens import AnswerTokens
+from router.core.learned.prefill import PrefillFit, PrefillModel
+from router.core.learned.steps import StepFit
+
+WORK_FADE = 0.95  # of the mean work a request brings, per request
+ANSWER_FADE = 0.995  # of the longest answer, per answer
+TIE_TOKENS = 1_000  # prices within the learned time of this many prefill tokens cannot be told apart
+BACKLOG_TOKENS = 16_000  # unit of the backlog: about a second of prefill on the GPUs of the first study
+
+
+@dataclass(slots=True)
+class Speeds:
+    """Learned from all replicas that serve the same base models. Times in milliseconds."""
+
+    prefill: PrefillFit = field(default_factory=PrefillFit)
+    steps: StepFit = field(default_factory=StepFit)
+    answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
+    answers: int = 0  # that ended well
+    mean_work_ms: float = 0.0  # of a request's uncached part
+    mean_prompt_tokens: float = 0.0
+    mean_open_ms: float = 0.0  # of a lease, from placement to end
+    mean_decode_ms: float = 0.0  # of a streamed answer, from its first token to its end
+    mean_answer_tokens: float = 0.0
+    decodes: int = 0  # answers in `mean_decode_ms`
+    answer_ms_max: float = 0.0  # longest lease of late
+    token_ms_max: float = 0.0  # longest lease of late, divided by the tokens of its answer
+    longest_tokens: float = 0.0  # most prompt tokens computed of late for one request
+    short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
+    shorts: int = 0  # prefills in `short_ms`
+    _units_of: PrefillModel | None = None
+    _tie_ms: float = 0.0
+    _unit_ms: float = 0.0
+
+    def units(self) -> tuple[float, float]:
+        """(`tie_ms`, within which prices cannot be told apart; `unit_ms`, in which a backlog is measured)."""
+        model = self.prefill.model
+        if self._units_of is not model:
+            self._units_of = model
+            self._tie_ms, self._unit_ms = model.ms(TIE_TOKENS, 0) - model.floor_ms, model.ms(BACKLOG_TOKENS, 0)
+        return self._tie_ms, self._unit_ms
+
+    def ended(self, open_ms: float, tokens: int, uncached_tokens: int) -> None:
+        """An answer of a client's request ended well, after `open_ms` and with so many tokens; of its prompt so many
+        were computed."""
+        self.answers += 1
+        self.answer_tokens.ended(tokens)
+        self.answer_ms_max = _faded_max(self.answer_ms_max, open_ms)
+        self.token_ms_max = _faded_max(self.token_ms_max, open_ms / tokens if tokens else open_ms)
+        self.longest_tokens = _faded_max(self.longest_tokens, uncached_tokens)
+        fade = max(1 - WORK_FADE, 1 / self.answers)
+        self.mean_answer_tokens += fade * (tokens - self.mean_answer_tokens)
+        self.mean_open_ms += fade * (open_ms - self.mean_open_ms)
+
+    def decoded(self, decode_ms: float) -> None:
+        """An answer streamed for so long after its first token."""
+        self.decodes += 1
+        self.mean_decode_ms += max(1 - WORK_FADE, 1 / self.decodes) * (decode_ms - self.mean_decode_ms)
+
+    def asked(self, prompt_tokens: int, prefill_ms: float) -> None:
+        """A request had such a prompt, and its prefill was believed to take so long."""
+        self.mean_prompt_tokens += (1 - WORK_FADE) * (prompt_tokens - self.mean_prompt_tokens)
+        self.mean_work_ms += (1 - WORK_FADE) * (prefill_ms - self.mean_work_ms)
+
+    def was_short(self, service_ms: float) -> None:
+        """A prefill took so long that was too short to learn a speed from."""
+        self.shorts += 1
+        self.short_ms += max(1 - WORK_FADE, 1 / self.shorts) * (service_ms - self.short_ms)
+
+
+def _faded_max(known: float, new: float) -> float:
+    known *= ANSWER_FADE
+    return known if known > new else new  # noqa: FURB136 - half the time

@@ -1,0 +1,145 @@
+"""How long an engine takes for one decoding step: a three-parameter model, learned per replica, the fleet as prior.
+
+    step_ms(streams, context) = floor + b x streams + c x context
+
+A step reads all weights once (the floor), computes one token for each stream, and reads the KV cache of every stream,
+whose sizes in tokens add up to `context`. The coefficients are fitted by non-negative least squares over exponentially
+forgotten observations, one for each streamed answer of at least ANSWER_TOKENS_MIN tokens: the time from its first token
+to its end, less the prefills that interrupted the stream (chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI '24),
+divided by its tokens, against the mean number of streams and the mean context during that time. Where an engine makes
+several tokens a step (speculative decoding), the model is of the time per token, which is what clients wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from msgspec import Struct
+
+from router.core.learned.least_squares import Sums, Vector, squares
+
+ANSWER_TOKENS_MIN = 8  # a shorter answer says little of a step
+FORGET = 0.98  # weight of an observation fades to a third after about 50 more
+PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
+GUESS_WEIGHT = 0.1  # observations that the first guess counts for in the fleet's
+OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not a step
+STALL_SHARE_MAX = 0.9  # part of an answer's time that modelled prefills may explain: the model of prefill may be wrong
+
+PSEUDO = ((1, 2_000), (16, 32_000), (64, 512_000))  # (streams, context tokens) at which a fit agrees with its prior
+SUPPORTS = ((0, 1, 2), (0, 1), (0, 2), (0,))  # a step without a floor is none
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Coefficients in milliseconds; the defaults are a first guess, of a 30B model on two H100."""
+
+    floor_ms: float = 20.0
+    per_stream_ms: float = 0.1
+    per_context_token_ms: float = 5e-5
+
+    def ms(self, streams: float, context_tokens: float) -> float:
+        """Time of one step with so many streams, whose contexts add up to `context_tokens`."""
+        return self.floor_ms + self.per_stream_ms * streams + self.per_context_token_ms * context_tokens
+
+
+@dataclass(slots=True)
+class StepFit:
+    """Learns a StepModel from (streams, context tokens, milliseconds a step)."""
+
+    model: StepModel = field(default_factory=StepModel)
+    observations: int = 0
+    _sums: Sums = field(default_factory=Sums)
+
+    def observe(self, streams: float, context_tokens: float, step_ms: float, prior: StepModel, weight: float) -> None:
+        """Take one observation; `prior` counts for `weight` observations. Impossible times are ignored."""
+        if step_ms <= 0:
+            return
+        if self.observations >= PRIOR_WEIGHT:
+            expected_ms = self.model.ms(streams, context_tokens)
+            step_ms = min(max(step_ms, expected_ms / OUTLIER), expected_ms * OUTLIER)
+        self._sums.observe(_terms(streams, context_tokens), step_ms, 1.0, FORGET)
+        self.observations += 1
+        pseudo = zip(PSEUDO, _pseudo_squares(weight), strict=True)
+        best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS)
+        if best is not None:
+            self.model = StepModel(best[0], best[1] / 10, best[2] / 1e5)
+
+
+def _terms(streams: float, context_tokens: float) -> Vector:
+    """What the coefficients are of: 1, tens of streams, hundreds of thousands of context tokens."""
+    return 1.0, streams / 10, context_tokens / 1e5
+
+
+@lru_cache(maxsize=8)
+def _pseudo_squares(weight: float) -> list[tuple[list[float], list[float]]]:
+    return [squares(_terms(*at), weight / len(PSEUDO)) for at in PSEUDO]
+
+
+class Mark(Struct, gc=False):  # see facts.py
+    """What a replica's clock showed at an answer's first token."""
+
+    at_s: float
+    streams_s: float
+    context_s: float
+    prefill_ms: float
+
+
+class Stretch(Struct, gc=False):
+    """Of one answer, between two moments: how long it decoded, in what company, and for how long prefills interrupted
+    the stream."""
+
+    ms: float
+    streams: float
+    context_tokens: float
+    prefill_ms: float
+
+    def step_ms(self, tokens: int) -> float:
+        """Time of a step, where that many tokens came in this time."""
+        return (self.ms - min(self.prefill_ms, STALL_SHARE_MAX * self.ms)) / tokens
+
+
+class DecodeClock:
+    """Who decodes on one replica: how many streams and how much context, now and summed over time."""
+
+    __slots__ = ("_at_s", "_context_s", "_prefill_ms", "_streams_s", "began_sum_s", "context_tokens", "streams")
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.context_tokens = 0.0  # of the prompts of all streams
+        self.began_sum_s = 0.0  # moments at which the streams began
+        self._at_s = 0.0
+        self._streams_s = self._context_s = self._prefill_ms = 0.0
+
+    def join(self, prompt_tokens: int, prefill_ms: float, now_s: float) -> Mark:
+        """A prompt is prefilled, which took so long, and its answer decodes from now on."""
+        self._advance(now_s)
+        self._prefill_ms += prefill_ms  # before the mark: an answer's own prefill does not interrupt it
+        self.streams += 1
+        self.context_tokens += prompt_tokens
+        self.began_sum_s += now_s
+        return Mark(now_s, self._streams_s, self._context_s, self._prefill_ms)
+
+    def leave(self, prompt_tokens: int, mark: Mark, now_s: float, answer_tokens: float) -> Stretch:
+        """The answer ended. Streams have on average half of `answer_tokens` of context besides their prompts."""
+        self._advance(now_s)
+        self.streams -= 1
+        self.context_tokens -= prompt_tokens
+        self.began_sum_s = self.began_sum_s - mark.at_s if self.streams else 0.0
+        ran_s = now_s - mark.at_s
+        if ran_s <= 0:
+            return Stretch(0.0, 1.0, prompt_tokens, 0.0)
+        streams = (self._streams_s - mark.streams_s) / ran_s
+        context = (self._context_s - mark.context_s) / ran_s + streams * answer_tokens / 2
+        return Stretch(1e3 * ran_s, streams, context, self._prefill_ms - mark.prefill_ms)
+
+    def running_s(self, now_s: float) -> float:
+        """Seconds since their first tokens, of all streams together."""
+        return self.streams * now_s - self.began_sum_s
+
+    def _advance(self, now_s: float) -> None:
+        past_s = now_s - self._at_s
+        if past_s > 0:
+            self._streams_s += past_s * self.streams
+            self._context_s += past_s * self.context_tokens
+        self._at_s = now_s

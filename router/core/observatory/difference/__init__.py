@@ -1,0 +1,1 @@
+"""Where two prompts first differ, and how."""

@@ -1,0 +1,125 @@
+"""Where two prompts first differ, of which kind the difference is, and how much is computed again because of it.
+
+Both are canonical bytes (dialects/chat.py). The first byte that differs is found by bisection.
+
+Prompts that part and never meet again do not differ in this sense: all that is behind is new, as in a conversation on
+a shared system prompt, or behind an answer that was made anew.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from router.core.facts.misses import EXCERPT_CHARS_MAX, Change, Difference
+from router.core.observatory.difference.first_difference import Found, find
+from router.core.observatory.difference.json_paths import Places
+from router.core.observatory.difference.overlap import common_prefix, repeated_lines, unmatched
+from router.core.observatory.difference.shapes import shape
+
+REPEATED_BYTES_MIN = 64  # about a block of an engine: less is not computed again for any reason
+REPEATED_SHARE_MIN = 16  # one in so many bytes behind the difference repeats, or it is by chance
+ALIKE_SHARE_MIN = 4  # likewise, of two messages that are the same one, changed
+ALIKE_WORDS_SHARE_MIN = 2  # of such that differ in words: two questions have phrases in common
+PIECE_BYTES_MIN = 64  # of what stands in the place of less
+CONTEXT_BYTES = 60  # around what differs, in excerpts
+ROLES = ("", "system", "developer", "user", "assistant", "tool", "function")
+OTHER_ROLE = "other"  # whatever else a client says, or its text forges: those are its words
+
+
+class Compared(NamedTuple):
+    """What an earlier prompt says of a new one. Bytes are canonical bytes of the new one."""
+
+    difference: Difference | None  # None: there is none, or nothing repeats behind it
+    repeated_bytes: int  # behind the first difference, that the earlier one has too behind it, and what changed itself
+    same_bytes: int  # before it
+    appended: bool  # it begins with all of the earlier one
+
+
+def compare(
+    before: bytes, after: bytes, *, from_bytes: int = 0, body: bytes = b"", path: str = "", excerpts: bool = False
+) -> Compared:
+    """Of an earlier prompt and a new one, whole. `from_bytes` are known to be the same; `body` and `path` are of the
+    request with the new one, and name places in it."""
+    same = common_prefix(before, after, from_bytes)
+    if same == len(before) or same == len(after):
+        return Compared(None, 0, same, same == len(before))
+    found = find(before, after, same, Places(path, body))
+    repeated = _repeated(found, len(before) - same, len(after) - same)
+    if not repeated:
+        return Compared(None, 0, same, False)
+    return Compared(_difference(found, same, repeated, excerpts=excerpts), repeated, same, False)
+
+
+def _repeated(found: Found, behind: int, behind_new: int) -> int:
+    """Bytes that are computed again; 0 where the prompts part for good. What is behind the difference is given."""
+    if found.items and not _same_messages(found):
+        return 0
+    old, new = found.olds[:1], found.news[:1]
+    olds, news, exact = unmatched(found.olds, found.news)
+    if new and news[:1] != new:
+        exact -= found.cut
+    if old and olds[:1] == old:
+        olds[0] = olds[0][found.cut :]
+    if new and news[:1] == new:
+        news[0] = news[0][found.cut :]
+    lines = repeated_lines(olds, news)
+    size, piece, alike = exact + lines, 0, False
+    if found.placed and old and new:
+        one, other = old[0][found.cut :], new[0][found.cut :]
+        own = lines if (olds, news) == ([one], [other]) else repeated_lines([one], [other])
+        alike = _alike(found, own, len(one), len(other))
+        piece = min(_piece_bytes(found, len(one) - own), len(other) - own)
+    if found.change is Change.TOOL_ADDED:
+        piece = len(found.after)
+    counts = size + piece if alike or (found.placed and exact > 0) else size
+    if counts < REPEATED_BYTES_MIN or counts * REPEATED_SHARE_MIN < min(behind, behind_new):
+        return 0
+    return min(size + piece, behind_new) if exact > 0 or alike or found.message < 0 else 0
+
+
+def _same_messages(found: Found) -> bool:
+    """Whether messages repeat behind tools that came or went: else another agent has some of the same tools."""
+    olds, news, exact = unmatched(found.olds[found.items[0] :], found.news[found.items[1] :])
+    return exact + repeated_lines(olds, news) >= REPEATED_BYTES_MIN
+
+
+def _alike(found: Found, own: int, size: int, size_new: int) -> bool:
+    """Whether two messages in one place are the same one, changed; they have `own` bytes in common."""
+    if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
+        return True
+    if found.change in (Change.EDITED_HISTORY, Change.TRUNCATED_HISTORY):
+        return own > 0 and own * ALIKE_WORDS_SHARE_MIN >= max(size, size_new)
+    return own > 0 and own * ALIKE_SHARE_MIN >= min(size, size_new)
+
+
+def _piece_bytes(found: Found, replaced: int) -> int:
+    """What changed itself: a token, all of what is only written in another way, or what stands in another's place."""
+    if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
+        return len(found.after)
+    if found.change in (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER):
+        return found.spans[1][1] - found.at
+    return max(replaced, PIECE_BYTES_MIN)
+
+
+def _difference(found: Found, same: int, repeated: int, *, excerpts: bool) -> Difference:
+    piece = found.after[slice(*found.spans[1])] or found.before[slice(*found.spans[0])]
+    return Difference(
+        found.change or Change.OTHER,
+        found.message,
+        found.role if found.role in ROLES else OTHER_ROLE,
+        found.path,
+        same,
+        found.at_bytes,
+        repeated,
+        shape(piece),
+        xxh3_64_intdigest(piece),
+        _excerpt(found.before, found.at, found.spans[0][1]) if excerpts else "",
+        _excerpt(found.after, found.at, found.spans[1][1]) if excerpts else "",
+    )
+
+
+def _excerpt(text: bytes, at: int, end: int) -> str:
+    low = max(0, at - CONTEXT_BYTES)
+    return text[low : max(at, end) + CONTEXT_BYTES].decode(errors="replace")[:EXCERPT_CHARS_MAX]

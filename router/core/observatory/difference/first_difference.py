@@ -1,0 +1,246 @@
+"""The first place where two prompts differ: in which tool or message it is, and what happened there.
+
+Only the piece that the first byte is in is taken apart. What happened to whole messages and tools is asked first: some
+gone, some in another order. Only then are the two texts looked at (rewording.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import islice
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from router.core.prompts.canonical import GS, RS
+from router.core.prompts.canonical_openai import FIELDS, HEAD
+from router.core.facts.misses import Change
+from router.core.observatory.difference.json_changes import Changed, Steps, change_of, decoded, items_of, text_of, tools_change
+from router.core.observatory.difference.json_paths import Places
+from router.core.observatory.difference.overlap import common_prefix, common_suffix, cut
+from router.core.observatory.difference.rewording import in_other_order, reworded
+from router.core.observatory.difference.shapes import Span, word
+
+LEADS_MAX = 64  # separators that are none, as texts may have them, before a message is given up
+FIELDS_MAX = 64  # of one message
+
+_LEAD = re.compile(rb"\x1e([^\x1d-\x1f]{0,64})\x1f")
+_FIELD = re.compile(rb"\x1d(%b)\x1f" % "|".join(("tools", *HEAD, *FIELDS)).encode())  # no others: texts may forge them
+_LISTS = ("tools", "functions")
+_Fields = list[tuple[str, bytes]]
+
+
+class Found(Struct):
+    """A difference before its place is named; texts are those of the value that it is in."""
+
+    change: Change | None  # None: words, as far as can be told
+    before: bytes
+    after: bytes
+    at: int
+    spans: tuple[Span, Span]
+    message: int = -1
+    role: str = ""
+    path: str = ""
+    at_bytes: int = 0
+    cut: int = 0  # bytes of the first pieces before the difference
+    olds: list[bytes] = []  # the prompts from the piece on that differs
+    news: list[bytes] = []
+    placed: bool = True  # whether the first pieces are one, changed
+    items: tuple[int, ...] = ()  # how many of the pieces are tools, where some came or went
+
+
+def find(before: bytes, after: bytes, same: int, places: Places) -> Found:
+    """What changed at byte `same`, up to which the prompts are the same and where they are not."""
+    start = _message_start(before, after, same)
+    if start is not None:
+        return _in_message(before, after, same, start, places)
+    if before[:1] in (GS, RS) or after[:1] in (GS, RS):
+        return _in_head(before, after, same, places)
+    return _in_text(before, after, same, places)
+
+
+def _message_start(before: bytes, after: bytes, same: int) -> int | None:
+    """Where the message begins that byte `same` is in; None: it is in none."""
+    start = same
+    for _ in range(LEADS_MAX):
+        start = after.rfind(RS, 0, start)
+        if start < 0:
+            return None
+        if _LEAD.match(before, start) and _LEAD.match(after, start):
+            return start
+    return None
+
+
+def _messages(before: bytes, start: int, after: bytes, other: int) -> tuple[list[bytes], list[bytes]]:
+    """The messages of either from a byte on; those that both end with are one piece."""
+    tail = common_suffix(before, after, max(start, other))
+    lead = _LEAD.search(after, len(after) - tail)
+    shared = len(after) - lead.start() if lead else 0
+    sides = []
+    for text, first in ((before, start), (after, other)):
+        end = len(text) - shared
+        made = cut(text[:end], (found.start() for found in _LEAD.finditer(text, first, end)))
+        sides.append([*made, text[end:]] if shared else made)
+    return sides[0], sides[1]
+
+
+class _Message(NamedTuple):
+    role: str
+    lead_bytes: int
+    content: bytes
+    fields: _Fields
+
+
+def _read(message: bytes) -> _Message:
+    lead = _LEAD.match(message)
+    role, start = (lead[1].decode(errors="replace"), lead.end()) if lead else ("", 0)
+    fields, end = _fields(message, start)
+    return _Message(role, start, message[start:end], fields)
+
+
+def _fields(text: bytes, start: int = 0) -> tuple[_Fields, int]:
+    """Those that stand behind a content, and where it ends."""
+    found = [*islice(_FIELD.finditer(text, start), FIELDS_MAX)]
+    ends = [*[each.start() for each in found[1:]], len(text)]
+    fields = [
+        (each[1].decode(errors="replace"), text[each.end() : end]) for each, end in zip(found, ends, strict=False)
+    ]
+    return fields, found[0].start() if found else len(text)
+
+
+def _in_message(before: bytes, after: bytes, same: int, start: int, places: Places) -> Found:
+    olds, news = _messages(before, start, after, start)
+    index = sum(1 for _ in _LEAD.finditer(after, 0, start))
+    one, other = _read(olds[0]), _read(news[0])
+    told, placed = _of_messages(olds, news)
+    if one.role != other.role:
+        found = _changed(Changed((), one.content, other.content, told or Change.EDITED_HISTORY), 0)
+        found.path, found.placed = places.message(index), False
+    else:
+        found = _in_one(one, other, index, places, told if not placed else None)
+        found.placed = placed or found.change not in (told, None)
+        if found.change is None:
+            heading = other.role in ("system", "developer") and b"\x1euser\x1f" not in after[:start]
+            found.change = Change.OTHER if heading else told or Change.EDITED_HISTORY
+    found.message, found.role = index, other.role
+    found.cut, found.olds, found.news = same - start, olds, news
+    return found
+
+
+def _in_one(one: _Message, other: _Message, index: int, places: Places, told: Change | None) -> Found:
+    """Of two messages in one place; `told`: already known not to be the same one."""
+    if one.content != other.content:
+        found = _changed(Changed((), one.content, other.content, told))
+        found.path, found.at_bytes = places.content(index, found.at)
+        return found
+    pairs = zip([*one.fields, ("", b"")], [*other.fields, ("", b"")], strict=False)
+    (name, old), (named, new) = next(pair for pair in pairs if pair[0] != pair[1])
+    if name != named:  # a field came or went
+        found = _changed(Changed((), old, new, told), 0)
+        field = named if named and named not in [each for each, _ in one.fields] else name or named
+        found.path = places.field(index, field, (), 0, 0)[0]
+        return found
+    changed = change_of(old, new)
+    found = _changed(changed if told is None else changed._replace(change=told))
+    arguments = common_prefix(_arguments(old, changed.steps), _arguments(new, changed.steps))
+    found.path, found.at_bytes = places.field(index, name, changed.steps, found.at, arguments)
+    return found
+
+
+def _arguments(calls: bytes, steps: Steps) -> bytes:
+    """The arguments of the call that the steps lead to, as canonical JSON."""
+    if steps[1:3] != ("function", "arguments"):
+        return b""
+    return text_of(decoded(calls)[steps[0]]["function"]["arguments"])
+
+
+def _of_messages(olds: list[bytes], news: list[bytes]) -> tuple[Change | None, bool]:
+    """What happened to whole messages, and whether the first ones may be one that changed."""
+    times = Counter(olds)
+    places = {message: n for n, message in enumerate(olds) if times[message] == 1}
+    for n, message in enumerate(news):
+        if n < len(olds) and olds[n] == message:
+            return None, True  # a message for a message
+        place = places.get(message)
+        if place is None:
+            continue
+        if n == 0:
+            return _of_moved(olds, news, place), False
+        if place == n:
+            return None, True
+        return (Change.TRUNCATED_HISTORY if place > n else Change.EDITED_HISTORY), True
+    return None, True
+
+
+def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
+    """Where the first new message stood at `place`."""
+    gone = olds[0]
+    if news.count(gone) < olds.count(gone):
+        return Change.TRUNCATED_HISTORY
+    end = max(place, news.index(gone)) + 1
+    return Change.REORDERED_CONTEXT if Counter(olds[:end]) == Counter(news[:end]) else Change.EDITED_HISTORY
+
+
+def _in_head(before: bytes, after: bytes, same: int, places: Places) -> Found:
+    """Before the messages: tools, and arguments of the template."""
+    one, other = [lead.start() if (lead := _LEAD.search(text)) else len(text) for text in (before, after)]
+    fields = _fields(before[:one])[0], _fields(after[:other])[0]
+    name, old, new = _first_field(*fields)
+    if not name:  # nothing that a dialect writes
+        return _in_text(before, after, same, places)
+    olds, news = [items_of(value) if value else [] for value in (old, new)]
+    index = next((n for n, (a, b) in enumerate(zip(olds, news, strict=False)) if a != b), min(len(olds), len(news)))
+    changed = _of_field(name, old, new, olds, news, index)
+    told = changed.change in (Change.TOOL_ADDED, Change.TOOL_REMOVED)
+    found = _changed(changed, 0 if told or changed.change is Change.TOOL_ORDER else None)
+    found.change = found.change or Change.OTHER
+    found.items = (len(olds[index:]), len(news[index:])) if told else ()
+    found.path, found.at_bytes = places.head(name, changed.steps), found.at
+    found.placed = index < min(len(olds), len(news)) and not told
+    found.cut = common_prefix(olds[index], news[index]) if index < min(len(olds), len(news)) else 0
+    messages = _messages(before, one, after, other)
+    found.olds, found.news = [*olds[index:], *messages[0]], [*news[index:], *messages[1]]
+    return found
+
+
+def _first_field(olds: _Fields, news: _Fields) -> tuple[str, bytes, bytes]:
+    """The first field that changed: its name, and its values; empty where it came or went."""
+    for (name, old), (named, new) in zip([*olds, ("", b"")], [*news, ("", b"")], strict=False):
+        if name == named and old != new:
+            return name, old, new
+        if name != named:
+            came = named and named not in [each for each, _ in olds]
+            return (named, b"", new) if came else (name or named, old, b"")
+    return "", b"", b""
+
+
+def _of_field(name: str, old: bytes, new: bytes, olds: list[bytes], news: list[bytes], index: int) -> Changed:
+    if name in _LISTS:
+        return tools_change(olds, news)
+    if not old or not new:
+        return Changed((), old, new, Change.OTHER)
+    if in_other_order(olds, news, 1):
+        return Changed((index,), olds[index], news[index], Change.REORDERED_CONTEXT)
+    return change_of(old, new)
+
+
+def _in_text(before: bytes, after: bytes, same: int, places: Places) -> Found:
+    """Of prompts that are no chats."""
+    found = _changed(Changed((), before, after))
+    found.change = found.change or Change.OTHER
+    found.message, found.cut, found.olds, found.news = 0, same, [before], [after]
+    found.path, found.at_bytes = places.plain(same)
+    return found
+
+
+def _changed(changed: Changed, at: int | None = None) -> Found:
+    """`at`: the first byte, where it is not to be looked for."""
+    _, before, after, change = changed
+    at = common_prefix(before, after) if at is None else at
+    if change is None and before != after:
+        told = reworded(before, after, at)
+        return Found(told.change, before, after, at, (told.before, told.after))
+    tail = common_suffix(before, after, at)
+    spans = word(before, at, len(before) - tail), word(after, at, len(after) - tail)
+    return Found(change, before, after, at, spans)

@@ -1,0 +1,135 @@
+"""Where two JSON values first differ, and whether they differ in more than order.
+
+Values are walked from the top, the two side by side, into the first child that is not written the same; children are
+compared as they are written, since dicts that are equal may print their keys in another order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts.bodies import UNREADABLE
+from router.core.facts.misses import Change
+from router.core.observatory.difference.overlap import common_prefix
+from router.core.observatory.difference.rewording import reworded
+
+STEPS_MAX = 64
+WALKED_BYTES_MAX = 4 << 20  # written anew on the way down: each level is as long as all that is below it
+Steps = tuple[str | int, ...]
+
+
+class Changed(NamedTuple):
+    """The innermost value that changed; `before` and `after` are its text, or its JSON if it is none."""
+
+    steps: Steps  # from the top to it
+    before: bytes
+    after: bytes
+    change: Change | None = None  # None: the two texts tell
+
+
+def first_change(before: object, after: object) -> Changed:
+    """Of two values that are not written the same."""
+    steps: list[str | int] = []
+    walked_bytes = 0
+    while len(steps) < STEPS_MAX and walked_bytes < WALKED_BYTES_MAX:
+        step: str | int | None = None
+        change: Change | None = None
+        if isinstance(before, dict) and isinstance(after, dict):
+            step, change = _in_dicts(before, after)
+        elif isinstance(before, list) and isinstance(after, list):
+            step, change = _in_lists(before, after)
+        if step is None:
+            return Changed(tuple(steps), text_of(before), text_of(after), change)
+        steps.append(step)
+        before, after = before[step], after[step]  # type: ignore[index]  # both have it
+        walked_bytes += len(text_of(after))
+    return Changed(tuple(steps), text_of(before), text_of(after))
+
+
+def _in_dicts(before: dict[str, Any], after: dict[str, Any]) -> tuple[str | None, Change | None]:
+    for one, other in zip(before, after, strict=False):
+        if one != other:
+            return None, Change.KEY_ORDER if before.keys() == after.keys() else None
+        if text_of(before[one]) != text_of(after[one]):
+            return one, None
+    return None, None
+
+
+def _in_lists(before: list[Any], after: list[Any]) -> tuple[int | None, Change | None]:
+    ones, others = [*map(text_of, before)], [*map(text_of, after)]
+    if Counter(ones) == Counter(others):
+        return None, Change.KEY_ORDER  # a set, such as `required`, printed as it came
+    for index, (one, other) in enumerate(zip(ones, others, strict=False)):
+        if one != other:
+            return index, None
+    return None, None
+
+
+def text_of(value: object) -> bytes:
+    """A string as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    return msgspec.json.encode(value)
+
+
+def decoded(value: bytes) -> Any:  # noqa: ANN401  # JSON of any kind
+    """The value; None where it is no JSON."""
+    try:
+        return msgspec.json.decode(value)
+    except UNREADABLE:
+        return None
+
+
+def change_of(before: bytes, after: bytes) -> Changed:
+    """Of two JSON values that are not written the same; the texts themselves where one cannot be read."""
+    try:
+        return first_change(msgspec.json.decode(before), msgspec.json.decode(after))
+    except UNREADABLE:
+        return Changed((), before, after)
+
+
+def items_of(value: bytes) -> list[bytes]:
+    """The JSON of each item of a list; the whole if it is none."""
+    try:
+        return [*map(bytes, msgspec.json.decode(value, type=list[Raw]))]
+    except UNREADABLE:
+        return [value]
+
+
+def tools_change(before: list[bytes], after: list[bytes]) -> Changed:
+    """Of two lists of tools that are not the same: which tool is not where it was, or what of it changed."""
+    index = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
+    if index is None:  # one is longer
+        index = min(len(before), len(after))
+        one, other = [each[index] if index < len(each) else b"" for each in (before, after)]
+        return Changed((index,), one, other, Change.TOOL_REMOVED if one else Change.TOOL_ADDED)
+    ones, others = [*map(tool_name, before)], [*map(tool_name, after)]
+    if (change := _of_names(ones, others, index)) is not None:
+        return Changed((index,), ones[index], others[index], change)
+    inner = change_of(before[index], after[index])
+    return inner._replace(steps=(index, *inner.steps))
+
+
+def _of_names(before: list[bytes], after: list[bytes], index: int) -> Change | None:
+    if before[index] == after[index]:
+        return None  # changed in itself, before any tool that came, went or moved
+    olds, news = set(before), set(after)
+    if [name for name in before if name in news] != [name for name in after if name in olds]:
+        return Change.TOOL_ORDER
+    one, other = before[index], after[index]
+    if len(before) == len(after) and one not in news and other not in olds:  # a name in place of another
+        named = reworded(one, other, common_prefix(one, other)).change
+        return Change.TOOL_ADDED if named is None else named
+    return Change.TOOL_ADDED if other not in olds else Change.TOOL_REMOVED
+
+
+def tool_name(tool: bytes) -> bytes:
+    """What it is called; the tool itself where it has no name."""
+    value = decoded(tool)
+    function = value.get("function", value) if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name.encode(errors="surrogatepass") if isinstance(name, str) else tool

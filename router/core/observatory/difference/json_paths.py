@@ -1,0 +1,297 @@
+"""What a place in canonical bytes is called in the request's body.
+
+The dialects make one chat of every API's request (chat.py); here the same way is walked back for one message: which
+message, block or item it was made of, and which of their texts follow each other in its content. Without a body, or
+where it does not fit, a place is called as OpenAI's chat completions would have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from router.core.dialects import spoken_on
+from router.core.prompts.canonical import BILLING_HEADER, OPAQUE_REPEATS
+from router.core.observatory.difference.json_changes import Steps, decoded, text_of
+from router.core.observatory.difference.overlap import PIECES_MAX
+
+PATH_CHARS_MAX = 200
+_OPAQUE_BYTES = 16 * OPAQUE_REPEATS
+_PLAIN = re.compile(r"[A-Za-z_$][\w$-]*")
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\S')
+
+
+class Made(Struct):
+    """What one canonical message was made of."""
+
+    element: str
+    texts: list[tuple[str, int, int]] = []  # path, bytes in the content, bytes of the body's text left out before them
+    joint_bytes: int = 1  # between texts
+    calls: list[tuple[str, str, bool]] = []  # path of each, and of its arguments in it; whether its fields are flat
+    fields: dict[str, str] = {}  # paths of others
+
+
+def joined(base: str, steps: Steps) -> str:
+    """A path and what is below it."""
+    for step in steps:
+        if isinstance(step, int):
+            base += f"[{step}]"
+        elif _PLAIN.fullmatch(step):
+            base += f".{step}" if base else step
+        else:
+            base += f"[{text_of(step).decode(errors='replace')!r}]"
+    return base if len(base) <= PATH_CHARS_MAX else base[: PATH_CHARS_MAX - 3] + "..."
+
+
+class Places:
+    """Names places of one request."""
+
+    def __init__(self, path: str, body: bytes) -> None:
+        self._path = path
+        self._dialect = spoken_on(path).name if path else "openai"
+        self._given = body
+        self._read: Any = None
+
+    @property
+    def _body(self) -> dict[str, Any]:
+        if self._read is None:
+            read = decoded(self._given)
+            self._read = read if isinstance(read, dict) else {}
+        found: dict[str, Any] = self._read
+        return found
+
+    def head(self, name: str, steps: Steps) -> str:
+        """A field before the messages, and what is below it."""
+        if name == "tools" and steps and isinstance(steps[0], int):
+            return self._tool(steps[0], steps[1:])
+        if name == "reasoning_effort" and self._dialect != "openai":
+            name = "output_config.effort" if self._dialect == "anthropic" else "reasoning.effort"
+        return joined(name, steps)
+
+    def _tool(self, index: int, steps: Steps) -> str:
+        if self._dialect == "responses":
+            flat = steps[1:] if steps[:1] == ("function",) else steps
+            return joined(_shown(self._body.get("tools"), index), flat)
+        if self._dialect == "anthropic" and steps[:1] == ("function",):
+            steps = steps[1:]
+            steps = ("input_schema", *steps[1:]) if steps[:1] == ("parameters",) else steps
+        return joined("tools", (index, *steps))
+
+    def plain(self, at: int) -> tuple[str, int]:
+        """A byte of a prompt that is no chat, and which byte of the text there."""
+        if self._dialect == "sglang":
+            return "text", at
+        name = "input" if self._path.endswith("/embeddings") else "prompt"
+        given = self._body.get(name)
+        for index, text in enumerate(given if isinstance(given, list) else ()):
+            size = len(text_of(text)) if isinstance(text, str) else 0
+            if at <= size:
+                return f"{name}[{index}]", at
+            at -= size + 1
+        return name, at
+
+    def message(self, index: int) -> str:
+        """All of it."""
+        return self._made(index).element
+
+    def content(self, index: int, at: int) -> tuple[str, int]:
+        """A byte of its content, and which byte of the text there."""
+        made = self._made(index)
+        for n, (path, size, left_out) in enumerate(made.texts):
+            if at < size or (at == size and (n + 1 == len(made.texts) or made.joint_bytes)):
+                return path, at + left_out
+            at -= size + made.joint_bytes
+        return (made.texts[-1][0] if made.texts else f"{made.element}.content"), max(at, 0)
+
+    def field(self, index: int, name: str, steps: Steps, at: int, canonical_at: int) -> tuple[str, int]:
+        """A byte of what is below one of its other fields; `canonical_at`: of a call's arguments as canonical JSON."""
+        made = self._made(index)
+        if name != "tool_calls":
+            return joined(made.fields.get(name, f"{made.element}.{name}"), steps), at
+        call = steps[0] if steps else None
+        if not isinstance(call, int) or call >= len(made.calls):
+            return joined(f"{made.element}.tool_calls", steps), at
+        path, arguments, flat = made.calls[call]
+        if steps[1:3] == ("function", "arguments"):
+            given = self._value(f"{path}.{arguments}")
+            if isinstance(given, str):
+                return f"{path}.{arguments}", _in_text(given, canonical_at)
+            return joined(f"{path}.{arguments}", steps[3:]), at
+        rest = steps[2:] if flat and steps[1:2] == ("function",) else steps[1:]
+        return joined(path, rest), at
+
+    def _value(self, path: str) -> Any:  # noqa: ANN401  # JSON of any kind
+        value: Any = self._body
+        for name, number in re.findall(r"([A-Za-z_]+)|\[(\d+)\]", path):
+            try:
+                value = value[name] if name else value[int(number)]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def _made(self, index: int) -> Made:
+        walk = {"anthropic": _of_anthropic, "responses": _of_responses}.get(self._dialect, _of_openai)
+        try:
+            for n, made in enumerate(walk(self._body)):
+                if n == index:
+                    return made
+                if n >= PIECES_MAX:
+                    break
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass  # not what the dialect would have read
+        return Made(f"messages[{index}]")
+
+
+def _in_text(given: str, canonical_at: int) -> int:
+    """The byte of a JSON text that is byte `canonical_at` of the same JSON without white space."""
+    read = 0
+    for n, token in enumerate(_JSON_TOKEN.finditer(given)):
+        text = token.group()
+        size = len(text.encode(errors="replace"))
+        canonical = size
+        if len(text) > 1 and ("\\" in text or not text.isascii()):
+            canonical = len(text_of([decoded(text.encode(errors="replace"))])) - 2
+        if read + canonical > canonical_at or n >= PIECES_MAX:
+            within = min(canonical_at - read, size)
+            return len(given[: token.start()].encode(errors="replace")) + within
+        read += canonical
+    return len(given.encode(errors="replace"))
+
+
+def _shown(tools: object, index: int) -> str:
+    """Which of a Responses request's tools is the one of that index among those that a model is shown."""
+    for n, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        inner = tool.get("tools") if kind == "namespace" else None
+        shown = len(inner) if isinstance(inner, list) else int(kind in ("function", "custom"))
+        if index < shown:
+            return f"tools[{n}].tools[{index}]" if kind == "namespace" else f"tools[{n}]"
+        index -= shown
+    return f"tools[{len(tools) + index if isinstance(tools, list) else index}]"
+
+
+def _text(path: str, text: str, *, system: bool = False) -> tuple[str, int, int]:
+    left_out = 0
+    if system and text.startswith(BILLING_HEADER):
+        left_out = len(text_of(text)) - len(text_of(text.partition("\n")[2]))
+    return path, len(text_of(text)) - left_out, left_out
+
+
+def _texts(path: str, content: object, *, system: bool = False) -> list[tuple[str, int, int]]:
+    """The texts of a content; what is no text is as long as its canonical bytes."""
+    if isinstance(content, str):
+        return [_text(path, content, system=system)]
+    made = []
+    for n, part in enumerate(content if isinstance(content, list) else ()):
+        text = part if isinstance(part, str) else part.get("text")
+        if isinstance(text, str):
+            name = f"{path}[{n}]" if isinstance(part, str) else f"{path}[{n}].text"
+            made.append(_text(name, text, system=system))
+        else:
+            made.append((f"{path}[{n}]", _OPAQUE_BYTES, 0))
+    return [part for part in made if part[1]] if system else made
+
+
+def _of_openai(body: dict[str, Any]) -> Iterator[Made]:
+    for n, message in enumerate(body["messages"]):
+        base = f"messages[{n}]"
+        calls = message.get("tool_calls")
+        made = [(f"{base}.tool_calls[{k}]", "function.arguments", False) for k in range(len(calls or ()))]
+        texts = _texts(f"{base}.content", message.get("content"), system=message.get("role") == "system")
+        yield Made(base, texts, calls=made)
+
+
+def _of_anthropic(body: dict[str, Any]) -> Iterator[Made]:
+    system = body.get("system")
+    blocks = [part for part in _texts("system", system) if part[1]]
+    if isinstance(system, list):
+        kept = [not str(block.get("text") or "").startswith(BILLING_HEADER) for block in system if block.get("text")]
+        blocks = [part for part, keep in zip(blocks, kept, strict=False) if keep]
+    if blocks:
+        yield Made("system", blocks, joint_bytes=0)
+    for n, message in enumerate(body["messages"]):
+        base, content = f"messages[{n}]", message["content"]
+        if isinstance(content, str):
+            yield Made(base, [_text(f"{base}.content", content)])
+        else:
+            yield from _of_blocks(f"{base}", message["role"], content)
+
+
+def _of_blocks(base: str, role: str, blocks: list[dict[str, Any]]) -> Iterator[Made]:
+    """One message, behind the tool results that it brings."""
+    own = Made(base, [], calls=[], fields={})
+    for n, block in enumerate(blocks):
+        path, kind = f"{base}.content[{n}]", block["type"]
+        if kind == "tool_result" and role == "user":
+            yield from _of_result(path, block)
+        elif kind == "tool_use":
+            own.calls.append((path, "input", True))
+        elif kind == "thinking":
+            own.fields.setdefault("reasoning", f"{path}.thinking")
+        elif kind == "text" and block.get("text"):
+            own.texts.append(_text(f"{path}.text", block["text"]))
+        elif kind == "image":
+            own.texts.append((path, _OPAQUE_BYTES, 0))
+    if role != "user" or own.texts:
+        own.joint_bytes = int(role != "system")
+        yield own
+
+
+def _of_result(path: str, block: dict[str, Any]) -> Iterator[Made]:
+    content = block.get("content") or ""
+    parts = content if isinstance(content, list) else []
+    texts = _texts(f"{path}.content", content)
+    if parts:
+        texts = [text for text, part in zip(texts, parts, strict=False) if part.get("type") == "text"]
+    yield Made(path, texts)
+    if any(part.get("type") == "image" for part in parts):
+        yield Made(path, [(f"{path}.content", _OPAQUE_BYTES, 0)])
+
+
+def _of_responses(body: dict[str, Any]) -> Iterator[Made]:
+    if isinstance(instructions := body.get("instructions"), str) and instructions:
+        yield Made("instructions", [_text("instructions", instructions)])
+    given = body["input"]
+    if isinstance(given, str):
+        yield Made("input", [_text("input", given)])
+        return
+    open_: Made | None = None
+    for n, item in enumerate(given):
+        path, kind = f"input[{n}]", item.get("type", "message")
+        if item.get("role") == "assistant" or kind in ("function_call", "custom_tool_call", "reasoning"):
+            if open_ is not None and _taken(open_, kind):
+                yield open_
+                open_ = None
+            open_ = open_ or Made(path, [], calls=[], fields={})
+            _add_item(open_, path, kind, item)
+            continue
+        if open_ is not None:
+            yield open_
+            open_ = None
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            yield Made(path, _texts(f"{path}.output", item.get("output")))
+        else:
+            yield Made(path, _texts(f"{path}.content", item.get("content")))
+    if open_ is not None:
+        yield open_
+
+
+def _taken(made: Made, kind: str) -> bool:
+    """Whether an assistant's message has said that already, so that the item begins another."""
+    if kind in ("function_call", "custom_tool_call"):
+        return False
+    return "reasoning" in made.fields if kind == "reasoning" else bool(made.texts)
+
+
+def _add_item(made: Made, path: str, kind: str, item: dict[str, Any]) -> None:
+    if kind in ("function_call", "custom_tool_call"):
+        made.calls.append((path, "arguments" if kind == "function_call" else "input", True))
+    elif kind == "reasoning":
+        content = "content" if item.get("content") else "summary"
+        inner = "" if isinstance(item.get(content), str) else "[0].text"
+        made.fields["reasoning"] = f"{path}.{content}{inner}"
+    else:
+        made.texts += _texts(f"{path}.content", item.get("content"))[:1] or [(f"{path}.content", 0, 0)]

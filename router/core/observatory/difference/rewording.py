@@ -1,0 +1,189 @@
+"""Of which kind a change of a text is, told from the two texts: what differs first decides.
+
+White space first, which nothing else looks like; then order, as a passage that moved may begin with a date or an
+identifier; then tokens at the first byte that differs. A token counts only where both texts go on alike behind it:
+otherwise the text was written anew, and any two log lines differ in their dates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from router.core.facts.misses import Change
+from router.core.observatory.difference import shapes
+from router.core.observatory.difference.overlap import PIECES_MAX, common_suffix, lines_of, sentences_of
+from router.core.observatory.difference.shapes import Span
+
+SAME_BEHIND_BYTES = 5  # behind a token, for it to be the only thing that changed there
+SAME_END_BYTES = 32  # likewise, at the texts' ends
+MOVED_BYTES_MIN = 12  # a shorter piece is found in two places by chance
+LINE_BYTES_MAX = 65_536  # of a line, and of what is looked at by sentences and words
+LINES_FEW_MAX = 3
+OBJECTS_BEFORE_MAX = 16  # braces that may begin the JSON object that a byte is in
+OBJECT_BYTES_MAX = 16_384  # from there to the byte
+
+_SPACES = re.compile(rb"\s+")
+_WIDE_SPACES = (b"\xc2\xa0", b"\xe2\x80", b"\xe3\x80\x80", b"\xef\xbb\xbf")  # as UTF-8 has them, or begins them
+_ITEM = re.compile(rb"[^\s,;|]+")
+_decode = json.JSONDecoder().raw_decode
+
+
+class Reworded(NamedTuple):
+    """What is there instead of what was, and of which kind that is; None: words, as far as can be told."""
+
+    change: Change | None
+    before: Span
+    after: Span
+
+
+def reworded(before: bytes, after: bytes, at: int) -> Reworded:
+    """What changed at byte `at`, up to which the texts are the same and where they are not."""
+    tail = common_suffix(before, after, at)
+    ends = len(before) - tail, len(after) - tail
+    spans = shapes.word(before, at, ends[0]), shapes.word(after, at, ends[1])
+    if _spaces(before, after, at, tail):
+        return Reworded(Change.WHITESPACE, (at, _behind(before, at)), (at, _behind(after, at)))
+    if _keys_moved(before, after, at):
+        return Reworded(Change.KEY_ORDER, *spans)
+    if moved(before, after, at, tail):
+        return Reworded(Change.REORDERED_CONTEXT, *spans)
+    for change, look in _KINDS:
+        found = look(before, after, at)
+        if found is not None and _goes_on(before, found[0][1], after, found[1][1], tail):
+            return Reworded(change, *found)
+    return Reworded(_put_in(before[at : ends[0]], after[at : ends[1]]), *spans)
+
+
+_KINDS = (
+    (Change.TIMESTAMP, shapes.stamps),
+    (Change.IDENTIFIER, shapes.identifiers),
+    (Change.COUNTER, shapes.numbers),
+)
+
+
+def _goes_on(before: bytes, end: int, after: bytes, other: int, tail: int) -> bool:
+    """Whether the texts are alike behind a token, numbers aside."""
+    if tail >= min(SAME_END_BYTES, len(after) - other) and tail >= min(SAME_END_BYTES, len(before) - end):
+        return True
+    ones = shapes.digitless(before[end : end + 4 * SAME_BEHIND_BYTES])
+    others = shapes.digitless(after[other : other + 4 * SAME_BEHIND_BYTES])
+    return ones[:SAME_BEHIND_BYTES] == others[:SAME_BEHIND_BYTES]
+
+
+def _put_in(before: bytes, after: bytes) -> Change | None:
+    """Of a token that only one text has."""
+    gone, come = before.strip(), after.strip()
+    if bool(gone) == bool(come):
+        return None
+    return Change.TIMESTAMP if shapes.is_stamp(gone or come) else None
+
+
+def _behind(text: bytes, at: int) -> int:
+    found = _SPACES.match(text, at)
+    return found.end() if found else at
+
+
+def _spaces(before: bytes, after: bytes, at: int, tail: int) -> bool:
+    """Whether only white space differs: here, and then at least as far as a line goes."""
+    if not (_blank(before, at) or _blank(after, at)):
+        return False
+    one, other = before[at : len(before) - tail], after[at : len(after) - tail]
+    if b"".join(one.split()) == b"".join(other.split()):
+        return True
+    if not (one + other).isascii():
+        one, other = ("".join(text.decode(errors="replace").split()).encode() for text in (one, other))
+        if one == other:
+            return True
+    here, there = before[at : at + 256].split(), after[at : at + 256].split()
+    return _alike(b"".join(here), b"".join(there))
+
+
+def _blank(text: bytes, at: int) -> bool:
+    return text[at : at + 1].isspace() or text.startswith(_WIDE_SPACES, at)
+
+
+def _alike(one: bytes, other: bytes) -> bool:
+    """Whether 48 bytes are the same, white space gone."""
+    return len(one) >= 48 and one[:48] == other[:48]
+
+
+def _keys_moved(before: bytes, after: bytes, at: int) -> bool:
+    """Whether the byte is in a JSON object that is the same but for the order of its keys."""
+    low, end = max(0, at - OBJECT_BYTES_MAX), at
+    if b'"' not in before[at - 1 : at + 1] and b'"' not in before[max(0, at - 64) : at]:
+        return False
+    for _ in range(OBJECTS_BEFORE_MAX):
+        end = before.rfind(b"{", low, end)
+        if end < 0:
+            return False
+        one, other = _object(before, end), _object(after, end)
+        if one is not None and _equal(one, other):
+            return True
+        if one is not None and other is not None and before.find(b'"', end, at) < 0:
+            return False
+    return False
+
+
+def _equal(one: object, other: object) -> bool:
+    try:
+        return one == other
+    except RecursionError:  # nested deeper than can be compared, though not than can be read
+        return False
+
+
+def _object(text: bytes, start: int) -> object:
+    """The JSON object that begins there; None if none does."""
+    try:
+        found = _decode(text[start : start + 2 * OBJECT_BYTES_MAX].decode(errors="replace"))[0]
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
+    """Whether most of what is there was there, in another order: lines, or where there are few, sentences or words."""
+    start = max(before.rfind(b"\n", 0, at) + 1, at - LINE_BYTES_MAX)
+    one, other = [_to_line_end(text, start, len(text) - tail) for text in (before, after)]
+    ones, others = [text.split(b"\n\n", PIECES_MAX) for text in (one, other)]  # lines of passages may be much alike
+    if in_other_order(ones, others, MOVED_BYTES_MIN):
+        return True
+    if in_other_order(lines_of(one), lines_of(other), MOVED_BYTES_MIN):
+        return True
+    if max(len(one), len(other)) > LINE_BYTES_MAX or min(one.count(b"\n"), other.count(b"\n")) > LINES_FEW_MAX:
+        return False
+    if in_other_order(sentences_of(one), sentences_of(other), MOVED_BYTES_MIN):
+        return True
+    ones, others = _ITEM.findall(one), _ITEM.findall(other)
+    return len(ones) > 2 and Counter(ones) == Counter(others)
+
+
+def _to_line_end(text: bytes, start: int, end: int) -> bytes:
+    """From `start` to the end of the line that byte `end` is in."""
+    stop = text.find(b"\n", end, end + LINE_BYTES_MAX)
+    return text[start : stop if stop >= 0 else end + LINE_BYTES_MAX]
+
+
+def in_other_order(before: list[bytes], after: list[bytes], least: int) -> bool:
+    """Whether at least half of the bytes of either are pieces of both, not in the same order; numbers aside, as
+    passages may be numbered anew."""
+    if _moved(before, after, least):
+        return True
+    ones, others = [shapes.digitless(b"\0".join(pieces)).split(b"\0") for pieces in (before, after)]
+    return (ones != before or others != after) and _moved(ones, others, least)
+
+
+def _moved(before: list[bytes], after: list[bytes], least: int) -> bool:
+    ones, others = _unique(before, least), _unique(after, least)
+    kept = [piece for piece in ones if piece in others]
+    if len(kept) < 2 or 2 * sum(map(len, kept)) < min(sum(map(len, before)), sum(map(len, after))):
+        return False
+    return kept != [piece for piece in others if piece in ones]
+
+
+def _unique(pieces: list[bytes], least: int) -> dict[bytes, None]:
+    plain = [piece.strip(b" \t\r\n,;") for piece in pieces]
+    times = Counter(plain)
+    return {piece: None for piece in plain if times[piece] == 1 and len(piece) >= least}

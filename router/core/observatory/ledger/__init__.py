@@ -1,0 +1,1 @@
+"""What misses add up to, and advice."""

@@ -1,0 +1,199 @@
+"""Templates, and what became of the requests that begin with them: the branches of a radix tree.
+
+What a template is, whoever saw the texts says (`know`); what it was asked for, the ends of requests say (ledger.py). A
+request counts for the longest template that it begins with; pages count it for all that it begins with, so that a
+branch is as wide as its twigs together. Sums fade: see sums.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import add
+from typing import Any
+
+from msgspec.structs import replace
+
+from router.core.facts.misses import Template
+from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
+
+BODIES_BYTES_MAX = 16 << 20  # of all templates' shortest requests; the least used go without
+BODY_BYTES_MAX = 256 << 10  # of one
+MAP_MAX = 64  # branches on the map: more cannot be seen
+BRANCHING_MAX = 16  # so far down it is asked who holds a prefix that nobody seems to hold
+MARGIN = 8  # the least used of so many make room at once: sorting is dear
+SOURCES_MAX = 1_024  # that tell of one template
+
+
+class Branch:
+    """One template. `facts` is None while nobody has said what it is."""
+
+    __slots__ = ("conversations", "facts", "model", "sums")
+
+    def __init__(self) -> None:
+        self.facts: Template | None = None
+        self.sums = zeros()  # weighed
+        self.model = ""  # of its last request
+        self.conversations: dict[str, int] = {}  # by who says so
+
+
+class Branches:
+    """At most `branches_max`."""
+
+    def __init__(self, branches_max: int) -> None:
+        self._branches_max = branches_max
+        self._body_bytes = 0
+        self.all: dict[int, Branch] = {}
+
+    def of(self, id_: int) -> Branch:
+        """That of a template, new if need be."""
+        branch = self.all.get(id_)
+        if branch is None:
+            if len(self.all) >= self._branches_max:
+                for least in [each for each, _ in self._by_id()][: max(1, self._branches_max // MARGIN)]:
+                    self._drop(least)
+            branch = self.all[id_] = Branch()
+        return branch
+
+    def know(self, templates: Iterable[Template], source: str) -> None:
+        """What they are, by one who sees texts; each of several has seen other conversations, and may not
+        know the shorter ones yet. A body that was told once need not be told again."""
+        for told in templates:
+            if not told.id:
+                continue
+            branch = self.of(told.id)
+            known = branch.facts.body if branch.facts is not None else b""
+            body = told.body if 0 < len(told.body) <= BODY_BYTES_MAX else known
+            parent = told.parent or (branch.facts.parent if branch.facts is not None else 0)
+            same = body is told.body and parent == told.parent
+            branch.facts = told if same else replace(told, body=body, parent=parent)
+            self._body_bytes += len(body) - len(known)
+            if source in branch.conversations or len(branch.conversations) < SOURCES_MAX:
+                branch.conversations[source] = told.conversations
+        if self._body_bytes > BODIES_BYTES_MAX:
+            self._drop_bodies()
+
+    def label(self, id_: int) -> str:
+        """What people may call it; "" where nothing is known that may be shown."""
+        branch = self.all.get(id_)
+        return branch.facts.label if branch is not None and branch.facts is not None else ""
+
+    def fade(self, factor: float) -> None:
+        """Sums are weighed anew: see sums.Fading."""
+        for branch in self.all.values():
+            branch.sums = [value * factor for value in branch.sums]
+
+    def hottest(self, count: int) -> list[Template]:
+        """Those with the most prompt tokens of late of which there is a request to send."""
+        bodied = [each for each in self._by_use() if each.facts is not None and each.facts.body]
+        return [each.facts for each in reversed(bodied) if each.facts is not None][:count]
+
+    def through(self) -> dict[int, list[float]]:
+        """Sums of all requests that begin with each, weighed: its own, and those of longer ones."""
+        sums = {id_: branch.sums for id_, branch in self.all.items()}
+        known = [each.facts for each in self.all.values() if each.facts is not None]
+        for facts in sorted(known, key=lambda each: -each.prompt_bytes):
+            parent = self.parent(facts)
+            if parent:
+                sums[parent] = list(map(add, sums[parent], sums[facts.id]))
+        return sums
+
+    def parent(self, facts: Template) -> int:
+        """A shorter template that is known; 0: none. Shorter, so that there is no way round in a circle."""
+        parent = self.all.get(facts.parent)
+        if parent is None or parent.facts is None or parent.facts.prompt_bytes >= facts.prompt_bytes:
+            return 0
+        return facts.parent
+
+    def parent_of(self, id_: int) -> int:
+        """Likewise, by name."""
+        branch = self.all.get(id_)
+        return self.parent(branch.facts) if branch is not None and branch.facts is not None else 0
+
+    def _by_id(self) -> list[tuple[int, Branch]]:
+        return sorted(self.all.items(), key=lambda each: each[1].sums[PROMPT])
+
+    def _by_use(self) -> list[Branch]:
+        return [branch for _, branch in self._by_id()]
+
+    def _drop(self, id_: int) -> None:
+        facts = self.all.pop(id_).facts
+        if facts is not None:
+            self._body_bytes -= len(facts.body)
+
+    def _drop_bodies(self) -> None:
+        for branch in self._by_use():
+            if self._body_bytes <= BODIES_BYTES_MAX:
+                return
+            if branch.facts is not None and branch.facts.body:
+                self._body_bytes -= len(branch.facts.body)
+                branch.facts = replace(branch.facts, body=b"")
+
+
+def named(id_: int) -> str:
+    """As pages name a template; "" for none."""
+    return f"{id_:016x}" if id_ else ""
+
+
+class Views:
+    """Branches as pages show them, at one moment: `weight` is of now, `bytes_per_token` of a model, `holders` of a
+    block."""
+
+    def __init__(
+        self,
+        branches: Branches,
+        weight: float,
+        *,
+        bytes_per_token: Callable[[str], float],
+        holders: Callable[[int], Collection[str]],
+    ) -> None:
+        self._all = dict(branches.all)  # one that makes room while a page is made is on it still
+        self._parents = {id_: branches.parent(each.facts) for id_, each in self._all.items() if each.facts is not None}
+        self._holders = holders
+        self._weight = weight
+        self._bytes_per_token = bytes_per_token
+        self._children: dict[int, list[int]] = {}
+        for id_, parent in self._parents.items():
+            self._children.setdefault(parent, []).append(id_)
+        self._through = branches.through()
+        self.most = sorted(self._through, key=lambda id_: -self._through[id_][PROMPT])  # most served first
+
+    def branch(self, id_: int) -> dict[str, Any]:
+        """One of the map."""
+        sums, facts, parent = self._through[id_], self._all[id_].facts, self._parents.get(id_, 0)
+        bytes_per_token = self._bytes_per_token(self._all[id_].model)
+        size = facts.prompt_bytes if facts is not None else 0
+        before = self._all[parent].facts if parent else None
+        return {
+            "id": named(id_),
+            "parent": named(parent),
+            "label": facts.label if facts is not None else "",
+            "prompt_tokens": int(size / bytes_per_token),
+            "own_tokens": int((size - before.prompt_bytes if before is not None else size) / bytes_per_token),
+            "requests": round(sums[REQUESTS] / self._weight),
+            "served_tokens": round(sums[PROMPT] / self._weight),
+            "hit_rate": ratio(sums[HIT] / self._weight, sums[PROMPT] / self._weight),
+            "holders": sorted(self._holding(id_, BRANCHING_MAX)),
+        }
+
+    def _holding(self, id_: int, deeper: int) -> Collection[str]:
+        """Who holds all of it. Its own block may be known by another key than that it was learned with (a block's key
+        tells of all that is before it, and of how the prompt was read); who holds a longer one holds it too."""
+        facts = self._all[id_].facts
+        held = self._holders(facts.key) if facts is not None and facts.key else ()
+        if held or not deeper:
+            return held
+        return {holder for child in self._children.get(id_, ()) for holder in self._holding(child, deeper - 1)}
+
+    def template(self, id_: int, differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One of the list, with the differences that were found in it."""
+        facts, sums = self._all[id_].facts, self._through[id_]
+        return {
+            **self.branch(id_),
+            "path": facts.path if facts is not None else "",
+            "tools": facts.tools if facts is not None else 0,
+            "messages": facts.messages if facts is not None else 0,
+            "conversations": sum(self._all[id_].conversations.values()),
+            "misses": misses_of([value / self._weight for value in sums]),
+            "differences": differences,
+            "can_prewarm": facts is not None and bool(facts.body),
+        }

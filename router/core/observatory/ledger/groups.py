@@ -1,0 +1,123 @@
+"""Requests by route, tenant, whether they bring tools, and the step of an agent that they say they are.
+
+Names of steps come from clients, so they are bounded, and so are groups: whatever comes too late is `other`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import ceil
+from operator import add
+from typing import Any, NamedTuple
+
+from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, TOOL_CALLS, ratio, zeros
+
+OTHER = "other"
+GROUP_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)  # bounds of buckets: few, for there are many groups
+RECENT = 128  # requests of which medians are
+STEP_CHARS_MAX = 64
+
+
+class Label(NamedTuple):
+    """What a group's requests have in common."""
+
+    route: str
+    tenant: str
+    tools: bool
+    step: str
+
+
+REST = Label(OTHER, OTHER, False, OTHER)
+
+
+class Group:
+    """Counters since the router began, and what its last requests were like. Whoever counts adds to them as they are: a
+    call would cost more."""
+
+    __slots__ = ("faded", "now", "prompts", "sums", "ttft", "ttfts_s")
+
+    def __init__(self) -> None:
+        self.now = zeros()  # of the step of time under way
+        self.sums = zeros()  # before it
+        self.faded = [0.0, 0.0, 0.0]  # tokens of prompts, of hits and of replays, weighed: see sums.Fading
+        self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)  # as Histogram has it: the sum is the last
+        self.ttfts_s: deque[float] = deque(maxlen=RECENT)
+        self.prompts: deque[float] = deque(maxlen=RECENT)
+
+    def settle(self, weight: float) -> list[float]:
+        """The step under way is over. Returns its sums."""
+        now, faded = self.now, self.faded
+        self.sums = list(map(add, self.sums, now))
+        faded[0] += now[PROMPT] * weight
+        faded[1] += now[HIT] * weight
+        faded[2] += now[REPLAY] * weight
+        self.now = zeros()
+        return now
+
+    @property
+    def prompt_tokens_p50(self) -> float | None:
+        """The median of its last requests."""
+        return _of_recent(self.prompts, 0.5)
+
+
+class Groups:
+    """At most so many; `tenant` names whoever may be named."""
+
+    def __init__(self, groups_max: int, steps_max: int, tenant: Callable[[str], str]) -> None:
+        self._groups_max, self._steps_max = groups_max, steps_max
+        self._tenant = tenant
+        self._steps: set[str] = {""}
+        self.all: dict[Label, Group] = {}
+
+    def of(self, route: str, tenant: str, tools: bool, step: str) -> Group:
+        """The group of such requests; the last that there is room for is that of all others."""
+        if step not in self._steps:
+            step = step[:STEP_CHARS_MAX]
+            if len(self._steps) <= self._steps_max:
+                self._steps.add(step)
+            elif step not in self._steps:
+                step = OTHER
+        label = Label(route, self._tenant(tenant), tools, step)
+        if label not in self.all and len(self.all) >= self._groups_max - 1:
+            label = REST
+        group = self.all.get(label)
+        if group is None:
+            group = self.all[label] = Group()
+        return group
+
+    def fade(self, factor: float) -> None:
+        """Sums are weighed anew: see sums.Fading."""
+        for group in self.all.values():
+            group.faded = [value * factor for value in group.faded]
+
+    def rows(self, groups_max: int) -> list[dict[str, Any]]:
+        """As pages show them, those with the most prompt tokens of late first. Requests and tokens are since the
+        router began, rates of the last hour, times and lengths of the last requests."""
+        most = sorted(self.all.items(), key=lambda each: -each[1].faded[0])[:groups_max]
+        return [_row(label, group) for label, group in most]
+
+
+def _row(label: Label, group: Group) -> dict[str, Any]:
+    sums, (prompt, hit, replay) = group.sums, group.faded
+    return {
+        "route": label.route,
+        "tenant": label.tenant,
+        "tools": label.tools,
+        "step": label.step,
+        "requests": round(sums[REQUESTS]),
+        "prompt_tokens": round(sums[PROMPT]),
+        "hit_rate": ratio(hit, prompt),
+        "genuine_hit_rate": ratio(hit - replay, prompt),
+        "ttft_p50_s": _of_recent(group.ttfts_s, 0.5),
+        "ttft_p90_s": _of_recent(group.ttfts_s, 0.9),
+        "prompt_tokens_p50": group.prompt_tokens_p50,
+        "tool_calls_mean": ratio(sums[TOOL_CALLS], sums[REQUESTS]),
+    }
+
+
+def _of_recent(values: deque[float], part: float) -> float | None:
+    """The nearest rank; None where there is none."""
+    if not values:
+        return None
+    return round(sorted(values)[max(0, ceil(part * len(values)) - 1)], 4)

@@ -1,0 +1,214 @@
+"""What all requests of a router add up to, by time, template, group and difference.
+
+Every request comes by at its end, so that is kept short: a look-up of its group and one of its template, and some
+additions to each. All else is made of these when a step of time is over, or when a page asks: what a group's requests
+add up to is counted once, and the steps, the totals and the metrics of misses and hits are sums over groups.
+No text of a prompt is kept but the excerpts that the settings allow.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from operator import add
+from typing import Any, Protocol
+
+from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting, Template
+from router.core.observatory.ledger.advice import Situation, advise
+from router.core.observatory.ledger.branches import Branch, Branches
+from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Groups
+from router.core.observatory.ledger.losses import Losses
+from router.core.observatory.ledger.sums import AT, HIT, PREDICTED, PROMPT, REPLAY, REPLAYS, REQUESTS, SAVED_MS, TOOL_CALLS, TTFT_S, UNTOLD, Fading, FadingRatio, misses_of, zeros
+from router.core.observatory.ledger.timeline import Timeline
+
+WINDOW_S = 3_600.0
+DIVERSITY_WINDOW_S = 300.0
+KINDS_MAX = 4_096  # whose groups are remembered
+
+Kind = tuple[str, str, bool, str]  # route, tenant, tools, step, as they came
+_DIVERGED, _UNSUPPORTED = Miss.DIVERGED, Miss.UNSUPPORTED
+
+
+class Placement(Protocol):
+    """What is needed of a receipt."""
+
+    predicted_cached_tokens: int
+    replay: bool
+
+
+class Ended(Protocol):
+    """What is needed of a request's record."""
+
+    route: str
+    at_s: float
+    model: str
+    duration_s: float
+    ttft_s: float | None
+    tenant: str
+
+    @property
+    def receipt(self) -> Placement | None:
+        """None where it was not placed."""
+
+    @property
+    def sighting(self) -> Sighting | None:
+        """None where its prompt was not read."""
+
+    @property
+    def miss(self) -> Breakdown | None:
+        """None where nothing is known of its tokens."""
+
+
+class Ledger:
+    """Times are Unix time. Bounded: at most so many templates, groups and names of steps."""
+
+    def __init__(
+        self,
+        *,
+        templates_max: int,
+        groups_max: int,
+        steps_max: int,
+        excerpts: bool,
+        tenant: Callable[[str], str],
+        now_s: float,
+    ) -> None:
+        """`tenant` names whoever may be named in a label."""
+        self.totals = zeros()
+        self.timeline = Timeline(now_s)
+        self.branches = Branches(templates_max)
+        self.groups = Groups(groups_max, steps_max, tenant)
+        self.losses = Losses(excerpts=excerpts)
+        self.fading = Fading(WINDOW_S, now_s)
+        self.differences = dict.fromkeys(Change, 0)  # requests by what differed
+        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)  # prompts that are no replays, of those that can be told apart
+        self._hour = zeros()  # weighed
+        self._kinds: dict[Kind, Group] = {}
+        self._branches, self._weight = self.branches.all, self.fading.weight
+        self._end_s, self._ttft = self.timeline.end_s, self.timeline.now.ttft
+
+    def observe(self, record: Ended) -> None:
+        """A request ended. One that was not placed says nothing of caches."""
+        receipt = record.receipt
+        if receipt is None:
+            return
+        end_s = record.at_s + record.duration_s
+        if end_s >= self._end_s:
+            self.settle(end_s)
+        sighting, miss = record.sighting, record.miss
+        tools = sighting is not None and sighting.tools
+        kind = (record.route, record.tenant, tools, sighting.step if sighting is not None else "")
+        group = self._kinds.get(kind) or self._kind(kind)
+        now = group.now
+        now[REQUESTS] += 1
+        if record.ttft_s is not None:
+            self._first_token(group, record.ttft_s)
+        if miss is None:
+            now[UNTOLD] += 1
+        else:
+            tokens, misses = miss.prompt_tokens, miss.misses
+            now[PROMPT] += tokens
+            now[PREDICTED] += receipt.predicted_cached_tokens
+            now[HIT] += miss.hit
+            for reason, of_reason in misses.items():
+                now[AT[reason]] += of_reason
+            group.prompts.append(tokens)
+            if receipt.replay:
+                now[REPLAY] += miss.hit
+                now[REPLAYS] += 1
+            elif not tokens or _UNSUPPORTED in misses:
+                now[UNTOLD] += 1
+            if miss.saved_ms:
+                now[SAVED_MS] += miss.saved_ms
+        if sighting is not None:
+            if sighting.tool_calls:
+                now[TOOL_CALLS] += sighting.tool_calls
+            template = sighting.template
+            if template:
+                self._of_template(self._branches.get(template) or self.branches.of(template), miss, record.model)
+            if sighting.difference is not None:
+                self._differs(template, sighting.difference, miss, end_s)
+
+    def _first_token(self, group: Group, ttft_s: float) -> None:
+        self._ttft[bisect_left(TTFT_S, ttft_s)] += 1
+        group.ttfts_s.append(ttft_s)
+        ttft = group.ttft
+        ttft[bisect_left(GROUP_TTFT_S, ttft_s)] += 1
+        ttft[-1] += ttft_s
+
+    def _of_template(self, branch: Branch, miss: Breakdown | None, model: str) -> None:
+        sums, weight = branch.sums, self._weight
+        branch.model = model
+        sums[REQUESTS] += weight
+        if miss is not None:
+            sums[PROMPT] += miss.prompt_tokens * weight
+            sums[HIT] += miss.hit * weight
+            for reason, of_reason in miss.misses.items():
+                sums[AT[reason]] += of_reason * weight
+
+    def _differs(self, template: int, difference: Difference, miss: Breakdown | None, end_s: float) -> None:
+        lost = miss.misses.get(_DIVERGED, 0) if miss is not None else 0
+        self.losses.add(template, difference, lost, self._weight, end_s)
+        if miss is not None and miss.prompt_tokens:
+            self.differences[difference.change] += 1
+
+    def _kind(self, kind: Kind) -> Group:
+        """Found by labels once, and remembered: names of steps are anybody's, so not for ever."""
+        if len(self._kinds) >= KINDS_MAX:
+            self._kinds.clear()
+        group = self._kinds[kind] = self.groups.of(*kind)
+        return group
+
+    def settle(self, now_s: float) -> None:
+        """It is now so late: add the step under way to everything else."""
+        weight = self._weight
+        groups = [group.settle(weight) for group in self.groups.all.values() if group.now[REQUESTS]]
+        if groups:
+            now: list[float] = list(map(sum, zip(*groups, strict=True)))
+            step = self.timeline.now
+            step.sums = list(map(add, step.sums, now))
+            self.totals = list(map(add, self.totals, now))
+            self._hour = [hour + value * weight for hour, value in zip(self._hour, now, strict=True)]
+            told = now[REQUESTS] - now[UNTOLD]
+            self.diversity.add(told - now[REPLAYS], told, now_s)
+        self.timeline.move(now_s)
+        self._end_s, self._ttft = self.timeline.end_s, self.timeline.now.ttft
+        factor = self.fading.move(now_s)
+        self._weight = self.fading.weight
+        if factor < 1:
+            self._hour = [value * factor for value in self._hour]
+            for faded in (self.branches, self.groups, self.losses):
+                faded.fade(factor)
+
+    def know(self, templates: Iterable[Template], source: str = "") -> None:
+        """What templates are, by whoever sees the texts: one of several processes, perhaps."""
+        self.branches.know(templates, source)
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def totals_row(self) -> dict[str, Any]:
+        """Since the router began, but for times and diversity, which are of the last ten minutes. `settle` first."""
+        totals = self.totals
+        p50_s, p90_s, p99_s = self.timeline.ttft_s(0.5, 0.9, 0.99)
+        return {
+            "requests": round(totals[REQUESTS]),
+            "prompt_tokens": round(totals[PROMPT]),
+            "predicted_tokens": round(totals[PREDICTED]),
+            "hit_tokens": round(totals[HIT]),
+            "genuine_tokens": round(totals[HIT] - totals[REPLAY]),
+            "replay_tokens": round(totals[REPLAY]),
+            "diversity": self.timeline.diversity(),
+            "misses": misses_of(totals),
+            "ttft_p50_s": p50_s,
+            "ttft_p90_s": p90_s,
+            "ttft_p99_s": p99_s,
+        }
+
+    def advice(self, rows_max: int, *, ms_per_token: Callable[[float], float], kv_tokens: int) -> list[dict[str, Any]]:
+        """What to do, most costly first. `ms_per_token(context)` is the fleet's price of prefill behind so many tokens;
+        `kv_tokens` is what it has room for. `settle` first."""
+        weight = self.fading.weight
+        hour = [value / weight for value in self._hour]
+        middle = hour[PROMPT] / hour[REQUESTS] / 2 if hour[REQUESTS] > 0 else 0.0
+        branches, price = self.branches, ms_per_token(middle)
+        situation = Situation(hour, weight, self.fading.per_hour, price, kv_tokens, branches.label, branches.parent_of)
+        return advise(self.losses.all.values(), situation, rows_max)

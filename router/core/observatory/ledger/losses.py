@@ -1,0 +1,112 @@
+"""What differences have cost: tokens computed again, by template, kind of difference and place.
+
+Places in a conversation's history move with every turn: behind the first two messages, places that differ by their
+number only are one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from router.core.facts.misses import Change, Difference
+
+LOSSES_MAX = 1_024
+PIECES_MAX = 64  # different ones that are counted
+PATH_CHARS_MAX = 200
+FIRST_MESSAGES = 2  # the system prompt, and what the conversation begins with
+MARGIN = 8  # the least of so many make room at once
+
+Key = tuple[int, Change, int, str]  # template, change, message, path
+
+
+class Loss:
+    """One of them. Sums are weighed: see sums.Fading."""
+
+    __slots__ = ("change", "last", "last_at_s", "message", "pieces", "requests", "template", "tokens")
+
+    def __init__(self, template: int, difference: Difference) -> None:
+        self.template = template
+        self.change = difference.change
+        self.message = difference.message  # the first where it was found
+        self.last = difference
+        self.last_at_s = 0.0
+        self.requests = self.tokens = 0.0
+        self.pieces: set[int] = set()  # hashes of what differed
+
+
+class Losses:
+    """At most LOSSES_MAX. Without `excerpts` nothing of a prompt's text is kept, whatever is told."""
+
+    def __init__(self, *, excerpts: bool) -> None:
+        self._excerpts = excerpts
+        self.all: dict[Key, Loss] = {}
+
+    def add(self, template: int, difference: Difference, tokens: int, weight: float, now_s: float) -> None:
+        """A request of this template differed, and so many tokens had to be computed again."""
+        if not self._excerpts and (difference.before or difference.after):
+            difference = _without_text(difference)
+        key = (template, difference.change, *place_of(difference))
+        loss = self.all.get(key)
+        if loss is None:
+            if len(self.all) >= LOSSES_MAX:
+                self._make_room()
+            loss = self.all[key] = Loss(template, difference)
+        loss.requests += weight
+        loss.tokens += tokens * weight
+        loss.last_at_s = now_s
+        if difference.before or difference.after or not (loss.last.before or loss.last.after):
+            loss.last = difference  # one that was assumed has no words to show
+        if difference.message < loss.message:
+            loss.message = difference.message
+        if len(loss.pieces) < PIECES_MAX:
+            loss.pieces.add(difference.piece_hash)
+
+    def fade(self, factor: float) -> None:
+        """Sums are weighed anew: see sums.Fading."""
+        for loss in self.all.values():
+            loss.requests *= factor
+            loss.tokens *= factor
+
+    def by_template(self, weight: float, losses_max: int) -> Callable[[int], list[dict[str, Any]]]:
+        """Rows of a template's page, most costly first; made when they are asked for."""
+        of: dict[int, list[Loss]] = {}
+        for loss in sorted(self.all.values(), key=lambda each: -each.tokens):
+            of.setdefault(loss.template, []).append(loss)
+        return lambda template: [_row(loss, weight) for loss in of.get(template, ())[:losses_max]]
+
+    def _make_room(self) -> None:
+        least = sorted(self.all, key=lambda key: (self.all[key].tokens, self.all[key].requests))
+        for key in least[: LOSSES_MAX // MARGIN]:
+            del self.all[key]
+
+
+def place_of(difference: Difference) -> tuple[int, str]:
+    """Message and path, with those of a conversation's history in one."""
+    message, path = difference.message, difference.path[:PATH_CHARS_MAX]
+    if message >= FIRST_MESSAGES:
+        message, path = FIRST_MESSAGES, re.sub(r"\[\d+\]", "[*]", path)
+    return message, path
+
+
+def _without_text(of: Difference) -> Difference:
+    lost, piece = of.lost_bytes, of.piece_hash
+    return Difference(of.change, of.message, of.role, of.path, of.offset_bytes, of.at_bytes, lost, of.shape, piece)
+
+
+def _row(loss: Loss, weight: float) -> dict[str, Any]:
+    last = loss.last
+    return {
+        "change": loss.change.value,
+        "message": loss.message,
+        "role": last.role,
+        "path": last.path[:PATH_CHARS_MAX],
+        "at_bytes": last.at_bytes,
+        "shape": last.shape,
+        "requests": round(loss.requests / weight),
+        "lost_tokens": round(loss.tokens / weight),
+        "last_at_s": round(loss.last_at_s, 3),
+        "before": last.before,
+        "after": last.after,
+    }

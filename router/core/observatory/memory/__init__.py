@@ -1,0 +1,1 @@
+"""What earlier prompts looked like."""

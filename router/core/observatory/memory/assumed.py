@@ -1,0 +1,93 @@
+"""What the last comparisons found, for suspects that are not compared.
+
+An application that writes the time into its system prompt does so in each request. Once that was found twice in a row,
+at the same place, the next ones are taken to be the same, and only now and then one is compared: the time for
+comparing goes to what is new. Where none is left, the last comparison of the conversation, or of its template, is the
+best that can be said. What is assumed has no words of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from router.core.facts.misses import Difference
+from router.core.observatory.difference.compare import Compared
+
+FINDING_BYTES = 1_600  # one of them, with two excerpts and a path
+SURE_MIN = 2  # as many in a row found the same
+ASSUMED_MAX = 7  # then so many are not compared, before the next one is
+OFFSET_BYTES_MAX = 64  # between places that are one: digits of a time, of which some may be the same
+
+
+class Finding(Struct, eq=False):
+    """What was found last."""
+
+    difference: Difference | None  # None: they parted for good
+    offset: int  # where they parted
+    in_template: bool  # before the user's first words, so it is in the same place each time
+    share: float  # of the bytes behind it that could repeat, those that did
+    sure: int = 1  # as many in a row found the same
+    assumed: int = 0  # times that it stood for another, since
+
+    def fits(self, at: int, *, in_template: bool) -> bool:
+        """Whether it may be said of a prompt that parts from what is known there."""
+        return in_template == self.in_template and (not in_template or self.is_at(at))
+
+    def is_at(self, at: int) -> bool:
+        """Whether that is its place."""
+        return abs(at - self.offset) <= OFFSET_BYTES_MAX
+
+    def stands(self, at: int) -> bool:
+        """Whether a prompt that parts from what is known there need not be compared; this one counts."""
+        if self.sure < SURE_MIN or self.assumed >= ASSUMED_MAX or not self.is_at(at):
+            return False
+        self.assumed += 1
+        return True
+
+    def said(self, at: int, span: int) -> Compared:
+        """As if it were found of a prompt that parts from an earlier one there, where so many bytes could repeat."""
+        of = self.difference
+        if of is None:
+            return Compared(None, 0, at, False)
+        lost, piece = int(self.share * span), of.piece_hash
+        made = Difference(of.change, of.message, of.role, of.path, of.offset_bytes, of.at_bytes, lost, of.shape, piece)
+        return Compared(made, lost, at, False)
+
+
+class Findings:
+    """The latest, by conversation and by template."""
+
+    def __init__(self, findings_max: int) -> None:
+        self._findings_max = findings_max
+        self._all: OrderedDict[int, Finding] = OrderedDict()
+
+    def of(self, names: Iterable[int], at: int, *, in_template: bool) -> Finding | None:
+        """The first of these that may be said of a prompt that parts from what is known there."""
+        for name in names:
+            found = self._all.get(name)
+            if found is not None and found.fits(at, in_template=in_template):
+                return found
+        return None
+
+    def add(self, names: Iterable[int], compared: Compared, span: int, *, in_template: bool) -> None:
+        """What was found, where so many bytes could repeat."""
+        share = min(1.0, compared.repeated_bytes / span) if span > 0 else 0.0
+        for name in names:
+            if not name:
+                continue
+            made = Finding(compared.difference, compared.same_bytes, in_template, share)
+            before = self._all.pop(name, None)
+            if before is not None and before.in_template == in_template and before.is_at(made.offset):
+                made.sure += before.sure * _same(before.difference, made.difference)
+            self._all[name] = made
+            if len(self._all) > self._findings_max:
+                self._all.popitem(last=False)
+
+
+def _same(one: Difference | None, other: Difference | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.change is other.change and one.path == other.path

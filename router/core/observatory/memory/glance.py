@@ -1,0 +1,112 @@
+"""Prompts that are seen at a glance: those that go on where an earlier one ended, and those that differ from earlier
+ones in their last message only, which nothing stands behind.
+
+Nearly all prompts are of one of these kinds, so this is what the observatory costs: a few look-ups by the keys of their
+blocks, and one place in an order. Nothing here finds what a longer look (watching.py) would not find too.
+"""
+
+from __future__ import annotations
+
+from xxhash import xxh3_64_intdigest
+
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.canonical import RS
+from router.core.facts.requests import Prompt
+from router.core.facts.misses import Sighting
+from router.core.observatory.memory import anchors as marks
+from router.core.observatory.memory.templates import Templates
+from router.core.observatory.memory.texts import FORK_BYTES, LINKS_MAX, RECORD_BYTES, Record, Texts
+
+WAYS_MIN = 3  # as many go on differently behind messages that they share: examples, not answers made again
+
+_RS_TOOL = RS + b"tool\x1f"
+
+
+def appended(
+    texts: Texts,
+    templates: Templates,
+    before: Record,
+    chain: Chain,
+    text: bytes,
+    base: int,
+    session: int,
+    *,
+    tools: bool,
+) -> Sighting:
+    """The next turn behind all of an earlier prompt, which is young, and which none went on behind. `text` begins at
+    `base`, before that one's end; `session` is a mark."""
+    before.children = 1
+    at, conversation, turn, root = before.end, before.conversation, before.turn + 1, chain.root
+    template, calls, size = before.template, before.tool_calls, base + len(text)
+    own = text[at - base :]
+    if tools or calls:
+        calls += own.count(_RS_TOOL)
+    made = marks.last(own, 0, root)
+    if session:
+        made.append(session)
+    if template:
+        templates.touch(template)
+    record = Record(before, at, own, size, root, before.links + 1, conversation, turn, template, calls, tools)
+    texts.append(chain.keys, chain.end_key, before, record, made)
+    return Sighting(at, 0, 0, template, conversation, turn, True, tools, calls)
+
+
+def beside(
+    texts: Texts,
+    templates: Templates,
+    prompt: Prompt,
+    chain: Chain,
+    path: str,
+    body: bytes,
+    *,
+    tools: bool,
+    behind_max: int,
+) -> Sighting | None:
+    """A conversation of a known template that parts from all others of it within its last message. None if it is
+    anything else, or has more than `behind_max` bytes behind that place."""
+    text, base, keys = prompt.text, prompt.skipped_bytes, chain.keys
+    last, young, old = text.rfind(RS), texts.young, texts.old.ends
+    full = (base + last) // BLOCK_BYTES
+    at = full * BLOCK_BYTES - base
+    if (
+        last <= 0
+        or not full
+        or at < 0
+        or (old and (chain.end_key in old or (chain.spans and chain.spans[-1][0] in old)))
+    ):
+        return None
+    owners, node = young.owners, keys[full - 1]
+    siblings = young.forks.get(node)
+    if siblings is None or (full < len(keys) and keys[full] in owners):
+        return None
+    tail = text[at : at + BLOCK_BYTES]
+    record, shared, run, place = siblings.nearest(tail)
+    known, size, first_end = full * BLOCK_BYTES + shared, base + len(text), prompt.first_user_end
+    if known <= base + last or known == record.end or size - known > behind_max or record.links >= LINKS_MAX:
+        return None
+    of = record
+    while of.start >= known and of.parent is not None:
+        of = of.parent
+    before = of.parent
+    if known == of.end or (before is not None and before.end == of.start and before.children < before.asked):
+        return None  # it may go on behind all of that
+    if known >= first_end:
+        end = known
+        if siblings.count < WAYS_MIN:
+            return None
+    else:
+        end = base + last
+        if first_end != size or not text.startswith(marks.USER, last):
+            return None
+    template, calls = keys[end // BLOCK_BYTES - 1], 0
+    if templates.unlabelled or not templates.joined(template, end, path, body):
+        return None
+    if tools and chain.spans:
+        calls = of.tool_calls - of.own.count(_RS_TOOL, max(0, known - of.start)) + text.count(_RS_TOOL, known - base)
+    root, conversation = chain.root, chain.end_key
+    own, said = text[known - base :], text[last:]
+    made = [xxh3_64_intdigest(said, root)] if len(said) > marks.MESSAGE_BYTES_MIN else []
+    new = Record(record, known, own, size, root, record.links + 1, conversation, 0, template, calls, tools)
+    siblings.add(tail, new, run, place)
+    texts.own(new, conversation, keys[full:], made, RECORD_BYTES + len(own) + FORK_BYTES + len(tail))
+    return Sighting(known, 0, 0, template, conversation, 0, True, tools, calls)

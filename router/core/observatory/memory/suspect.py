@@ -1,0 +1,134 @@
+"""A prompt that is not seen at a glance, and what is known of it while it is looked at."""
+
+from __future__ import annotations
+
+from router.core.prompts.blocks import BLOCK_BYTES
+from router.core.prompts.canonical import RS
+from router.core.facts.misses import Sighting
+from router.core.observatory.memory import anchors as marks
+from router.core.observatory.memory.assumed import Finding
+from router.core.observatory.memory.texts import Match, Record, Text, piece
+
+TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10  # of it, and of a user's message
+SKETCHED_BYTES_MIN = 4 << 10  # of a first user message: a shorter one is not looked for by its lines
+
+
+class Look(Text):
+    """A prompt that is not seen at a glance. If `suspect`, `before` and `after` are to be compared, once `read`,
+    and the Watcher is to hear what came out; if it `lacks` its beginning, it is to be looked at again with the whole
+    of it."""
+
+    sighting: Sighting
+    first_user_end: int
+    path: str
+    body: bytes
+    session: int  # a mark; 0: none is named
+    known: Match  # by either generation
+    hint_bytes: int = 0
+    ids: bool = False  # it was given as token ids
+    answered: bool = False  # it has messages of an assistant, and may have called tools
+    record: Record | None = None  # the prompt that has the first byte behind what is known, or its last one
+    user: int = -1  # where the first user message begins; -1: before `base`, or all of it is known
+    related: Record | None = None  # whom it is compared with
+    own: bool = False  # that is of its conversation, not of its template
+    least_bytes: int = 1  # that they must have in common behind their difference, or they are no relatives
+    before: bytes = b""
+    after: bytes = b""
+    from_bytes: int = 0
+    lacks: bool = False
+    salted: bool = False
+    sketch: list[int] | None = None  # marks of its first user message, once they are made
+    prefixes: list[int] | None = None  # likewise, of how it begins
+    known_bytes: int = 0  # when it was looked at
+    assumed: Finding | None = None  # what may be said of it if it is not compared
+
+    def span(self, related: Record) -> int:
+        """Bytes behind the difference that could be in both."""
+        end = min(related.end, self.size) if self.own else self.user if self.known_bytes < self.user else self.size
+        return end - self.known_bytes
+
+    def read(self) -> None:
+        """Put together what is to be compared: copies of both texts, which those that are not compared do without."""
+        related = self.related
+        if related is not None:
+            self.before, self.after = piece(related, 0, related.end), self.prefix(self.size)
+
+    @property
+    def bytes_max(self) -> int:
+        """Of the longest of what is read and compared."""
+        return max(self.related.end if self.related is not None else 0, self.size, len(self.body))
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it has to be compared."""
+        return self.related is not None
+
+    def prefix(self, end: int) -> bytes:
+        """Its text up to there, of which the memory has what was skipped."""
+        record = self.known.record
+        if not self.base or record is None:  # without a record nothing was skipped
+            return self.text if end >= self.size else self.text[:end]
+        lead = piece(record, 0, min(self.base, end))
+        return lead + self.text[: end - self.base] if end > self.base else lead
+
+
+def marks_of(look: Look, young: Match, seed: int, sketches: marks.Sketches) -> list[int]:
+    """What it is found by, if it changes."""
+    since, user, first_end = young.known, look.user, look.first_user_end
+    text, base = look.text, look.base
+    made: list[int]
+    if base <= since and (user < 0 or (user <= since and first_end - user < SKETCHED_BYTES_MIN)):
+        made = marks.last(text, max(0, text.rfind(RS, 0, since - base + 1)), look.root)
+        if user >= 0 and first_end < look.size:
+            made += marks.messages(text[: first_end - base], user - base, look.root, 1)
+        if look.session:
+            made.append(look.session)
+        return made
+    in_template = since < user
+    low = user - base if in_template else text.rfind(RS, 0, max(0, since - base) + 1)
+    made = marks.messages(text, max(0, low), look.root, marks.MESSAGES_KEPT_MAX)
+    if look.session:
+        made.append(look.session)
+    if user >= 0 and since < first_end and (in_template or first_end - user >= SKETCHED_BYTES_MIN):
+        _mark_beginning(look, made, seed, sketches, in_template=in_template)
+    elif first_end < look.size and user >= base:
+        made += marks.messages(text[: first_end - base], user - base, look.root, 1)
+    return made
+
+
+def _mark_beginning(look: Look, made: list[int], seed: int, sketches: marks.Sketches, *, in_template: bool) -> None:
+    """What a prompt is found by whose template, or whose first message, has changed."""
+    base = look.base
+    user, first_end = max(0, look.user - base), look.first_user_end - base
+    if first_end < len(look.text):  # else it is among the last messages
+        made += marks.messages(look.text[:first_end], user, look.root, 1)
+    if first_end - user >= SKETCHED_BYTES_MIN:
+        made += sketch(look, sketches, in_template=False)
+    if in_template:
+        made += sketch(look, sketches, in_template=True)
+    if look.known.known < BLOCK_BYTES and not base:
+        made += look.prefixes or marks.prefixes(look.text, seed)
+
+
+def sketch(look: Look, sketches: marks.Sketches, *, in_template: bool) -> list[int]:
+    """Marks of lines of its template, or of its first user message."""
+    user, first_end = max(0, look.user - look.base), look.first_user_end - look.base
+    if in_template:
+        tools, _, system = look.text[: min(user, TEMPLATE_SKETCHED_BYTES_MAX)].partition(RS)
+        return marks.tools(tools, look.root) + marks.lines(system, look.root)
+    if look.sketch is None:
+        look.sketch = []
+        if sketches.wanted():
+            look.sketch = marks.lines(look.text[user : min(first_end, user + SKETCHED_BYTES_MAX)], look.root)
+    return look.sketch
+
+
+def user_start(text: bytes, end: int) -> int:
+    """Where the first user message begins, which ends there. Without one, where it ends; 0 in what is no chat."""
+    at = text.rfind(RS, 0, end)
+    if at >= 0 and text.startswith(marks.USER, at):  # a separator within its words is nobody's habit
+        return at
+    at = text.find(marks.USER, 0, end)
+    if at >= 0:
+        return at
+    return end if RS in text else 0

@@ -1,0 +1,195 @@
+"""Prefixes that several conversations share, learned as they fork; the least used make room.
+
+A template is named by the key of the last full block that is shared. Where conversations are related although their
+first bytes differ (a timestamp at the top), it is named by what relates them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import msgspec
+
+from router.core.prompts.canonical import RS
+from router.core.facts.misses import Template
+
+BODY_BYTES_MAX = 256 << 10  # of a request that stands for its template
+TEMPLATE_BYTES = 1_200  # without a body
+LABEL_CHARS_MAX = 80
+TOOLS_DECODED_BYTES_MAX = 64 << 10  # half a millisecond; the names of more are not read
+DEPTH_MAX = 16  # templates of templates that a conversation counts for
+WORD_BYTES_MAX = 24  # a label that begins within a word begins with it
+TOOLS = b"\x1dtools\x1f"
+_TOOL = b'{"type":"function"'  # begins each tool
+_SYSTEM = (RS + b"system\x1f", RS + b"developer\x1f")
+
+
+_BREAKS = (b" ", b"\n", b"\x1f")
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Tool(msgspec.Struct):
+    name: str = ""
+    function: _Function = _Function()
+
+
+_decode_tools = msgspec.json.Decoder(list[_Tool]).decode
+
+
+class Prefix(NamedTuple):
+    """What is shared."""
+
+    text: bytes
+    key: int  # of its last full block; 0 if it has none
+    whole: bool  # it ends with a message, not within one
+
+
+class Templates:
+    """Those that are known, the least used first."""
+
+    def __init__(self, templates_max: int, bodies_bytes_max: int, *, excerpts: bool) -> None:
+        """`excerpts`: whether a template may be labelled with its own words."""
+        self._templates_max = templates_max
+        self._bodies_bytes_max = bodies_bytes_max
+        self._bodies_bytes = 0
+        self._excerpts = excerpts
+        self._known: OrderedDict[int, Template] = OrderedDict()
+        self._changed: set[int] = set()
+        self.unlabelled: set[int] = set()  # whose parent is another now
+
+    def __contains__(self, name: int) -> bool:
+        return name in self._known
+
+    def touch(self, name: int) -> None:
+        """It is used."""
+        if name in self._known:
+            self._known.move_to_end(name)
+
+    def joined(self, name: int, prompt_bytes: int, path: str, body: bytes) -> bool:
+        """One more conversation begins with it; False if it is not known."""
+        known, changed = self._known, self._changed
+        at = known.get(name)
+        if at is None:
+            return False
+        if prompt_bytes < at.prompt_bytes:
+            at.prompt_bytes = prompt_bytes
+        if not at.body or len(body) < len(at.body):
+            self._stand_in(at, path, body)
+        known.move_to_end(name)
+        at.conversations += 1
+        changed.add(name)
+        if at.parent:
+            self._count(at.parent)
+        return True
+
+    def _count(self, name: int) -> None:
+        """One more conversation begins with it, and with what it begins with."""
+        at = self._known.get(name)
+        for _ in range(DEPTH_MAX):
+            if at is None:
+                break
+            at.conversations += 1
+            self._changed.add(at.id)
+            at = self._known.get(at.parent)
+
+    def learn(self, name: int, prefix: Prefix, near: int, others: int) -> None:
+        """A prefix that so many `others` begin with; `near` is a template of one of them, or 0."""
+        if len(self._known) >= self._templates_max:
+            gone = self._known.popitem(last=False)[1]
+            self._bodies_bytes -= len(gone.body)
+            self._changed.discard(gone.id)
+            self.unlabelled.discard(gone.id)
+        text = prefix.text
+        parent, child = self._between(near, len(text))
+        _, tools = _tools(tool_head(text))
+        messages = max(0, text.count(RS) - (0 if prefix.whole else 1))
+        made = Template(name, parent, len(text), prefix.key, tools, messages, conversations=others)
+        if child is not None:
+            child.parent = name
+            if self._excerpts:
+                self.unlabelled.add(child.id)
+            made.conversations = child.conversations
+            self._changed.add(child.id)
+        self._known[name] = made
+        if self._excerpts:
+            self.label(name, text, anew=True)
+
+    def label(self, name: int, prefix: bytes, *, anew: bool = False) -> None:
+        """What people may call it: what is its own, behind its parent's. Nothing happens if it has a name."""
+        if not anew and name not in self.unlabelled:
+            return
+        self.unlabelled.discard(name)
+        at = self._known[name]
+        above = self._known.get(at.parent)
+        at.label = _label(prefix, above.prompt_bytes if above is not None else 0)
+        self._changed.add(name)
+
+    def taken(self) -> list[Template]:
+        """Those that changed since this was last asked."""
+        changed, self._changed = self._changed, set()
+        return [self._known[name] for name in changed if name in self._known]
+
+    def _stand_in(self, template: Template, path: str, body: bytes) -> None:
+        """The shortest request that has all of it."""
+        grown = len(body) - len(template.body)
+        if len(body) <= BODY_BYTES_MAX and self._bodies_bytes + grown <= self._bodies_bytes_max:
+            self._bodies_bytes += grown
+            template.body, template.path = body, path
+
+    def _between(self, near: int, size: int) -> tuple[int, Template | None]:
+        """The longest template shorter than this, from `near` up, and the one below it, if any."""
+        child, at = None, self._known.get(near)
+        for _ in range(DEPTH_MAX):
+            if at is None or at.prompt_bytes < size:
+                break
+            child, at = at, self._known.get(at.parent)
+        return (at.id if at is not None else 0), child
+
+
+def tool_head(text: bytes) -> bytes:
+    """The JSON of a prompt's tools, as far as it is there."""
+    if not text.startswith(TOOLS):
+        return b""
+    ends = [end for mark in (RS, b"\x1d") if (end := text.find(mark, len(TOOLS))) >= 0]
+    return text[len(TOOLS) : min(ends, default=len(text))]
+
+
+def _tools(head: bytes) -> tuple[list[str], int]:
+    """Names of the tools, and how many there are; none, where the head is cut off within. On the loop, so that the
+    names of too many are not read."""
+    if len(head) > TOOLS_DECODED_BYTES_MAX:
+        return [], head.count(_TOOL) if head.endswith(b"]") else 0
+    try:
+        names = [tool.function.name or tool.name for tool in _decode_tools(head)]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return [], 0
+    return names, len(names)
+
+
+def _label(prefix: bytes, shared: int) -> str:
+    """The beginning of a system prompt, or of what stands behind the bytes that are `shared` with its parent; tools by
+    their names."""
+    tools_end = prefix.find(RS)
+    if shared > tools_end >= 0:
+        start = max(prefix.rfind(mark, max(0, shared - WORD_BYTES_MAX), shared) + 1 for mark in _BREAKS)
+        words = _words(prefix[start or shared :])
+        if words:
+            return words
+    for lead in _SYSTEM:
+        at = prefix.find(lead)
+        if at >= 0 and (words := _words(prefix[at + len(lead) :])):
+            return words
+    return ", ".join(_tools(tool_head(prefix))[0])[:LABEL_CHARS_MAX]
+
+
+def _words(text: bytes) -> str:
+    """The first line of a message, or the first of the next one."""
+    for said in text[: 8 * LABEL_CHARS_MAX].split(RS):
+        line = said[said.find(b"\x1f") + 1 :].strip().split(b"\n", 1)[0]
+        if line:
+            return line[: 4 * LABEL_CHARS_MAX].decode(errors="replace")[:LABEL_CHARS_MAX]
+    return ""

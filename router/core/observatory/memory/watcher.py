@@ -1,0 +1,331 @@
+"""A prompt, seen: which conversation and template it belongs to, and which earlier prompt it should have gone on from.
+
+Most prompts go on where an earlier one ended, or begin something new on a known template: then nothing has to be
+compared. Others are *suspect*: they differ within what an earlier prompt of theirs had said, or in what comes before
+anything a user says. Which earlier prompt that is, is found by what is left the same: messages behind the difference,
+the session that the client names, the text up to the difference, lines of the template. Whoever compares the two
+(difference.py, within a budget) tells the Watcher what came out, and only then is the prompt kept.
+"""
+
+from __future__ import annotations
+
+from xxhash import xxh3_64_intdigest
+
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.canonical import RS
+from router.core.facts.requests import Ask, Prompt
+from router.core.facts.misses import Sighting, Template
+from router.core.observatory.memory import anchors as marks
+from router.core.observatory.memory.assumed import FINDING_BYTES, Findings
+from router.core.observatory.difference.compare import Compared
+from router.core.observatory.memory.glance import WAYS_MIN, appended, beside
+from router.core.observatory.memory.suspect import SKETCHED_BYTES_MIN, Look, marks_of, user_start
+from router.core.observatory.memory.relatives import elsewhere, relate
+from router.core.observatory.memory.templates import TEMPLATE_BYTES, TOOLS, Prefix, Templates
+from router.core.observatory.memory.texts import LINKS_MAX, Match, Record, Text, Texts
+
+BODIES_SHARE = 8  # one part in so many of the memory is for bodies of templates
+FINDINGS_SHARE = 64  # likewise, for what comparisons found
+
+_RS_TOOL = RS + b"tool\x1f"
+_MASK = (1 << 64) - 1
+_NOTHING = Prompt(b"", 0)
+_NO_MATCH = Match()
+
+
+class Watcher:
+    """Sees the prompts of one process. Not for several threads at once."""
+
+    def __init__(
+        self, memory_bytes_max: int, prompt_bytes_max: int, templates_max: int, *, excerpts: bool, seed: int
+    ) -> None:
+        """`seed`: 64 random bits, so that no client can make marks that collide."""
+        bodies_bytes_max = memory_bytes_max // BODIES_SHARE
+        self._texts = Texts(memory_bytes_max - bodies_bytes_max - memory_bytes_max // FINDINGS_SHARE)
+        self._templates = Templates(
+            templates_max, max(0, bodies_bytes_max - templates_max * TEMPLATE_BYTES), excerpts=excerpts
+        )
+        self._sketches = marks.Sketches()
+        self._findings = Findings(max(1, memory_bytes_max // FINDINGS_SHARE // FINDING_BYTES))
+        self._kept_bytes_max = min(prompt_bytes_max, memory_bytes_max // BODIES_SHARE) // BLOCK_BYTES * BLOCK_BYTES
+        self._seed = seed & _MASK
+        self._shared: set[int] = set()
+
+    def templates(self) -> list[Template]:
+        """Those that changed since this was last asked."""
+        return self._templates.taken()
+
+    @property
+    def forgot(self) -> bool:
+        """Whether the memory was too small for all that was seen."""
+        return self._texts.forgot
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def look(
+        self,
+        ask: Ask,
+        chain: Chain,
+        *,
+        session: str,
+        path: str,
+        body: bytes,
+        whole: Prompt | None = None,
+        sure: bool = False,
+    ) -> Sighting | Look:
+        """What the texts of earlier prompts say of this one; it is kept at once. A Look where that takes more: it is
+        suspect, or lacks its beginning. `whole` is its prompt with all of its text, where `ask` has only its end.
+        `sure`: what was found of others is not assumed of it."""
+        prompt = whole or ask.prompt or _NOTHING  # what has a chain has a prompt
+        text, base, keys, end_key = prompt.text, prompt.skipped_bytes, chain.keys, chain.end_key
+        head = text if not base else prompt.joint.head if prompt.joint is not None else b""
+        tools = head.startswith(TOOLS)
+        if not keys:  # nobody is believed to hold anything of it
+            return Sighting(0, 0, 0, 0, 0, 0, True, tools)
+        ends = self._texts.young.ends
+        record = ends.get(end_key)
+        if record is not None:
+            record.asked += 1
+            calls = record.tool_calls
+            return Sighting(record.end, 0, 0, record.template, record.conversation, record.turn, True, tools, calls)
+        size, name = base + len(text), session or ask.session
+        mark = self._session_mark(name, chain.root) if name else 0
+        if size <= self._kept_bytes_max:
+            if chain.spans:
+                key, start, _ = chain.spans[-1]
+                record = ends.get(key)
+                if record is not None and not record.children and start >= base and record.links < LINKS_MAX:
+                    return appended(self._texts, self._templates, record, chain, text, base, mark, tools=tools)
+            if not mark and not prompt.hint_bytes:
+                most = SKETCHED_BYTES_MIN if self._sketches.on else size
+                seen = beside(self._texts, self._templates, prompt, chain, path, body, tools=tools, behind_max=most)
+                if seen is not None:
+                    return seen
+        if size > self._kept_bytes_max:
+            size, end_key = self._kept_bytes_max, 0
+            text, keys = text[: max(0, size - base)], keys[: size // BLOCK_BYTES]
+            base = min(base, size)
+        look = Look(
+            keys, chain.root, end_key, text, base, size, Sighting(), min(prompt.first_user_end, size), path, body, mark,
+            _NO_MATCH, prompt.hint_bytes, prompt.bytes_per_token is not None, bool(chain.spans),
+        )  # fmt: skip
+        look.sighting.tools, look.salted = tools, bool(ask.salt)
+        self._search(look, chain, sure=sure)
+        return look if look.lacks or look.related is not None else look.sighting
+
+    def _session_mark(self, name: str, root: int) -> int:
+        return xxh3_64_intdigest(name.encode(errors="surrogatepass"), self._seed ^ root)
+
+    def _search(self, look: Look, chain: Chain, *, sure: bool) -> None:
+        """Find the longest prefix of it that is known, and decide what it is."""
+        texts = self._texts
+        young, old = texts.young.match(look), texts.old.ends
+        if old:
+            aged = look.base > 0 or look.end_key in old or (bool(chain.spans) and chain.spans[-1][0] in old)
+            known = texts.known(look, young, aged=aged)
+        else:
+            known = young
+        look.known = known
+        look.sighting.known_bytes = at = known.known
+        if known.lacks or at < look.base:
+            look.lacks = True
+            return
+        record = known.record
+        while record is not None and record.start >= at and record.parent is not None:
+            record = record.parent
+        look.record = record
+        if record is not None:
+            before = record.parent
+            if at == look.size:
+                self._again(look, young, record)
+                return
+            if at == record.end and record.children < record.asked:
+                self._appended(look, young, record)
+                return
+            if before is not None and before.end == record.start and before.children < before.asked:
+                self._appended(look, young, before)
+                return
+        self._apart(look, young, sure=sure)
+
+    def settle(self, look: Look, compared: Compared | None, *, rejects: bool = False) -> None:
+        """A suspect was compared, or not (None): its sighting is complete now, and it is kept; with `rejects` not if it
+        changes what its conversation had said."""
+        if look.related is None:
+            return
+        young, known = self._texts.match(look)
+        if known.lacks or known.known < look.base:  # forgotten meanwhile
+            return
+        look.known = known
+        self._settle(look, young, compared, rejects=rejects)
+
+    def _settle(self, look: Look, young: Match, compared: Compared | None, *, rejects: bool = False) -> None:
+        related, sighting, own = look.related, look.sighting, look.own
+        if related is None:
+            return
+        in_template, span = look.known_bytes < look.user, look.span(related)
+        found, told = look.assumed, compared
+        if told is None and found is not None and not rejects:
+            told = found.said(look.known_bytes, span)
+        if told is None:
+            alike = own and look.least_bytes == 1
+            sighting.appended = not alike
+        else:
+            alike = told.appended or told.repeated_bytes >= look.least_bytes
+            if alike:
+                sighting.difference = told.difference
+                # Another prompt may share more of its beginning than the one that it was compared with.
+                sighting.repeated_bytes = min(told.repeated_bytes, look.size - sighting.known_bytes)
+                sighting.appended = told.difference is None or not own
+                if rejects and not sighting.appended:
+                    return
+        if own and (alike or (look.user < 0 and not _is_fork(young))):
+            self._go_on(look, young, self._texts.latest(related.conversation) or related)
+        else:
+            self._begin(look, young, related if alike else None)
+        if compared is not None and not compared.appended:
+            names = (sighting.conversation if own else 0, sighting.template if in_template or not own else 0)
+            self._findings.add(names, compared, span, in_template=in_template)
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    def _again(self, look: Look, young: Match, record: Record) -> None:
+        """All of it was said before: the same prompt, or an earlier turn, or part of one."""
+        sighting = look.sighting
+        sighting.conversation, sighting.template = record.conversation, record.template
+        sighting.turn, sighting.tool_calls = record.turn, record.tool_calls
+        same = record.end == look.size
+        if same:
+            record.asked += 1
+            if not look.end_key:  # both were cut: what is behind is not known
+                record.turn += 1
+        if young.known < look.size:  # it is used, so it moves to the young generation
+            look.user = -1
+            asked, children = (record.asked, record.children) if same else (1, 0)
+            self._keep(look, young, marks_of(look, young, self._seed, self._sketches), asked, children)
+
+    def _appended(self, look: Look, young: Match, record: Record) -> None:
+        """It goes on where an earlier prompt ended."""
+        sighting, start = look.sighting, record.end - look.base
+        text, template = look.text, record.template
+        # Of a prompt that several asked, each goes on in a conversation of its own.
+        sighting.conversation = _named(look) if record.children else record.conversation
+        record.children += 1
+        sighting.template, sighting.turn, sighting.tool_calls = template, record.turn + 1, record.tool_calls
+        if look.answered and (sighting.tools or sighting.tool_calls):
+            sighting.tool_calls += text.count(_RS_TOOL, max(0, start))
+        if template:
+            self._templates.touch(template)
+        made = marks.messages(text, max(0, start), look.root, marks.MESSAGES_KEPT_MAX)
+        if look.session:
+            made.append(look.session)
+        self._keep(look, young, made)
+
+    def _apart(self, look: Look, young: Match, *, sure: bool) -> None:
+        """It differs from earlier prompts before their end, or is like none."""
+        first_end, known, size = look.first_user_end, look.known.known, look.size
+        text, base = look.text, look.base
+        user = -1
+        if base < first_end and known < first_end:
+            user = look.user = user_start(text, first_end - base) + base
+        if known < BLOCK_BYTES and not base:
+            look.sighting.identity_bytes = elsewhere(look, self._texts, self._seed, self._shared)
+        behind = size - known
+        if not look.ids and (
+            known < user
+            or behind >= SKETCHED_BYTES_MIN
+            or (look.session and user >= 0)
+            or (first_end < size and (user >= 0 or text.find(RS, max(0, known - base)) >= 0))
+        ):
+            relate(look, self._texts, self._sketches)
+        related = look.related
+        if related is not None:
+            look.from_bytes = known if related is look.record else 0
+            look.known_bytes = known
+            names = (related.conversation, related.template) if look.own else (related.template,)
+            found = look.assumed = self._findings.of(names, known, in_template=known < user)
+            if not sure and found is not None and found.stands(known):
+                self._settle(look, young, None)
+                look.related = None
+        elif user < 0 and look.record is not None and not _is_fork(young):
+            self._go_on(look, young, look.record)
+        else:
+            self._begin(look, young, None)
+
+    # -- keeping it ----------------------------------------------------------------------------------------------
+
+    def _go_on(self, look: Look, young: Match, before: Record) -> None:
+        """Another prompt of the conversation."""
+        sighting = look.sighting
+        sighting.conversation, sighting.turn, sighting.template = before.conversation, before.turn + 1, before.template
+        if look.answered:
+            self._count_calls(look)
+        self._keep(look, young, marks_of(look, young, self._seed, self._sketches))
+
+    def _begin(self, look: Look, young: Match, related: Record | None) -> None:
+        """The first prompt of a conversation. `related`: the latest of another of its template."""
+        look.sighting.conversation = look.end_key or _named(look)
+        if look.answered:
+            self._count_calls(look)
+        end = self._shared_bytes(look, young)
+        if end >= BLOCK_BYTES:
+            key = look.keys[end // BLOCK_BYTES - 1]
+            self._begun(look, key, end, key)
+        elif related is not None:
+            if not related.template:
+                related.template = xxh3_64_intdigest(b"template", related.conversation)
+            self._begun(look, related.template, look.known.known, 0)
+        self._keep(look, young, marks_of(look, young, self._seed, self._sketches))
+
+    def _count_calls(self, look: Look) -> None:
+        """As many tools were called as have a result."""
+        if look.sighting.tools or (look.record is not None and look.record.tool_calls):
+            look.sighting.tool_calls = look.prefix(look.size).count(_RS_TOOL)
+
+    def _shared_bytes(self, look: Look, young: Match) -> int:
+        """Where the template ends that it begins with, if it shares one."""
+        known = look.known.known
+        if BLOCK_BYTES <= look.hint_bytes <= look.size:
+            return look.hint_bytes
+        if look.record is None:
+            return 0
+        if look.user < 0:  # behind a whole conversation: examples that many begin with
+            return known if _is_fork(young) else 0
+        return min(known, look.user) if look.user else known
+
+    def _begun(self, look: Look, name: int, end: int, key: int) -> None:
+        """One more conversation of this template; and the one that it forked from is of it too."""
+        record, templates = look.record, self._templates
+        look.sighting.template = name
+        near = record.template if record is not None else 0
+        # What is related by a few lines only shares less than those that share it from the first byte on.
+        size = end if key else 1 << 62
+        if templates.joined(name, size, look.path, look.body):
+            if templates.unlabelled:
+                templates.label(name, look.prefix(end))
+            return
+        prefix = Prefix(look.prefix(end), key, end in (look.user, look.hint_bytes))
+        templates.learn(name, prefix, near, int(record is not None and (not look.hint_bytes or near == name)))
+        templates.joined(name, size, look.path, look.body)
+        if record is not None and not near:
+            record.template = name
+            latest = self._texts.latest(record.conversation)
+            if latest is not None and not latest.template:
+                latest.template = name
+
+    def _keep(self, look: Look, young: Match, made: list[int], asked: int = 1, children: int = 0) -> None:
+        if young.known < look.size:  # else it was asked twice at once, and has been kept
+            of = look.sighting
+            record = Record(
+                None, 0, b"", 0, 0, 0, of.conversation, of.turn, of.template, of.tool_calls, of.tools, asked, children
+            )
+            self._texts.keep(look, young, look.known, record, made)
+
+
+def _is_fork(young: Match) -> bool:
+    """Whether so many went on differently from here that it is the beginning of many conversations."""
+    return young.siblings is not None and young.siblings.count >= WAYS_MIN
+
+
+def _named(said: Text) -> int:
+    """A conversation's name, of its first prompt."""
+    return said.end_key or (said.keys[-1] if said.keys else said.root) or 1

@@ -1,0 +1,27 @@
+"""The policy interface: candidates come filtered and priced, a policy only chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
+
+from router.core.facts.requests import Candidate, Choice, Question
+
+
+class Policy(Protocol):
+    """`cache_aware` says whether the choice looked at what replicas hold; if not, receipts say `policy`."""
+
+    name: str
+    cache_aware: bool
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """Pick one of `candidates` (never empty, in a stable order)."""
+
+
+@runtime_checkable
+class Near(Protocol):
+    """A policy that need not be shown every replica of a large fleet: those that can be the cheapest are enough, if the
+    ones near a key are among them."""
+
+    def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
+        """All `ids`, the nearest to the key first."""

@@ -1,0 +1,23 @@
+"""consistent_hash: the key's place on the ring, with bounded load; affinity without knowing any cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.core.facts.requests import Candidate, Choice, Question
+from router.core.placement.ring import Ring, under_bound
+
+
+@dataclass(slots=True)
+class ConsistentHash:
+    """Keyed by session hint or first user message, as the tie break of `warm` is."""
+
+    name: str = "consistent_hash"
+    cache_aware: bool = False
+    _ring: Ring = field(default_factory=Ring)
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """The first under the load bound."""
+        loads = {c.id: c.in_flight for c in candidates}
+        return Choice(self._ring.pick(question.ring_key, loads, under_bound(loads, 1)), tied=True)

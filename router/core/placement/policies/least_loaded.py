@@ -1,0 +1,20 @@
+"""least_loaded: the fewest open requests, counted by our own leases; ties go to the least pending prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.core.facts.requests import Candidate, Choice, Question
+
+
+@dataclass(slots=True)
+class LeastLoaded:
+    """What Envoy calls LEAST_REQUEST with a full scan."""
+
+    name: str = "least_loaded"
+    cache_aware: bool = False
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """The one with the fewest open leases."""
+        return Choice(min(candidates, key=lambda c: (c.in_flight, c.pending_ms)).id)

@@ -1,0 +1,20 @@
+"""longest_match: whoever holds most of the prompt, whatever the queue; shows why load must count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.core.facts.requests import Candidate, Choice, Question
+
+
+@dataclass(slots=True)
+class LongestMatch:
+    """Ties go to the fewest open leases."""
+
+    name: str = "longest_match"
+    cache_aware: bool = True
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """The longest held prefix."""
+        return Choice(max(candidates, key=lambda c: (c.cached_tokens, -c.in_flight)).id)

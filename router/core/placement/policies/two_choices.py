@@ -1,0 +1,23 @@
+"""two_choices: the less loaded of two drawn at random (Mitzenmacher 2001)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from router.core.facts.requests import Candidate, Choice, Question
+
+
+@dataclass(slots=True)
+class TwoChoices:
+    """The random numbers come from outside, so a run can be repeated."""
+
+    rng: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - load, not secrets
+    name: str = "two_choices"
+    cache_aware: bool = False
+
+    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+        """Fewer open leases of two; of one candidate, that one."""
+        drawn = self.rng.sample(candidates, min(2, len(candidates)))
+        return Choice(min(drawn, key=lambda c: c.in_flight).id)

@@ -1,0 +1,89 @@
+"""Why a request did not go to the replica that holds the longest part of its prompt.
+
+A holder may be passed over because it was not to be asked (`retry`, `full`, `unfit`), because the policy does not look
+(`policy`) or could not tell the prices apart (`tie`), or because it was dearer. Then the cause is the term of its price
+in which it is furthest behind the chosen replica: `queue`, `kv_space`, `eviction`, `speed`, where it would take
+longer over less, or `crowd`, where too many decode already. A price is a sum, so terms of one are compared in
+milliseconds, as every policy adds them up; what the policy's prices differ by beyond all other terms is the crowd's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from router.core.facts.requests import Candidate, Reason
+
+
+class Cause(StrEnum):
+    """What made the longest holder a worse choice, or none."""
+
+    QUEUE = "queue"  # prefill work that waits there
+    KV_SPACE = "kv_space"  # its KV pool has no room yet
+    EVICTION = "eviction"  # others would have to compute again what it would have to drop
+    SPEED = "speed"  # it prefills slower
+    CROWD = "crowd"  # answers that decode there would be slowed down, and this one by them
+    TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
+    POLICY = "policy"  # the policy does not look at caches, or weighs something else
+    FULL = "full"  # it has as many requests as it may have
+    RETRY = "retry"  # it was tried, and failed
+    UNFIT = "unfit"  # not ready, resting, or behind an open breaker
+
+
+class Spill(Struct, gc=False):
+    """A placement off the longest holder; `tokens` are what it holds and the chosen replica does not."""
+
+    cause: Cause
+    tokens: int
+
+
+def spill(
+    chosen: Candidate,
+    candidates: Sequence[Candidate],
+    reason: Reason,
+    *,
+    elsewhere: Mapping[str, int],
+    exclude: Collection[str] = (),
+    full: Collection[str] = (),
+) -> Spill | None:
+    """None where nobody holds more than the chosen. `elsewhere`: tokens held by replicas that were not weighed;
+    `exclude` of them were tried before, `full` have no place free."""
+    most = chosen.cached_tokens
+    away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
+    holder = None
+    for c in candidates:
+        if c.cached_tokens > most or (holder is not None and c.cached_tokens == most and _dues(c) < _dues(holder)):
+            holder, most = c, c.cached_tokens
+    if away is not None and elsewhere[away] > most:
+        cause = Cause.RETRY if away in exclude else Cause.FULL if away in full else Cause.UNFIT
+        return Spill(cause, elsewhere[away] - chosen.cached_tokens)
+    if holder is None:
+        return None
+    tokens = most - chosen.cached_tokens
+    if reason is Reason.POLICY:
+        return Spill(Cause.POLICY, tokens)
+    return Spill(Cause.TIE if reason is Reason.TIE else _dearest(holder, chosen), tokens)
+
+
+def _dues(c: Candidate) -> float:
+    return c.pending_ms + c.kv_wait_ms + _evicted_ms(c)
+
+
+def _evicted_ms(c: Candidate) -> float:
+    return c.evicted_ms + c.evicted_again_ms
+
+
+def _dearest(holder: Candidate, chosen: Candidate) -> Cause:
+    terms = [
+        (holder.pending_ms - chosen.pending_ms, Cause.QUEUE),
+        (holder.kv_wait_ms - chosen.kv_wait_ms, Cause.KV_SPACE),
+        (_evicted_ms(holder) - _evicted_ms(chosen), Cause.EVICTION),
+        (holder.uncached_ms - chosen.uncached_ms, Cause.SPEED),
+    ]
+    if holder.price_ms and chosen.price_ms:
+        rest_ms = holder.price_ms - chosen.price_ms - sum(behind_ms for behind_ms, _ in terms)
+        terms.append((rest_ms, Cause.CROWD))
+    behind_ms, cause = max(terms)
+    return cause if behind_ms > 0 else Cause.POLICY

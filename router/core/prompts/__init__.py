@@ -1,0 +1,1 @@
+"""Canonical bytes, template input, chains of keys."""

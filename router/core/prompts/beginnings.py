@@ -1,0 +1,188 @@
+"""Beginnings of bodies that were read before, so that of the next turn only what is new is read.
+
+An agent sends its whole conversation each turn. Most of such a body, byte for byte, came with the turn before: it
+need not be decoded, rendered and hashed again. A body is hashed in cells of 8 KB, each seeded with the one before (20
+GB/s; scanning JSON for the end of a string takes five times as long). A cell's key stands for all bytes up to its
+end, and leads to the last message that ended by then. JSON says where a message ends without looking further, so a
+body with the same cells has the same messages up to there. The rest is put behind the body's head and a stand-in for
+the known messages, and decoded as a body of its own: what the parser would make of the whole (the model behind the
+messages, a field twice) it still makes of it. The stand-in is a byte that the body has nowhere. So where it comes out
+first in the messages that count, no other list was taken for them.
+
+What is found is exact but for collisions of a 64-bit hash with a secret seed. Whatever is odd (messages twice, not at
+the top level, malformed) is read as if nothing had been seen. Nothing here is safe in two threads at once: each
+thread that reads bodies has its own, and hashes with `chain_of` what it read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import Raw
+from xxhash import xxh3_64_intdigest
+
+from router.core.facts.requests import Beginning, Heading
+
+CELL_BYTES = 8 << 10
+CELLS_MIN = 4  # a shorter body is read in the time that looking for it and learning it take
+HEAD_BYTES_MAX = 256 << 10  # before the first message
+SHARE_MIN = 4  # a body is read from what is known on if that is at least this part of it, a quarter
+# What is remembered, in bytes as tracemalloc has them: of a message that a cell leads to, of a cell, and of its keys.
+MARK_BYTES, CELL_ENTRY_BYTES, CELL_KEYS_BYTES = 1_500, 120, 800
+# Stands for the known messages. No body that holds this byte is put together: so no other list begins with it.
+_ODD_BYTE = b"\x7f"
+_KNOWN = b'"\x7f"'
+# Of a cell that leads to no message: it was met, and its body read whole; or it is in the middle of the first message.
+_MET, _BARREN = "met", "barren"
+_BETWEEN = b" \t\r\n,"
+_MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a message ended: offset in the body, and what the messages up to there are."""
+
+    at: int
+    head: bytes  # of the body, up to and with the bracket before the first message
+    beginning: Beginning | None  # None at that bracket
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a body is known, and what is left of it to read."""
+
+    cells: list[int]
+    known: int  # cells
+    mark: Mark
+    rest: bytes  # a body: the head, a string instead of the known messages, and the others
+
+    def new(self, messages: Sequence[Raw]) -> Sequence[Raw] | None:
+        """The messages that were not known, of all that `rest` was found to have; None if it is not what it was put
+        together as, since another field of this name follows."""
+        return messages[1:] if messages and bytes(messages[0]) == _KNOWN else None
+
+
+class Seen:
+    """A bounded memory of beginnings. For one thread."""
+
+    def __init__(self, *, bytes_max: int, seed: int, cell_bytes: int = CELL_BYTES) -> None:
+        """`seed`: 64 random bits, so that no client can make bodies that collide."""
+        self._cell_bytes = cell_bytes
+        self._bytes_max = bytes_max
+        self._seed = self._first_seed = seed
+        # Two generations: what is used moves to the young one, and the old one is dropped when that is full.
+        self._young: dict[int, Mark | str] = {}
+        self._old: dict[int, Mark | str] = {}
+        self._bytes = 0
+        self._heads: dict[int, Heading] = {}
+
+    def apart(self, whose: bytes) -> None:
+        """From now on, what was read for others is not found: how long reading takes would tell of it. b"": all who
+        need not be kept apart."""
+        self._seed = xxh3_64_intdigest(whose, self._first_seed) if whose else self._first_seed
+
+    def find(self, body: bytes, dialect: bytes) -> Place | None:
+        """The longest known beginning of a body. None where reading it whole is cheaper: it shares little with any
+        other, or was not worth it before; or where it cannot be said where its messages begin."""
+        if len(body) < CELLS_MIN * self._cell_bytes:
+            return None
+        cells = self._cells(body, dialect)
+        known = deepest = next((n for n in range(len(cells), 0, -1) if self._at(cells[n - 1]) is not None), 0)
+        mark = self._at(cells[known - 1]) if known else None
+        met = mark is _MET
+        while known and not isinstance(mark, Mark):
+            known -= 1
+            mark = self._at(cells[known - 1]) if known else None
+        if isinstance(mark, Mark) and mark.at * SHARE_MIN >= len(body):
+            return _place(body, cells, known, mark)
+        if not met or deepest * self._cell_bytes * SHARE_MIN < len(body):
+            self._young.update(dict.fromkeys(cells[deepest:], _MET))
+            self.spend((len(cells) - deepest) * CELL_ENTRY_BYTES)
+            return None
+        if isinstance(mark, Mark):
+            return _place(body, cells, known, mark)
+        head = _head(body)
+        return _place(body, cells, 0, Mark(len(head), head, None)) if head else None
+
+    def learn(self, place: Place, body: bytes, ends: Sequence[tuple[int, Beginning]]) -> list[Beginning]:
+        """Remember these messages, each by its end in the body, in order. Returns those that can be found again."""
+        made: list[Beginning] = []
+        mark: Mark | str = place.mark if place.mark.beginning else _BARREN
+        at = 0
+        for index in range(place.known, len(place.cells)):
+            before, upto = at, (index + 1) * self._cell_bytes
+            while at < len(ends) and ends[at][0] <= upto:
+                at += 1
+            if at > before:
+                end, beginning = ends[at - 1]
+                made.append(beginning)
+                mark = Mark(end, place.mark.head, beginning)
+            self._young[place.cells[index]] = mark
+        cells = len(place.cells) - place.known
+        heads = 0 if place.mark.beginning else len(place.mark.head)
+        self.spend(len(made) * MARK_BYTES + cells * (CELL_ENTRY_BYTES + CELL_KEYS_BYTES) + heads + len(body) // 64)
+        return made
+
+    def spend(self, size: int) -> None:
+        """Count bytes that are held from now on."""
+        self._bytes += size
+        if self._bytes > self._bytes_max // 2:
+            self._old, self._young, self._bytes = self._young, {}, 0
+            self._heads.clear()
+
+    def rendered(self, parts: Sequence[Raw], make: Callable[[], Heading]) -> Heading:
+        """What `make` makes of these parts of a body, if long: tools come with every turn, and are long."""
+        if sum(map(len, parts)) < CELL_BYTES:
+            return make()
+        key = self._seed
+        for part in parts:
+            key = xxh3_64_intdigest(bytes(part), key + len(part) & _MASK)
+        found = self._heads.get(key)
+        if found is None:
+            found = self._heads[key] = make()
+            self.spend(len(found[0]) + CELL_ENTRY_BYTES)
+        return found
+
+    def _cells(self, body: bytes, dialect: bytes) -> list[int]:
+        key, view, size = xxh3_64_intdigest(dialect, self._seed), memoryview(body), self._cell_bytes
+        starts = range(0, len(body) - size + 1, size)
+        return [key := xxh3_64_intdigest(view[start : start + size], key) for start in starts]
+
+    def _at(self, cell: int) -> Mark | str | None:
+        found = self._young.get(cell)
+        if found is None:
+            found = self._old.get(cell)
+            if found is not None:
+                self._young[cell] = found
+                held = MARK_BYTES + len(found.head) + found.at // 64 if isinstance(found, Mark) else 0
+                self.spend(CELL_ENTRY_BYTES + held)
+        return found
+
+
+_MASK = (1 << 64) - 1
+
+
+def ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:
+    """Offset behind each of these messages, which follow each other in the body from `at` on."""
+    ends = []
+    for message in messages:
+        while body[at] in _BETWEEN:
+            at += 1
+        at += len(message)
+        ends.append(at)
+    return ends
+
+
+def _place(body: bytes, cells: list[int], known: int, mark: Mark) -> Place | None:
+    rest, head = body[mark.at :], mark.head
+    if _ODD_BYTE in rest or _ODD_BYTE in head:
+        return None
+    return Place(cells, known, mark, b"".join((head, _KNOWN if mark.beginning else _KNOWN + b",", rest)))
+
+
+def _head(body: bytes) -> bytes:
+    """The body up to the bracket where its messages seem to begin: `Place.new` will tell. Empty if there is none."""
+    found = _MESSAGES.search(body, 0, HEAD_BYTES_MAX)
+    return body[: found.end()] if found else b""

@@ -1,0 +1,225 @@
+"""A prompt becomes a chain of block keys.
+
+Each key is the xxh3-64 of one block's bytes seeded with the key before it; the first is seeded with the root, which
+is the hash of the *identity*: model, adapter, cache salt. A key therefore names a whole prefix under one identity,
+and a flat map from key to holders is a radix tree. Collisions would misdirect, never corrupt: the engine alone
+decides what it reuses.
+
+BLOCK_BYTES is ours, not the engine's: 512 bytes (about 128 tokens) keeps Python out of the per-64-bytes business.
+400 KB take 0.14 ms.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from router.core.facts.requests import Ask, Beginning, Joint, Prompt
+
+BLOCK_BYTES = 512
+SPANS_MAX = 4  # latest assistant messages whose keys are made
+UNSALTED_MAX = 256  # models whose identity is remembered
+HEADS_MAX = 8  # chains remembered of one beginning: one for each identity and each head (tools) it is seen with
+
+_BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
+_LENGTH = struct.Struct(">I")
+
+
+class Chain(Struct):  # see facts.py
+    """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
+
+    keys: list[int]
+    root: int
+    end_key: int
+    spans: tuple[tuple[int, int, int], ...]  # (key of the prompt before it, start, end) of assistant messages
+    first_user_key: int
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """The chain of one beginning under one identity and head."""
+
+    keys: list[int]  # the first `full` of them; the list is shared with those who know more
+    full: int
+    rest: bytes  # what is left behind the last full block
+    # Offset -> key there: begins of assistant messages, end of the first user message. Of that one a negative offset
+    # where the head has template arguments: its key is without them.
+    points: dict[int, int]
+
+    @property
+    def upto(self) -> int:
+        """Where the beginning ends: points behind that are of other prompts."""
+        return self.full * BLOCK_BYTES + len(self.rest)
+
+
+def chain_of(ask: Ask, model: str) -> Chain | None:
+    """Hash the prompt of a request for `model`; None where it is unknown. Safe in any thread, but for a prompt with
+    a `joint`, which belongs to the thread that reads prompts with the same `Seen`."""
+    prompt = ask.prompt
+    if prompt is None:
+        return None
+    kind = b"ids" if prompt.bytes_per_token else b"text"
+    root = root_key(model.encode(errors="surrogatepass"), ask.salt, kind) if ask.salt else _unsalted(model, kind)
+    if prompt.joint is not None:
+        return _joined(prompt, prompt.joint, root)
+    return _whole(prompt, root)
+
+
+def _whole(prompt: Prompt, root: int) -> Chain:
+    text = prompt.text
+    keys = chain(text, root)
+    spans = prompt.assistant_spans[-SPANS_MAX:]
+    # A list, since a tuple made by a generator costs a microsecond, spans or not.
+    starts = tuple([(key_at(text, keys, root, start), start, end) for start, end in spans]) if spans else ()
+    end_key = key_at(text, keys, root, len(text))
+    first = prompt.first_user_end
+    if prompt.arguments[1]:
+        return Chain(keys, root, end_key, starts, _bare_key(text, root, prompt.arguments, first))
+    return Chain(keys, root, end_key, starts, end_key if first == len(text) else key_at(text, keys, root, first))
+
+
+def _bare_key(text: bytes, root: int, arguments: tuple[int, int], end: int) -> int:
+    """Key of `text[:end]` without the template's arguments in it: whatever they are, a conversation has one place on
+    the ring."""
+    start, behind = arguments
+    bare = text[:start] + text[behind:end]
+    return key_at(bare, chain(bare, root), root, len(bare))
+
+
+def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
+    """The same chain, from where it is known on; and what later prompts may ask for is remembered."""
+    identity = (root, joint.head)
+    known = joint.before.chains.get(identity) if joint.before else None
+    first, bare = prompt.first_user_end, prompt.arguments[1] > 0
+    if bare and known is not None and (first > known.upto or -first not in known.points):
+        known = None  # the first user message ends behind it
+    if joint.before and known is None:
+        whole = joint.whole()
+        if whole is None:
+            return None
+        text, spans = whole.text, whole.assistant_spans
+    else:
+        text, spans = prompt.text, prompt.assistant_spans
+    tail = _Tail(text, root, known)
+    end_key = tail.key_at(prompt.size)
+    starts = tuple([(tail.key_at(start), start, end) for start, end in spans[-SPANS_MAX:]])
+    first_key = tail.bare_key(text, prompt.arguments, first) if bare else tail.key_at(first)
+    news = joint.ends if known or not joint.before else [joint.before, *joint.ends]
+    if news:
+        tail.remember(news, identity, spans, {-first: first_key} if bare else {first: first_key})
+    return Chain(tail.keys.copy() if news else tail.keys, root, end_key, starts, first_key)
+
+
+class _Tail:
+    """The end of a prompt, hashed on from what is known of its beginning."""
+
+    def __init__(self, text: bytes, root: int, known: _Known | None) -> None:
+        self._root = root
+        self._points: dict[int, int] = {}
+        if known is None:
+            self._text, self._at, self.keys = text, 0, chain(text, root)
+            return
+        self._text, self._at = known.rest + text, known.full * BLOCK_BYTES
+        self._points = {at: key for at, key in known.points.items() if -known.upto <= at <= known.upto}
+        self.keys = known.keys[: known.full]
+        self.keys += chain(self._text, self.keys[-1] if self.keys else root)
+
+    def key_at(self, end: int) -> int:
+        """As the function of this name, for the offsets that are asked for."""
+        found = self._points.get(end)
+        if found is not None:
+            return found
+        full = end // BLOCK_BYTES
+        tail = self._text[full * BLOCK_BYTES - self._at : end - self._at]
+        return xxh3_64_intdigest(tail + _END, self.keys[full - 1] if full else self._root)
+
+    def bare_key(self, text: bytes, arguments: tuple[int, int], end: int) -> int:
+        """As `_bare_key`; `text` is the whole prompt where that is not known."""
+        found = self._points.get(-end)
+        return _bare_key(text, self._root, arguments, end) if found is None else found
+
+    def remember(
+        self,
+        ends: Sequence[Beginning],
+        identity: tuple[int, bytes],
+        spans: Sequence[tuple[int, int]],
+        first: dict[int, int],
+    ) -> None:
+        """Let these beginnings know their chains. They share a list of keys and a table of points. `first` is the point
+        at the end of the first user message."""
+        head = len(identity[1])
+        points = self._points | {start: self.key_at(start) for start, _ in spans} | first
+        for each in ends:
+            size = head + each.size
+            full = size // BLOCK_BYTES
+            rest = self._text[full * BLOCK_BYTES - self._at : size - self._at]
+            if len(each.chains) >= HEADS_MAX:
+                del each.chains[next(iter(each.chains))]
+            each.chains[identity] = _Known(self.keys, full, rest, points)
+
+
+def ring_key(ask: Ask, chain: Chain | None, session: str | None, body: bytes) -> str:
+    """What the ring hashes: the session hint, else the chain key behind the first user message, else the body."""
+    hint = session or ask.session
+    if hint:
+        return hint
+    return format(chain.first_user_key if chain else root_key(body[:65_536]), "x")
+
+
+def root_key(*identity: bytes) -> int:
+    """Seed of every chain of this identity. Fields are length-prefixed, so ("a", "bc") is not ("ab", "c")."""
+    return xxh3_64_intdigest(b"".join([_LENGTH.pack(len(part)) + part for part in identity]))
+
+
+@lru_cache(maxsize=UNSALTED_MAX)
+def _unsalted(model: str, kind: bytes) -> int:
+    """Seed of a model's chains where no salt is given. Nearly all requests are for a few models."""
+    return root_key(model.encode(errors="surrogatepass"), b"", kind)
+
+
+def chain(text: bytes, root: int) -> list[int]:
+    """Keys of all full blocks of `text`, first block first; a partial last block has none."""
+    key = root
+    # Slices made in C, a list made by one expression: two thirds of the time of a loop that slices and appends.
+    whole = memoryview(text)[: len(text) // BLOCK_BYTES * BLOCK_BYTES]
+    return [key := xxh3_64_intdigest(block, key) for (block,) in _BLOCKS.iter_unpack(whole)]
+
+
+def key_at(text: bytes, keys: Sequence[int], root: int, end: int) -> int:
+    """Key of the prefix `text[:end]`, wherever `end` falls; `keys` are those of `chain(text, root)`."""
+    full = end // BLOCK_BYTES
+    return xxh3_64_intdigest(text[full * BLOCK_BYTES : end] + _END, keys[full - 1] if full else root)
+
+
+# Keeps a tail of no bytes, or one that is a whole block elsewhere, apart from block keys.
+_END = b"\x00end"
+
+
+def answer_keys(end_key: int, answer_bytes: int) -> list[int]:
+    """Keys that stand for an answer's blocks until its text is seen: they fill the cache, and match no prompt. To the
+    nearest block, as a prompt's own begun block has none."""
+    blocks = (answer_bytes + BLOCK_BYTES // 2) // BLOCK_BYTES
+    return [xxh3_64_intdigest(b"answer", end_key + i & _MASK) for i in range(blocks)]
+
+
+_MASK = (1 << 64) - 1
+
+
+def token_root(adapter: str, salt: bytes, block_tokens: int) -> int:
+    """Identity of a chain over token ids: adapter name ("" is the base model), cache salt, and the engine's block
+    size, since blocks of 16 and of 32 tokens are never the same block.
+    """
+    return root_key(b"tokens", adapter.encode(errors="surrogatepass"), salt, block_tokens.to_bytes(8, "big"))
+
+
+def token_chain(ids: bytes | memoryview, block_tokens: int, root: int) -> list[int]:
+    """Keys of all full blocks of `ids` (uint32, little-endian), first block first; a partial last block has none."""
+    width, key = 4 * block_tokens, root
+    return [
+        key := xxh3_64_intdigest(ids[start : start + width], key) for start in range(0, len(ids) - width + 1, width)
+    ]

@@ -1,0 +1,167 @@
+"""What the dialects share in reading bodies: fields that stay undecoded until they are asked for, and counts.
+
+A body is decoded once, and only as deep as placement needs: Raw fields are neither checked nor copied by msgspec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from router.core.dialects.base import BadBody
+from router.core.facts.requests import Usage
+
+USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
+
+METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
+
+LOOKS_MAX = 2_048  # at brackets, before all of a body is looked at
+SLICE_BYTES = 32 << 10  # looked at in one go: half a millisecond at most
+_BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+ABSENT = Raw(b"")
+# Raw fields are checked for UTF-8 and for depth (CPython's recursion limit) only when they are decoded.
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+_T = TypeVar("_T")
+_decode_metadata = msgspec.json.Decoder(dict[str, Raw]).decode
+# An object with at most one level of objects in it, which is what usage is in every dialect.
+_USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+# Events are named on a line of their own; JSON has no line ends within strings.
+_EVENT_NAME = re.compile(rb"^event: ?(\S+)\r?\n", re.MULTILINE)
+
+
+def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """The top level of a request. Raises BadBody when it is not a JSON object."""
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
+
+
+def nests_deeper(body: bytes, depth_max: int) -> bool:
+    """Whether objects and arrays in this JSON are within one another more than `depth_max` deep. What is no JSON may
+    be said to be either.
+
+    A few microseconds where few brackets are where an object or array may begin, else some 5 ms a megabyte.
+    """
+    left = depth_max - 1  # the first of all has nothing before it
+    if len(body) <= 2 * depth_max:
+        return False
+    for bracket in (b"[", b"{"):
+        at = body.find(bracket)
+        for _ in range(LOOKS_MAX):
+            if at < 0:
+                break
+            if body[at - 1] in _BEFORE_BRACKET:
+                left -= 1
+                if left < 0:
+                    return _depth(body, depth_max) > depth_max
+            at = body.find(bracket, at + 1)
+        else:
+            return _depth(body, depth_max) > depth_max
+    return False
+
+
+def _depth(body: bytes, enough: int) -> int:
+    """Of the deepest place, or of one deeper than `enough`. In slices, between which other threads may run."""
+    depth = deepest = at = inside = 0
+    while at < len(body) and deepest <= enough:
+        piece = body[at : at + SLICE_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape stays whole
+            piece = body[at : at + SLICE_BYTES + 1]
+        at += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        steps = b"".join(parts[inside::2]).translate(_STEPS, _NO_BRACKETS)
+        inside ^= ~len(parts) & 1
+        if steps:
+            deepest = max(deepest, *accumulate(memoryview(steps).cast("b"), initial=depth))
+            depth += 2 * steps.count(b"\x01") - len(steps)
+    return deepest
+
+
+def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
+    """What an engine said, or None where it cannot be read."""
+    try:
+        return decode(data)
+    except UNREADABLE:
+        return None
+
+
+def model_of(raw: Raw) -> str | None:
+    """The model's name. Raises BadBody when it is there and no string."""
+    model = as_type(str, raw)
+    if model is None and given(raw):
+        raise BadBody("invalid_model", "The field 'model' must be a string.")
+    return model
+
+
+def as_type(type_: type[_T], raw: Raw) -> _T | None:
+    """Decode a Raw field if it is of this type; None when absent, null or of another."""
+    if not raw:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=type_)
+    except UNREADABLE:
+        return None
+
+
+def given(raw: Raw) -> bool:
+    """Present and not null. (A Raw never equals bytes.)"""
+    return raw is not ABSENT and bool(raw) and bytes(raw) != b"null"
+
+
+def positive(raw: Raw) -> int | None:
+    """A count of at least 1, else None."""
+    value = as_type(int, raw)
+    return value if value is not None and value > 0 else None
+
+
+def salt_of(raw: Raw) -> bytes:
+    """`cache_salt` as part of the identity."""
+    return (as_type(str, raw) or "").encode(errors="surrogatepass")
+
+
+def metadata_of(raw: Raw) -> bytes:
+    """A body's metadata, as it is; empty where nobody would give so much."""
+    return bytes(raw) if len(raw) <= METADATA_BYTES_MAX else b""
+
+
+def step_of(metadata: bytes, field: str) -> str:
+    """Which step of an agent a request's metadata says it to be; "" where they do not."""
+    if not metadata or not field:
+        return ""
+    try:
+        step = _decode_metadata(metadata).get(field)
+        return msgspec.json.decode(step, type=str) if step is not None else ""
+    except UNREADABLE:
+        return ""
+
+
+def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int | None) -> Usage | None:
+    """Usage from what an engine reports; counts that cannot be are mended, a negative prompt is no usage."""
+    if prompt_tokens < 0:
+        return None
+    if cached_tokens is not None:
+        cached_tokens = min(max(0, cached_tokens), prompt_tokens)
+    return Usage(prompt_tokens, max(0, completion_tokens or 0), cached_tokens)
+
+
+def cut_usage(type_: type[_T], data: bytes) -> _T | None:
+    """The last usage object in an event whose beginning is cut off."""
+    found = _USAGE_AT.findall(data)
+    try:
+        return msgspec.json.decode(found[-1], type=type_) if found else None
+    except UNREADABLE:
+        return None
+
+
+def has_event_besides(early: frozenset[bytes], chunk: bytes) -> bool:
+    """Whether a piece of a stream begins an event that is none of these."""
+    return any(name not in early for name in _EVENT_NAME.findall(chunk))

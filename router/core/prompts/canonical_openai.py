@@ -1,0 +1,250 @@
+"""Requests of the OpenAI dialect: read for placement, their prompts written as canonical bytes.
+
+Nearly all requests have every field of the type that it should be, and are read by one decoder that decodes no more
+than placement needs. Whatever it refuses is read field by field (`OpenAI.parse`), so that one odd field costs the
+request no more than that field.
+"""
+
+from __future__ import annotations
+
+from array import array
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts import bodies as wire
+from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
+from router.core.prompts.template_chat import Body, Odd, decode_openai
+from router.core.prompts.openai_fields import PartFields, QuickFields, RestFields, UrlFields, decode_message, decode_part, decode_prompt, decode_quick, decode_rest
+from router.core.prompts.beginnings import Seen, ends_of
+from router.core.prompts.bodies import ABSENT, UNREADABLE, given
+from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+
+TOKEN_ID_BYTES = 4
+
+
+ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
+HEAD = ("functions", "documents", "chat_template", *ARGUMENTS)
+_head_fields = attrgetter(*HEAD)
+_NO_HEAD = (ABSENT,) * len(HEAD)
+FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content")
+
+
+def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
+    """What nearly all requests are read by: every field of the type that it should be. None for the others."""
+    try:
+        if seen is not None:
+            ask = _seen(path, body, seen)
+            if ask is not None:
+                return ask
+        fields = decode_quick(body)
+        if fields.messages is None:
+            return _ask(fields, _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt))
+    except UNREADABLE:
+        return None
+    try:
+        return _ask(fields, _chat_prompt(fields, fields.messages))
+    except UNREADABLE:
+        return _ask(fields, None)
+
+
+def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
+    salt, options, stored = fields.cache_salt, fields.stream_options, fields.store
+    most = fields.max_completion_tokens
+    if most is None or most <= 0:
+        most = fields.max_tokens
+    return Ask(
+        fields.model,
+        prompt,
+        fields.stream or False,
+        (salt.encode(errors="surrogatepass") if salt else b"")
+        + (bytes(fields.extra_key) if given(fields.extra_key) else b""),
+        fields.prompt_cache_key,
+        most if most is not None and most > 0 else None,
+        stored,
+        fields.previous_response_id,
+        bool(options.get("include_usage")) if options else False,
+        wire.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
+    )
+
+
+def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
+    """Of a conversation: only what was not read before is read. None where that cannot be told apart."""
+    place = seen.find(body, b"openai")
+    if place is None:
+        return None
+    fields = decode_rest(place.rest)
+    messages = place.new(fields.messages)
+    if messages is None or wire.given(fields.mm_processor_kwargs):  # which may stand behind messages seen without them
+        return None
+    chat = Chat(place.mark.beginning)
+    chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
+    ends: list[tuple[int, Beginning]] = []
+    for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
+        _message(chat, decode_message(message))
+        ends.append((end, chat.beginning()))
+
+    def whole() -> Prompt | None:
+        seen.spend(len(body) // 8)
+        return prompt_of(path, decode_openai(body))
+
+    return _ask(fields, chat.joined(seen.learn(place, body, ends), whole))
+
+
+def _head_parts(fields: QuickFields | RestFields) -> list[Raw]:
+    return [fields.tools, fields.tool_choice, *_head_fields(fields)]
+
+
+def _heading(fields: QuickFields | RestFields) -> Heading:
+    chat = Chat()
+    _head(chat, fields)
+    return chat.heading()
+
+
+def prompt_of(path: str, fields: Body) -> Prompt | None:
+    """The prompt of a chat, a completion or an embedding; None where it is not understood."""
+    if isinstance(fields, Odd):
+        return None
+    try:
+        if fields.messages is not None:
+            return _chat_prompt(fields, fields.messages)
+        return _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt)
+    except UNREADABLE:
+        return None
+
+
+def _given_prompt(raw: Raw) -> Prompt | None:
+    try:
+        return _text_prompt(decode_prompt(raw)) if raw else None
+    except UNREADABLE:
+        return None
+
+
+def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
+    chat = Chat()
+    if fields.mm_processor_kwargs is not ABSENT and wire.given(fields.mm_processor_kwargs):
+        chat.media = arguments(fields.mm_processor_kwargs)
+    _head(chat, fields)
+    _messages(chat, messages)
+    return chat.prompt()
+
+
+def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
+    if fields.tools is not ABSENT and given(fields.tools):
+        tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
+        chat.tools(tools, None if choice is ABSENT else wire.as_type(str, choice) or wire.as_type(dict, choice))
+        if isinstance(tools, list) and tools and _marked(tools[-1]):
+            chat.head_breakpoint()
+    raws = _head_fields(fields)
+    if raws == _NO_HEAD:  # compared by identity, as nearly always
+        return
+    for name, raw in zip(HEAD, raws, strict=True):
+        if raw is ABSENT or not given(raw):
+            continue
+        if name == "reasoning_effort":
+            chat.effort(msgspec.json.decode(raw))
+        elif name in ARGUMENTS:
+            chat.argument(name, arguments(raw))
+        else:
+            chat.head(name, canonical(raw))
+
+
+def _messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
+    at = chat.texts(messages)
+    while at < len(messages):
+        _message(chat, messages[at])
+        at = chat.texts(messages, at + 1)
+
+
+def _message(chat: Chat, message: dict[str, Any]) -> None:
+    role, content = message.get("role"), message.get("content")
+    if len(message) == 2 and isinstance(content, str) and isinstance(role, str):
+        chat.text(role, content)
+        return
+    fields = [(name, _field(name, message[name])) for name in FIELDS if message.get(name)]  # "" and [] say nothing
+    breakpoints = _breakpoints(message, content) if chat.begins else ()
+    chat.message(_string(message.get("role", "")), _parts(content), fields, breakpoints)
+
+
+def _breakpoints(message: dict[str, Any], content: object) -> list[int]:
+    """Before how many of its parts one stands, as clients of proxies to Anthropic's API set them."""
+    parts = content if isinstance(content, list) else [content]
+    return [n for n, part in enumerate(parts, 1) if _marked(part) or (n == len(parts) and _marked(message))]
+
+
+def _marked(given: object) -> bool:
+    return isinstance(given, dict) and given.get("cache_control") is not None
+
+
+def _field(name: str, value: object) -> bytes:
+    return calls(value) if name == "tool_calls" else msgspec.json.encode(value)
+
+
+def _parts(content: object) -> list[Part]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise msgspec.ValidationError("content")
+    return [_text_or(part) for part in content]
+
+
+def _text_or(part: object) -> Part:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return _part(Raw(msgspec.json.encode(part)))
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise msgspec.ValidationError("role")
+
+
+def content_parts(content: str | list[Raw] | None) -> list[Part]:
+    """The parts of a message's content: texts, and the identities of what is not text. Raises UNREADABLE."""
+    if content is None:
+        return []
+    return [content] if isinstance(content, str) else [_part(raw) for raw in content]
+
+
+def _part(raw: Raw) -> Part:
+    part: PartFields | str = decode_part(raw)
+    if isinstance(part, str):
+        return part
+    if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
+        return part.text
+    url, detail = wire.as_type(str, part.image_url), part.detail
+    if not url:
+        given_url = wire.as_type(UrlFields, part.image_url) or UrlFields()
+        url, detail = given_url.url, given_url.detail
+    if not url:
+        return bytes(raw)
+    how = wire.as_type(str, detail) if detail is not ABSENT else None
+    return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
+
+
+def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
+    """A string, strings, token ids, or lists of token ids; several prompts are chained one behind the other."""
+    if isinstance(prompt, str):
+        text = prompt.encode()
+        return Prompt(text, len(text))
+    ids: list[int] = []
+    texts: list[bytes] = []
+    for item in prompt:
+        if isinstance(item, str):
+            texts.append(item.encode())
+        elif isinstance(item, int):
+            ids.append(item)
+        else:
+            ids += item
+    if texts:
+        text = RS.join(texts)
+        return Prompt(text, len(texts[0]))
+    text = array("I", ids).tobytes()
+    return Prompt(text, len(text), bytes_per_token=TOKEN_ID_BYTES)

@@ -1,0 +1,155 @@
+"""What a model's prompts are known by, whatever name they are asked for under, and what its engines leave out of them.
+
+One model may be served under several names (vLLM's `--served-model-name a b`): then `/v1/models` has a row for each,
+with the same `root`, and they share one cache. So their chains begin with one name, what is learned of one's tokens
+holds for the other, and a conversation that changes the name goes on. A LoRA adapter has a name of its own: its blocks
+are another's, whatever path it was loaded from.
+
+A chain is made once for a request, before its replica is known, so what a name means must be the same for all replicas:
+names are one model where some replica has them as one, and none that has both tells them apart. What `root` says is
+compared within a replica only, since the same model may be a path on one and a name of a hub on the next.
+
+The name that stands for all is the smallest, or who stood for some of them before: what is known of a fleet's caches is
+not lost when a rollout brings another name. (A router that was started later may then choose another than its peers,
+and its ring another place.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from router.core.facts.requests import Joint, Prompt, ServedModel
+
+# Kinds of engine that leave tools out of a prompt which `tool_choice` forbids (SGLang 0.5.23, serving_chat.py). vLLM
+# shows them, but for a flag that nothing tells us of (`--exclude-tools-when-tool-choice-none`).
+FEWER_TOOLS = frozenset(("sglang",))
+
+_T = TypeVar("_T")
+Table = tuple[tuple[str, str], ...]  # the base models of a replica: (name, root), sorted
+
+
+class Names:
+    """What every name that the fleet's replicas serve, ready or not, is known as. Replicas are told apart by what they
+    serve only, so a large fleet of few kinds costs what a small one does."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, tuple[Table, frozenset[str]]] = {}  # replica -> its base models, names of adapters
+        self._tables: Counter[Table] = Counter()
+        self._adapters: Counter[str] = Counter()
+        self._stands: dict[str, str] = {}  # name of a base model -> the name that stands for it
+        # The same of names that others stand for. Never changed, only replaced: other threads read it.
+        self.others: Mapping[str, str] = {}
+
+    def known_as(self, name: str) -> str:
+        """The name that a model's chains begin with. In any thread."""
+        return self.others.get(name, name)
+
+    def observe(self, replica: str, rows: Iterable[ServedModel]) -> None:
+        """What a replica serves now."""
+        bases, adapters = [], []
+        for row in rows:
+            if row.parent:
+                adapters.append(row.name)
+            else:
+                bases.append((row.name, row.root or row.name))
+        self._take(replica, tuple(sorted(bases)), frozenset(adapters))
+
+    def forget(self, replica: str) -> None:
+        """It has left."""
+        self._take(replica, (), frozenset())
+        self._served.pop(replica, None)
+
+    def _take(self, replica: str, table: Table, adapters: frozenset[str]) -> None:
+        before, had = self._served.get(replica, ((), frozenset()))
+        if (before, had) == (table, adapters):
+            return
+        self._served[replica] = table, adapters
+        news = _count(self._adapters, adapters - had, had - adapters)
+        if table != before:
+            news = _count(self._tables, (table,) if table else (), (before,) if before else ()) or news
+        if news:
+            self._learn()
+
+    def _learn(self) -> None:
+        groups = _groups(self._tables, self._adapters)
+        names = {name for table in self._tables for name, _ in table}
+        self._stands = {name: self._stand(name, groups.get(name)) for name in names}
+        self.others = {name: stand for name, stand in sorted(self._stands.items()) if stand != name}
+
+    def _stand(self, name: str, group: set[str] | None) -> str:
+        if group is None:
+            return name
+        before = [stand for each in group if (stand := self._stands.get(each)) in group]
+        return min(before or group)
+
+
+def _count(counts: Counter[_T], come: Iterable[_T], gone: Iterable[_T]) -> bool:
+    """Whether something is there that was not, or the other way round."""
+    kinds = False
+    for each in come:
+        counts[each] += 1
+        kinds = kinds or counts[each] == 1
+    for each in gone:
+        counts[each] -= 1
+        if counts[each] <= 0:
+            del counts[each]
+            kinds = True
+    return kinds
+
+
+def _groups(tables: Iterable[Table], adapters: Mapping[str, int]) -> dict[str, set[str]]:
+    """The names that mean the same model as each one that is not the only one of its model."""
+    groups: dict[str, set[str]] = {}
+    for table in tables:
+        by_root: dict[str, set[str]] = {}
+        for name, root in table:
+            by_root.setdefault(root, set()).add(name)
+        for names in by_root.values():
+            if len(names) > 1:
+                whole = names.union(*[groups.get(name, ()) for name in names])
+                groups.update(dict.fromkeys(whole, whole))
+    apart = [groups[name] for name in groups if adapters.get(name)]  # on another replica it is an adapter
+    for table in tables if groups else ():
+        roots: dict[int, str] = {}
+        for name, root in table:
+            group = groups.get(name)
+            if group is not None and roots.setdefault(id(group), root) != root:
+                apart.append(group)
+    for group in apart:
+        for name in group:
+            groups.pop(name, None)
+    return groups
+
+
+def with_fewer_tools(prompt: Prompt) -> Prompt:
+    """A prompt as engines have it that leave out tools which may not be called."""
+    if prompt.fewer_tools is None:
+        return prompt
+    size, instead = prompt.fewer_tools
+    moved, joint, text, skipped = len(instead) - size, prompt.joint, prompt.text, prompt.skipped_bytes
+    if skipped:  # the text is only what stands behind them
+        skipped += moved
+    else:
+        text = instead + text[size:]
+    start, end = prompt.arguments
+    made = Prompt(
+        text,
+        prompt.first_user_end + moved,
+        tuple([(start + moved, end + moved) for start, end in prompt.assistant_spans]),
+        prompt.opaque_bytes,
+        prompt.bytes_per_token,
+        skipped,
+        (start + moved, end + moved) if end else (0, 0),
+        None,
+        max(0, prompt.hint_bytes + moved),
+    )
+    if joint is not None:
+        made.joint = Joint(instead + joint.head[size:], joint.before, joint.ends, lambda: _again(joint))
+    return made
+
+
+def _again(joint: Joint) -> Prompt | None:
+    whole = joint.whole()
+    return None if whole is None else with_fewer_tools(whole)

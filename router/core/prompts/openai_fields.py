@@ -1,0 +1,70 @@
+"""The fields of the OpenAI dialect's requests that placement needs, and their decoders.
+
+Apart from what makes prompts of them (openai_prompt.py), which may be compiled (deploy/compiled.py): msgspec decodes
+into Structs as Python made them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts.bodies import ABSENT
+
+
+class PartFields(msgspec.Struct):
+    """Of a message's content, or of an item: text, or what is no text."""
+
+    type: str = ""
+    text: str | None = None
+    image_url: Raw = ABSENT
+    detail: Raw = ABSENT
+
+
+class UrlFields(msgspec.Struct):
+    """`image_url` where it is an object."""
+
+    url: str = ""
+    detail: Raw = ABSENT
+
+
+class RestFields(msgspec.Struct):
+    """A body of which every field is of the type that it should be; its messages are still JSON."""
+
+    messages: list[Raw] = []
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    functions: Raw = ABSENT
+    documents: Raw = ABSENT
+    chat_template: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
+    cache_salt: str | None = None
+    extra_key: Raw = ABSENT
+    prompt_cache_key: str | None = None
+    metadata: Raw = ABSENT
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+
+
+class QuickFields(RestFields, kw_only=True):
+    """The same with its messages, or with the prompt of a completion or an embedding."""
+
+    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]  # nothing is asked of the base
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
+
+
+decode_quick = msgspec.json.Decoder(QuickFields).decode
+decode_rest = msgspec.json.Decoder(RestFields).decode
+decode_message = msgspec.json.Decoder(dict[str, Any]).decode
+decode_part = msgspec.json.Decoder(PartFields | str).decode
+decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode

@@ -1,0 +1,215 @@
+"""What a chat or completion request hands to the engine's template and tokenizer.
+
+Only text is read: whatever holds images, sound, or anything else that the engine expands by itself is None, as is a
+request that brings its own template or has its prompt cut. Such a request is placed by estimate. Messages come out
+in the form in which vLLM 0.32 validates them (entrypoints/openai/chat_completion/protocol.py): it puts the fields of
+a tool call in the order of its types, and templates that print a call with `tojson` show that order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts import bodies as wire
+from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.facts.requests import TemplateInput
+
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+# Names that are arguments of the rendering itself; vLLM refuses them, or they would change what is rendered.
+RESERVED = frozenset(("chat_template", "tokenize", "messages", "conversation", "tools", "return_dict"))
+
+
+class Unfit(ValueError):
+    """The tokens of this request cannot be known here; the message says why, without a word of the prompt."""
+
+
+class Body(msgspec.Struct):
+    """Top level of a chat, a completion or an embedding. Raw is not decoded, whatever it holds; messages are, once
+    for all who read them, since nearly all of a long body is theirs."""
+
+    messages: list[dict[str, Any]] | None = None
+    model: Raw = ABSENT
+    stream: Raw = ABSENT
+    stream_options: Raw = ABSENT
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
+    tools: Raw = ABSENT
+    functions: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    documents: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    add_generation_prompt: Raw = ABSENT
+    continue_final_message: Raw = ABSENT
+    add_special_tokens: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+    extra_key: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
+    metadata: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+    max_completion_tokens: Raw = ABSENT
+    store: Raw = ABSENT
+    echo: Raw = ABSENT
+    logprobs: Raw = ABSENT
+    top_logprobs: Raw = ABSENT
+    # Any of these changes the prompt in ways that are not followed here.
+    chat_template: Raw = ABSENT
+    truncate_prompt_tokens: Raw = ABSENT
+    prompt_logprobs: Raw = ABSENT  # such a request is computed whole (vLLM sampling_params.skip_reading_prefix_cache)
+    previous_response_id: Raw = ABSENT
+    kv_transfer_params: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
+    prompt_embeds: Raw = ABSENT
+    suffix: Raw = ABSENT
+    input_ids: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    thinking: Raw = ABSENT
+
+
+class Odd(Body, kw_only=True):
+    """A body whose messages no engine would take; all else is read."""
+
+    messages: Raw = ABSENT  # type: ignore[assignment]  # what they are does not matter
+
+
+_ELSEWHERE = tuple(Body.__struct_fields__[Body.__struct_fields__.index("chat_template") :])
+_BODY = msgspec.json.Decoder(Body)
+_ODD = msgspec.json.Decoder(Odd)
+_decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
+
+
+def decode_openai(body: bytes) -> Body:
+    """The body, with messages only where they are a list of objects. Raises BadBody when it is no JSON object."""
+    try:
+        return _BODY.decode(body)
+    except UNREADABLE:
+        return wire.decode_body(_ODD, body)
+
+
+def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput | None:
+    """Of a chat completion or a completion; None when its tokens cannot be known, or it is neither."""
+    if path.endswith("/embeddings"):
+        return None
+    try:
+        fields = fields or _BODY.decode(body)
+        if isinstance(fields, Odd):
+            return None
+        if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
+            return None
+        if _flag(fields.echo, default=False) and (wire.given(fields.logprobs) or wire.given(fields.top_logprobs)):
+            return None  # these are logprobs of the prompt
+        return _completion(fields) if fields.messages is None else _chat(fields, fields.messages)
+    except (*UNREADABLE, Unfit):
+        return None
+
+
+def _chat(fields: Body, messages: list[dict[str, Any]]) -> TemplateInput:
+    if wire.given(fields.functions) or wire.given(fields.extra_key):
+        raise Unfit("functions, or an extra_key, which SGLang's events leave out")
+    return TemplateInput(
+        messages=[chat_message(message) for message in messages],
+        tools=_decode_objects(fields.tools) if wire.given(fields.tools) else None,
+        tool_choice=msgspec.json.decode(fields.tool_choice) if wire.given(fields.tool_choice) else None,
+        kwargs=template_kwargs(fields.chat_template_kwargs),
+        reasoning_effort=_effort(fields.reasoning_effort),
+        documents=_decode_objects(fields.documents) if wire.given(fields.documents) else None,
+        add_generation_prompt=_flag(fields.add_generation_prompt, default=True),
+        continue_final_message=_flag(fields.continue_final_message, default=False),
+        add_special_tokens=_flag(fields.add_special_tokens, default=False),
+    )
+
+
+def _completion(fields: Body) -> TemplateInput:
+    given = _decode_prompt(fields.prompt)
+    if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
+        given = given[0]  # several prompts of which there is one
+    if isinstance(given, str):
+        return TemplateInput(text=given, add_special_tokens=_flag(fields.add_special_tokens, default=True))
+    return TemplateInput(ids=packed(given))
+
+
+def packed(ids: list[Any]) -> bytes:
+    """Token ids as uint32 little-endian. Raises Unfit for none, for several prompts, and for ids that cannot be."""
+    if set(map(type, ids)) != {int}:
+        raise Unfit("token ids")
+    try:
+        made = array("I", ids)
+    except OverflowError:
+        raise Unfit("token ids") from None
+    if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # this machine's words are not the wire's
+        return b"".join(each.to_bytes(4, "little") for each in ids)
+    return made.tobytes()
+
+
+def template_kwargs(raw: Raw) -> dict[str, Any]:
+    """`chat_template_kwargs`. Raises Unfit where they would change more than the template's variables."""
+    kwargs = _decode_object(raw) if wire.given(raw) else {}
+    if RESERVED & kwargs.keys():
+        raise Unfit("chat_template_kwargs")
+    return kwargs
+
+
+def chat_message(message: dict[str, Any]) -> dict[str, Any]:
+    """One message, its content checked to be text and its tool calls in the order of vLLM's types."""
+    content = message.get("content")
+    if isinstance(content, list):
+        for part in content:
+            check_text(part)
+    elif content is not None and not isinstance(content, str):
+        raise Unfit("content")
+    if not isinstance(message.get("role"), str):
+        raise Unfit("role")
+    calls = message.get("tool_calls")
+    if calls is None:
+        return message
+    if not isinstance(calls, list):
+        raise Unfit("tool_calls")
+    return message | {"tool_calls": [_call(each) for each in calls]}
+
+
+def check_text(part: object) -> None:
+    """Raises Unfit unless this part of a content is text."""
+    if isinstance(part, str):
+        return
+    if not isinstance(part, dict) or "uuid" in part:
+        raise Unfit("content part")
+    kind = part.get("type")
+    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if name is None or not isinstance(part.get(name), str):
+        raise Unfit("content part")
+
+
+def _call(given: object) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(function, dict) or given.get("type", "function") != "function":
+        raise Unfit("tool call")
+    made = {"id": given.get("id"), "function": in_order(function, ("arguments", "name")), "type": "function"}
+    return made | {name: value for name, value in given.items() if name not in made}
+
+
+def in_order(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """These fields first, as far as they are there, then the rest."""
+    return {name: given[name] for name in names if name in given} | dict(given)
+
+
+def _flag(raw: Raw, *, default: bool) -> bool:
+    if not raw:
+        return default
+    return msgspec.json.decode(raw, type=bool)
+
+
+def _effort(raw: Raw) -> str | float | None:
+    return msgspec.json.decode(raw, type=str | float | None) if raw else None

@@ -1,0 +1,178 @@
+"""What vLLM 0.32 makes of a Responses request before its template (entrypoints/openai/responses/utils.py).
+
+Items of an assistant that follow each other are one message, until one of them would be said twice. Unlike chat
+completions, the rendered text is tokenised with the tokenizer's own special tokens around it (protocol.py there leaves
+`add_special_tokens` at its default), and calls keep the order in which they are put together here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts import bodies as wire
+from router.core.prompts.template_chat import Unfit, check_text, template_kwargs
+from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.facts.requests import TemplateInput
+
+
+class _Body(msgspec.Struct):
+    input: str | list[dict[str, Any]]
+    instructions: Raw = ABSENT
+    tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    truncation: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    prompt: Raw = ABSENT
+    previous_input_messages: Raw = ABSENT
+    previous_response_id: Raw = ABSENT
+    kv_transfer_params: Raw = ABSENT
+
+
+class _Effort(msgspec.Struct):
+    effort: str | None = None
+
+
+_ELSEWHERE = ("prompt", "previous_input_messages", "previous_response_id", "kv_transfer_params")
+_BODY = msgspec.json.Decoder(_Body)
+_decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_decode_effort = msgspec.json.Decoder(_Effort).decode
+
+
+def responses_input(body: bytes) -> TemplateInput | None:
+    """The chat that the engine makes of it; None when it is not known, or continues what an engine keeps."""
+    try:
+        fields = _BODY.decode(body)
+        if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
+            return None
+        if fields.truncation and msgspec.json.decode(fields.truncation) != "disabled":
+            return None
+        given = fields.input
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
+        if wire.given(fields.instructions) and (instructions := msgspec.json.decode(fields.instructions, type=str)):
+            messages.insert(0, {"role": "system", "content": instructions})
+        partial = _partial(given)
+        return TemplateInput(
+            messages=messages,
+            tools=_tools(fields.tools),
+            kwargs=template_kwargs(fields.chat_template_kwargs),
+            reasoning_effort=_decode_effort(fields.reasoning).effort if wire.given(fields.reasoning) else None,
+            add_generation_prompt=not partial,
+            continue_final_message=partial,
+            add_special_tokens=True,
+            api="responses",
+        )
+    except (*UNREADABLE, Unfit):
+        return None
+
+
+def _partial(given: str | list[dict[str, Any]]) -> bool:
+    """Whether the last item is to be continued."""
+    if isinstance(given, str) or not given or given[-1].get("type", "message") not in ("message", "reasoning"):
+        return False
+    return given[-1].get("status") in ("in_progress", "incomplete")
+
+
+def _tools(raw: Raw) -> list[dict[str, Any]] | None:
+    """Functions, flat or in a namespace; None for no tools. The engine's own tools are not shown to the model."""
+    given = _decode_tools(raw) if wire.given(raw) else []
+    made = [function for tool in given for function in _functions(tool)]
+    return [{"type": "function", "function": function} for function in made] if given else None
+
+
+def _functions(tool: dict[str, Any]) -> list[dict[str, Any]]:
+    kind = tool.get("type")
+    if kind == "custom":
+        raise Unfit("custom tool")
+    if kind == "function":
+        return [{name: value for name, value in tool.items() if name != "type"}]
+    inner = tool.get("tools") if kind == "namespace" else None
+    if not isinstance(inner, list):
+        return []
+    named = [each for each in inner if isinstance(each, dict) and each.get("type") == "function"]
+    return [
+        {name: value for name, value in each.items() if name != "type"} | {"name": f"{tool['name']}__{each['name']}"}
+        for each in named
+        if isinstance(tool.get("name"), str) and isinstance(each.get("name"), str)
+    ]
+
+
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
+        made = _of_item(item, last)
+        if made is not None:
+            messages.append(made)
+    return messages
+
+
+def _of_item(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A new message, or None where the assistant's last one was added to."""
+    kind, role = item.get("type"), item.get("role")
+    if kind == "function_call":
+        return _called(item, last)
+    if kind == "reasoning":
+        return _joined(last, "reasoning", _thought(item))
+    if kind == "function_call_output":
+        _check(item.get("output"))
+        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+    if kind not in (None, "message") or not isinstance(role, str):
+        raise Unfit("item")
+    content = item.get("content")
+    _check(content)
+    if role != "assistant":
+        return {"role": role, "content": content}
+    return _joined(last, "content", content if isinstance(content, str) else _first(content))
+
+
+def _called(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
+    name, namespace = item.get("name"), item.get("namespace")
+    if not isinstance(name, str) or not isinstance(item.get("arguments"), str):
+        raise Unfit("function_call")
+    name = f"{namespace}__{name}" if namespace else name
+    call = {
+        "id": item.get("call_id"),
+        "function": {"name": name, "arguments": item["arguments"]},
+        "type": "function",
+    }
+    if last is None:
+        return {"role": "assistant", "tool_calls": [call]}
+    last.setdefault("tool_calls", []).append(call)
+    return None
+
+
+def _joined(last: dict[str, Any] | None, field: str, text: str) -> dict[str, Any] | None:
+    if last is None or last.get(field) is not None:
+        return {"role": "assistant", field: text}
+    last[field] = text
+    return None
+
+
+def _thought(item: dict[str, Any]) -> str:
+    if item.get("encrypted_content"):
+        raise Unfit("encrypted reasoning")
+    content = item.get("content") or item.get("summary")
+    if isinstance(content, str):
+        return content
+    return _first(content) if content else ""
+
+
+def _first(content: object) -> str:
+    """vLLM takes the first part of what an assistant said."""
+    part = content[0] if isinstance(content, list) and content else None
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise Unfit("content")
+    return text
+
+
+def _check(content: object) -> None:
+    if isinstance(content, list):
+        for part in content:
+            check_text(part)
+    elif not isinstance(content, str):
+        raise Unfit("content")

@@ -1,0 +1,1 @@
+"""Faces clients: the life of one request, read, placed, called, relayed, told."""

@@ -1,0 +1,253 @@
+"""Place a request, call the replica, and once more elsewhere where that may help: all that happens before an answer
+has begun.
+
+What bounds the attempts of one request, and why:
+
+- `retries_max` more after the first that was sent: each may have cost GPU time.
+- One that reached nobody costs none, so it does not count; UNSENT_MAX of those, for a client waits.
+- One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
+- The budget, over all requests: a dead fleet is not hammered.
+
+The replica that failed is never the next one, and another rank of its server only where no other server is left. Only
+where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
+had closed meanwhile) is asked once more.
+
+A replica that leaves before anything was sent to it, placed or while we connect, was no attempt: the request is placed
+again, though no retry is allowed or left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.http.breaks import Failure
+from router.core.dialects import sse
+from router.core.dialects import PATHS, Dialect
+from router.core.facts.requests import Ending, Outcome, Shed
+from router.core.fleet.health import RetryBudget
+from router.core.fleet.models import NoReplica
+from router.http.exchange import Answer
+from router.http.failures import ConnectFailed, EngineFailed, EngineShed, NotStream, ReplicaLeft, Stale, TimedOut
+from router.placer import LEFT, Placed, Placer, UnknownResponse
+from router.edge.reader import RESPONSES, Question, Refusal, made_response, none_ready
+from router.telemetry.tallies import RequestRecord
+from router.http.upstream import Upstream
+
+UNSENT_MAX = 3
+RESPONSE_ID_CHARS_MAX = 128
+
+
+class Tried:
+    """What the attempts of one request came to."""
+
+    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "unsent")
+
+    def __init__(self) -> None:
+        self.replicas: frozenset[str] = frozenset()
+        self._again: frozenset[str] = frozenset()  # may be asked once more
+        self.sent = self.unsent = self.sheds = 0
+        self.shed_until_s: float | None = None  # when the first of those that shed load may be asked again
+
+    def note(self, replica: str, failure: Failure) -> None:
+        """One attempt failed."""
+        left = isinstance(failure, ReplicaLeft)
+        unsent = left or (isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out))
+        self.unsent += unsent
+        self.sent += not unsent
+        self.sheds += isinstance(failure, EngineShed)
+        once_more = left or isinstance(failure, Stale) or (isinstance(failure, ConnectFailed) and failure.timed_out)
+        self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
+        self.replicas |= {replica}
+
+    def shed(self, until_s: float) -> None:
+        """Somebody takes no more before then."""
+        self.shed_until_s = until_s if self.shed_until_s is None else min(self.shed_until_s, until_s)
+
+    @property
+    def excluded(self) -> list[frozenset[str]]:
+        """Whom the next placement leaves out: all that were tried; if nobody is left then, not those whose network
+        failed."""
+        return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
+
+
+class Attempts:
+    """Makes answers begin."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        upstream: Upstream,
+        *,
+        clock: Callable[[], float],
+        budget: RetryBudget,
+        retries_max: int,
+        retry_on_timeout: bool,
+    ) -> None:
+        self._placer = placer
+        self._upstream = upstream
+        self._clock = clock
+        self._budget = budget
+        self.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
+
+    def configure(self, *, retries_max: int, retry_on_timeout: bool) -> None:
+        """What holds from now on, for requests under way too."""
+        self._retries_max = retries_max
+        self._retry_on_timeout = retry_on_timeout
+
+    async def begin(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
+        """Returns the lease, the answer that has begun, and when the first replica was called. Raises Refusal."""
+        self._budget.deposit()
+        try:
+            lease = await self._place(question, frozenset())
+        finally:
+            record.queued_s = question.wanted.queued_s
+        called_s = self._clock()
+        record.overhead_s = called_s - read_s - record.queued_s
+        tried: Tried | None = None
+        while True:
+            record.receipt, record.error = lease.receipt, None
+            try:
+                return lease, await self._attempt(question, lease), called_s
+            except Failure as failure:
+                record.error = f"{failure.kind}: {failure}"
+                tried = tried or Tried()
+                if question.trace is not None:
+                    question.trace.failed(failure.kind, _status_of(failure), self._clock())
+                self._note(lease, failure, tried)
+                said = failure.answer if isinstance(failure, EngineFailed) else None
+                try:
+                    following = await self._following(question, failure, tried)
+                except BaseException:
+                    self._drop(lease, said, Ending.CLIENT_LEFT)
+                    raise
+                if following is None and said is not None and tried.shed_until_s is None:
+                    return lease, said, called_s  # what the engine said is the best answer there is
+                self._drop(lease, said, failure.ending)
+                if following is None:
+                    raise self._refusal(failure, tried) from failure
+                record.retries += ((failure.kind, lease.replica),)
+                following.receipt.replay = lease.receipt.replay  # the client asked once
+                lease = following
+            except BaseException:
+                self._drop(lease, None, Ending.CLIENT_LEFT)
+                raise
+
+    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
+        if answer is not None:
+            self._upstream.done(answer)
+        self._placer.finish(lease, Outcome(ending), self._clock())
+
+    async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
+        """A lease for one more attempt, if it may be made and there is somebody to ask."""
+        retries = not isinstance(failure, ReplicaLeft)
+        if not self._may_retry(question, failure, tried) or (retries and not self._budget.covers(self._clock())):
+            return None
+        for excluded in tried.excluded:
+            try:
+                lease = await self._place(question, excluded)
+            except Refusal as refusal:
+                if refusal.status == 429 and refusal.retry_after_s is not None:
+                    tried.shed(self._clock() + refusal.retry_after_s)
+                continue
+            if retries:
+                self._budget.withdraw(self._clock())  # only now: where nobody is left to try, nothing is spent
+            return lease
+        return None
+
+    async def _place(self, question: Question, excluded: frozenset[str]) -> Placed:
+        """Raises Refusal when no replica is left to try."""
+        try:
+            for _ in range(UNSENT_MAX):
+                lease = await self._placer.place(question.wanted, excluded)
+                if self._placer.stands(lease):
+                    return lease
+                self._placer.finish(lease, LEFT, self._clock())
+            raise none_ready()
+        except NoReplica as error:
+            raise none_ready() from error
+        except UnknownResponse as unknown:  # in the engines' words, whoever else knows it
+            said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."
+            raise Refusal(404, "response_not_found", said, "response_id") from unknown
+        except Shed as shed:
+            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
+
+    async def _attempt(self, question: Question, lease: Placed) -> Answer:
+        request, streams, trace = question.request, question.wanted.ask.stream, question.trace
+        lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
+        hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
+        answer = await self._upstream.call(
+            lease.replica, request.method, request.target, lines, question.body, hold=hold
+        )
+        if trace is not None:
+            trace.answered(answer.status, self._clock(), whole=answer.whole)
+        try:
+            if streams and not answer.whole:
+                _look_at_first(question, answer)
+            if answer.status == 200 and question.dialect.aborted(answer.head):
+                raise EngineFailed(answer)
+        except NotStream:
+            self._upstream.done(answer)
+            raise
+        if request.path == RESPONSES and question.stored and (made := made_response(answer.head)):
+            self._placer.made_response(made, lease.replica, question.wanted.tenant)
+        return answer
+
+    def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
+        """A failed attempt is counted, proof of death acted upon, and a wish to be left alone granted."""
+        tried.note(lease.replica, failure)
+        self._placer.failed(lease.replica, failure.kind)
+        if isinstance(failure, EngineShed):
+            self._placer.rest(lease.replica, failure.retry_after_s)
+            tried.shed(self._clock() + failure.retry_after_s)
+        if isinstance(failure, ConnectFailed) and failure.refused:
+            self._upstream.lost(lease.replica)
+            self._placer.refused(lease.replica)
+
+    def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
+        if tried.unsent >= UNSENT_MAX:
+            return False
+        if isinstance(failure, ReplicaLeft):
+            return True
+        if not self._retries_max or tried.sent > self._retries_max:
+            return False
+        if tried.sheds > isinstance(failure, EngineShed):
+            return False  # that was the one alternative
+        if question.stored:  # otherwise it may have been stored there
+            return isinstance(failure, ConnectFailed | EngineShed)
+        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+
+    def _refusal(self, failure: Failure, tried: Tried) -> Refusal:
+        if tried.shed_until_s is not None:
+            message = "The replicas take no more requests for now."
+            return Refusal(429, "overloaded", message, retry_after_s=tried.shed_until_s - self._clock())
+        if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried.replicas):
+            return none_ready()
+        if isinstance(failure, TimedOut):
+            return Refusal(504, "timed_out", "The replica did not answer in time.")
+        return Refusal(502, "engine_failed", "The replica failed before it answered.")
+
+
+def _status_of(failure: Failure) -> int:
+    """What the engine answered; 0 where it did not."""
+    if isinstance(failure, EngineFailed):
+        return failure.answer.status
+    return failure.status if isinstance(failure, EngineShed) else 0
+
+
+def judge_of(question: Question, answer: Answer) -> Dialect | None:
+    """Who can say whether a stream is well: nobody of what is compressed, or of a path that has no dialect."""
+    request = question.request
+    fetched = request.method == "GET" and request.path.startswith(RESPONSES + "/")  # with `stream=true`
+    if not answer.streams or answer.status != 200 or not (question.wanted.ask.stream or fetched):
+        return None
+    encoded = any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
+    return None if encoded else question.dialect if fetched else PATHS.get(request.path)
+
+
+def _look_at_first(question: Question, answer: Answer) -> None:
+    """A stream may begin with the news that there will be none. Raises EngineFailed and NotStream."""
+    status = question.dialect.event_error(answer.head)
+    if status is not None and status >= 500:
+        raise EngineFailed(answer)
+    if judge_of(question, answer) is not None and not sse.begins_well(answer.head):
+        raise NotStream("its first event is none")

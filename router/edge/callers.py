@@ -1,0 +1,82 @@
+"""Whose request it is: looked at before anything of its body is.
+
+Where the router has a keys file, every path needs a key but `/healthz` and `/readyz`, which load balancers ask, and
+`/metrics`, which needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients) or `x-api-key`
+(Anthropic's). Two that differ are nobody's: some other program before us may have looked at only one of them.
+
+Without a keys file a request may say who asks and how urgent it is, and nobody checks that.
+"""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+
+from router.core.facts.requests import Priority
+from router.settings.keys import ANYBODY, Caller, Keys, priority_of, sane_name
+from router.edge.reader import CREDENTIALS, PRIORITY, TENANT, Refusal
+from router.http.receiver import Request
+
+OPEN = ("/healthz", "/readyz")
+METRICS = "/metrics"
+
+
+class Callers:
+    """Knows keys and the admin's token; both may be replaced at any time, as a whole."""
+
+    def __init__(self, keys: Keys | None, admin_token: str) -> None:
+        """Without `keys` nobody needs one; without a token the metrics are open, unless there are keys."""
+        self.keys = keys
+        self.admin_token = admin_token
+
+    def who(self, request: Request) -> Caller:
+        """The caller. Raises Refusal."""
+        if request.path in OPEN:
+            return ANYBODY
+        if request.path == METRICS and (self.keys is not None or self.admin_token):
+            if not is_admin(request.fields.get(b"authorization", b""), self.admin_token):
+                raise Refusal(401, "invalid_api_key", "Metrics need the router's admin token.")
+            return ANYBODY
+        fields = request.fields
+        if self.keys is None:
+            if TENANT in fields or PRIORITY in fields:
+                return _hinted(request)
+            return ANYBODY
+        tenant = self.keys.find(_key(request))
+        if tenant is None:
+            raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
+        wished = _wished(request) if PRIORITY in fields else tenant.priority
+        return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the lower of both
+
+
+def is_admin(authorization: bytes, token: str) -> bool:
+    """Whether this header's value has the admin's token; False where there is none. In constant time."""
+    scheme, _, given = authorization.partition(b" ")
+    return scheme.lower() == b"bearer" and bool(token) and compare_digest(given.strip(), token.encode())
+
+
+def _key(request: Request) -> bytes:
+    """The one key that a request shows; b"" for none, several, or what is no bearer token."""
+    shown = {_shown(low, value) for low, _, value in request.lines if low in CREDENTIALS}
+    return shown.pop() if len(shown) == 1 else b""
+
+
+def _shown(low: bytes, value: bytes) -> bytes:
+    if low == b"x-api-key":
+        return value.strip()
+    scheme, _, key = value.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _hinted(request: Request) -> Caller:
+    name = request.header(TENANT)
+    if name and not sane_name(name):
+        raise Refusal(400, "bad_tenant", "x-warmroute-tenant is up to 64 letters, digits and . _ @ : -")
+    return Caller(name, _wished(request))
+
+
+def _wished(request: Request) -> Priority:
+    name = request.header(PRIORITY)
+    priority = priority_of(name.lower()) if name else Priority.NORMAL
+    if priority is None:
+        raise Refusal(400, "bad_priority", "x-warmroute-priority is high, normal or low.")
+    return priority

@@ -1,0 +1,200 @@
+"""What earlier prompts' texts say of a prompt: seen where bodies are read, before it is placed.
+
+Most prompts are seen in microseconds. One that is suspect is compared with an earlier one, which takes up to
+milliseconds: on the loop if all is short, else in the thread that reads long bodies, and only within a budget of
+time, and one at a time of those that are long: nobody waits for others' to be compared. Beyond that what was found last
+is said again, and the prompt is counted as unexplained. Nothing that goes wrong here is the request's concern.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from concurrent.futures import Executor
+
+from router.core.prompts.blocks import Chain
+from router.core.facts.requests import Ask, Prompt
+from router.core.facts.misses import Sighting, Template
+from router.core.observatory.difference.compare import Compared, compare
+from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.watcher import Watcher
+from router.http.receiver import Request
+
+INLINE_BYTES_MAX = 16 << 10  # of either text, and of the body: places in it are named by decoding all of it
+
+PARTS = 1 << 16
+LOOK_BLOCKS = 64  # 32 KB: looking at so much more takes as long again
+BURST = 2
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Sees the prompts of one process that serves clients."""
+
+    def __init__(
+        self,
+        *,
+        memory_bytes_max: int,
+        prompt_bytes_max: int,
+        templates_max: int,
+        compare_ms_per_s_max: float,
+        looks_per_s_max: float,
+        excerpts: bool,
+    ) -> None:
+        """The limits are those of the settings (`observatory`)."""
+        self._watch = Watch(looks_per_s_max)
+        self._watcher = Watcher(
+            memory_bytes_max, prompt_bytes_max, templates_max, excerpts=excerpts, seed=secrets.randbits(64)
+        )
+        self._excerpts = excerpts
+        self._budget = Allowance(compare_ms_per_s_max / 1_000, time.monotonic())
+        self._failed = False
+        self._comparing = 0  # in the thread
+        self.unexplained = 0  # prompts that were not looked at, or suspect and not compared
+
+    def templates(self) -> list[Template]:
+        """Those that changed since this was last asked."""
+        return self._watcher.templates()
+
+    def look(
+        self, ask: Ask, chain: Chain | None, request: Request, *, sure: bool = False, always: bool = False
+    ) -> Sighting | Look | None:
+        """What is known of it, at a glance; None where the prompt cannot be read, or is one too many. A Look is to be
+        settled. `sure`: nothing is to be assumed of it; `always`: it is looked at however many there are."""
+        if chain is None or ask.prompt is None:
+            return None
+        now_s = time.monotonic()
+        if chain.keys and not self._watch.takes(chain.first_user_key, len(chain.keys), now_s) and not always:
+            self.unexplained += 1
+            return Sighting()
+        try:
+            return self._look(ask, chain, request, None, sure=sure or self._budget.ample(now_s))
+        except Exception:
+            self._fail()
+            return None
+
+    async def settle(
+        self,
+        look: Look,
+        ask: Ask,
+        chain: Chain,
+        request: Request,
+        thread: Executor,
+        *,
+        aside: bool,
+        sure: bool = False,
+        rejects: bool = False,
+    ) -> Sighting | None:
+        """What is known of a prompt for which a glance was not enough. `thread` is the one that reads long bodies, and
+        `aside` says that it has read this one. `sure`: nothing is to be assumed of it. With `rejects` a prompt that
+        changes what its conversation had said is not remembered: it is refused, and would be known if it were sent
+        again."""
+        try:
+            if look.lacks and ask.prompt is not None and ask.prompt.joint is not None:
+                read = ask.prompt.joint.whole  # its beginning came earlier, and is forgotten here: see seen.py
+                whole = await asyncio.get_running_loop().run_in_executor(thread, read) if aside else read()
+                seen = self._look(ask, chain, request, whole, sure=sure) if whole is not None else look
+                if not isinstance(seen, Look):
+                    return seen
+                look = seen
+            if look.suspect:
+                await self._compare(look, thread, sure=sure, rejects=rejects)
+        except Exception:  # the request is served all the same
+            self._fail()
+            return None
+        return look.sighting
+
+    def _look(self, ask: Ask, chain: Chain, request: Request, whole: Prompt | None, *, sure: bool) -> Sighting | Look:
+        session = request.fields.get(b"x-session-id")
+        name = session.decode("latin-1") if session else ""
+        return self._watcher.look(
+            ask, chain, session=name, path=request.path, body=request.body, whole=whole, sure=sure
+        )
+
+    def _fail(self) -> None:
+        if not self._failed:
+            log.exception("A prompt could not be seen; this is told once")
+        self._failed = True
+
+    async def _compare(self, look: Look, thread: Executor, *, sure: bool, rejects: bool) -> None:
+        """Complete the sighting of a suspect."""
+        inline = look.bytes_max <= INLINE_BYTES_MAX
+        if not self._budget.has(time.monotonic()) or (self._comparing and not inline and not sure):
+            self.unexplained += 1
+            if sure:
+                look.assumed = None
+            self._watcher.settle(look, None)
+            return
+        look.read()
+        if inline:
+            compared, spent_s = _compared(look, self._excerpts)
+        else:
+            compared, spent_s = await self._aside(look, thread)
+        self._budget.spend(spent_s)
+        self._watcher.settle(look, compared, rejects=rejects)
+
+    async def _aside(self, look: Look, thread: Executor) -> tuple[Compared, float]:
+        """Compared in the thread."""
+        self._comparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, _compared, look, self._excerpts)
+        finally:
+            self._comparing -= 1
+
+
+class Watch:
+    """Which conversations are looked at, so that it is at most so many prompts a second: whole ones, since a prompt is
+    compared with an earlier one of its conversation. Those of the second before say which part of them that is; where
+    that was too few to tell, a second ends when BURST times as many were looked at. A long prompt counts for several.
+    """
+
+    def __init__(self, looks_per_s_max: float) -> None:
+        self._looks_max = looks_per_s_max
+        self._until_s, self._asked, self._left = 0.0, 0.0, 0.0
+        self._parts = PARTS  # of all conversations
+
+    def takes(self, name: int, blocks: int, now_s: float) -> bool:
+        """Whether a prompt of the conversation of this name, which has so many blocks, is looked at."""
+        if now_s >= self._until_s:
+            self._parts = PARTS if self._asked <= self._looks_max else int(PARTS * self._looks_max / self._asked)
+            self._until_s, self._asked, self._left = now_s + 1.0, 0.0, BURST * self._looks_max
+        cost = 1 + blocks / LOOK_BLOCKS
+        self._asked += cost
+        if name % PARTS >= self._parts or self._left <= 0:
+            return False
+        self._left -= cost
+        return True
+
+
+class Allowance:
+    """A share of the time that passes, saved up for a second at most."""
+
+    def __init__(self, share: float, now_s: float) -> None:
+        self._share = self._left_s = share
+        self._at_s = now_s
+
+    def has(self, now_s: float) -> bool:
+        """Whether any is left. What is begun may take more than that; what follows waits for it."""
+        self._left_s = min(self._share, self._left_s + (now_s - self._at_s) * self._share)
+        self._at_s = now_s
+        return self._left_s > 0
+
+    def ample(self, now_s: float) -> bool:
+        """Whether there is so much left that nothing need be saved."""
+        return self.has(now_s) and self._left_s > self._share / 2
+
+    def spend(self, seconds: float) -> None:
+        """So much was used."""
+        self._left_s -= seconds
+
+
+def _compared(look: Look, excerpts: bool) -> tuple[Compared, float]:
+    """And the seconds of this thread that it took."""
+    began_s = time.thread_time()
+    compared = compare(
+        look.before, look.after, from_bytes=look.from_bytes, body=look.body, path=look.path, excerpts=excerpts
+    )
+    return compared, time.thread_time() - began_s

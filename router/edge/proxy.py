@@ -1,0 +1,321 @@
+"""The life of one request.
+
+    read -> parse -> identity and blocks -> match and place (a lease) -> call the replica -> relay bytes as they come
+    -> close the lease at the end of the answer -> one metrics call, one log line
+
+Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
+another replica; after it, what breaks off ends in an error event. Bodies pass byte for byte in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from math import ceil
+
+from router.edge.attempts import Attempts, judge_of
+from router.http.breaks import BrokeMidway
+from router.http.client_connection import ClientLeft
+from router.core.dialects import Dialect, spoken_on
+from router.core.facts.requests import Ending, Outcome
+from router.core.fleet.health import RetryBudget
+from router.core.observatory.explain import settled
+from router.http.exchange import Answer
+from router.http.failures import Stalled
+from router.settings.keys import ANYBODY, Caller
+from router.telemetry.spans import Moments
+from router.placer import LEFT, Placed, Placer
+from router.edge.reader import HISTORY_CHANGED, RESPONSES, STORED, Question, Reader, Refusal
+from router.http.receiver import BadRequest, Request
+from router.edge.relay import Relay
+from router.http.server import date_line
+from router.telemetry.tallies import RequestRecord
+from router.telemetry.tracing import Tracer
+from router.http.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2
+DRAINED = "drained"  # cut when the router ended
+CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
+COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # of others nobody knows whether any token of the prompt was
+_OK = Ending.OK  # to look an enum's member up costs as much as a call
+ID_CHARS_MAX = 128
+ID_BYTES, IDS_AT_ONCE = 16, 64
+DETAIL_CHARS_MAX = 300
+
+WAITED_MIN_S = 0.0005  # less is told to nobody
+
+
+class Proxy:
+    """Answers requests that go to engines."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        reader: Reader,
+        upstream: Upstream,
+        report: Callable[[RequestRecord], None],
+        *,
+        clock: Callable[[], float],
+        budget: RetryBudget,
+        retries_max: int,
+        retry_on_timeout: bool,
+        receipts: bool,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are."""
+        self._placer = placer
+        self._reader = reader
+        self._upstream = upstream
+        self._report = report
+        self._clock = clock
+        self._tracer = tracer
+        self._attempts = Attempts(
+            placer,
+            upstream,
+            clock=clock,
+            budget=budget,
+            retries_max=retries_max,
+            retry_on_timeout=retry_on_timeout,
+        )
+        self._receipts = receipts
+        self.in_flight = 0
+        self.cut_why = ""  # why requests are cancelled, if it is not that their clients left
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def configure(self, *, retries_max: int, retry_on_timeout: bool, receipts: bool) -> None:
+        """What holds from now on, for requests under way too."""
+        self._attempts.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
+        self._receipts = receipts
+
+    async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
+        """Answer one request, whatever happens; everything about it is reported once."""
+        started_s = self._clock()
+        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
+        trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
+        if not self.in_flight:
+            self._idle.clear()
+        self.in_flight += 1
+        try:
+            await self._serve(request, caller, record, started_s, trace)
+        except Refusal as refusal:
+            refuse(request, record, refusal, spoken_on(request.path))
+        except (asyncio.CancelledError, ClientLeft) as error:
+            if self.cut_why and isinstance(error, asyncio.CancelledError):
+                self._end_short(request, record)
+            else:
+                record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+                raise
+        except Exception:
+            log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
+            if record.status:
+                request.cut()  # an answer has begun
+            else:
+                bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
+                refuse(request, record, bug, spoken_on(request.path))
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+            record.duration_s = self._clock() - started_s
+            if trace is not None and self._tracer is not None:
+                record.trace_id = f"{trace.trace_id:032x}"
+                trace.tenant = caller.tenant.name if caller.tenant is not None else ""
+                self._tracer.ended(trace, record)
+            self._report(record)
+
+    async def idle(self) -> None:
+        """Return when nothing is being answered."""
+        await self._idle.wait()
+
+    def _end_short(self, request: Request, record: RequestRecord) -> None:
+        """It is we who leave: the client gets an answer if none has begun, else an end it can tell from a good one."""
+        if not record.status:
+            with suppress(ClientLeft):
+                refuse(request, record, Refusal(503, DRAINED, self.cut_why), spoken_on(request.path))
+        else:
+            request.cut()
+            record.error, record.detail = DRAINED, self.cut_why
+        record.ending = DRAINED
+
+    async def _serve(
+        self, request: Request, caller: Caller, record: RequestRecord, read_s: float, trace: Moments | None
+    ) -> None:
+        question = await self._reader.understand(request, record.id, caller)
+        if trace is not None:
+            question.trace, trace.parsed_s = trace, self._clock()
+        record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
+        record.sighting, record.repairs, record.warning = question.wanted.sighting, question.repairs, question.warning
+        lease, answer, called_s = await self._attempts.begin(question, record, read_s)
+        outcome = LEFT
+        relay: Relay | None = None
+        try:
+            sighting, tenant = record.sighting, caller.tenant
+            isolated = (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
+            receipts = self._receipts and question.receipts
+            lines = self._lines(answer, lease, record, receipts=receipts, isolated=isolated)
+            if answer.whole:
+                request.answer(answer.status, lines, answer.head)
+            else:
+                begun = self._begun(question, lease, record, called_s)
+                relay = Relay(
+                    answer,
+                    request.begin(answer.status, lines),
+                    begun=begun if question.wanted.ask.stream else None,
+                    strip_usage=question.dialect if question.strip_usage else None,
+                    judge=judge_of(question, answer),
+                )
+                if not await self._relay(answer, relay, lease, record):
+                    outcome = Outcome(Ending.FAILED)
+                    return
+            outcome = _outcome(question, answer, relay)
+        finally:
+            self._upstream.done(answer)
+            if outcome is LEFT and relay is not None:
+                outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events)  # what it has got counts against its rate
+            self._finish(lease, outcome, relay, record)
+
+    async def _relay(self, answer: Answer, relay: Relay, lease: Placed, record: RequestRecord) -> bool:
+        """Whether all of the answer came; if not, the client was told."""
+        try:
+            await answer.relay(relay)
+            relay.end()
+        except BrokeMidway as error:
+            if not relay.broke(_stalled if isinstance(error, Stalled) else _broken):
+                record.error = f"{error.kind}: {error}"
+                self._placer.failed(lease.replica, error.kind)
+                return False
+        except asyncio.CancelledError:
+            if self.cut_why:  # it is we who leave, and the client is still there
+                answer.detour()
+                relay.broke(_drained)
+            raise
+        return True
+
+    # -- answer --------------------------------------------------------------------------------------------------
+
+    def _lines(
+        self, answer: Answer, lease: Placed, record: RequestRecord, *, receipts: bool, isolated: bool
+    ) -> list[bytes]:
+        """Header lines for the client: the engine's, and what we have to say."""
+        record.status = answer.status
+        lines = answer.lines
+        if receipts:
+            receipt, told = lease.receipt, ""
+            if receipt.miss is not None and receipt.miss.misses:
+                told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
+            if record.queued_s >= WAITED_MIN_S:
+                told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
+            lines.append(
+                f"x-warmroute-request-id: {record.id}\r\n"
+                f"x-warmroute-replica: {receipt.replica}\r\n"
+                f"x-warmroute-reason: {receipt.reason}\r\n"
+                f"x-warmroute-grade: {receipt.grade}\r\n"
+                f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}".encode()
+            )
+        else:
+            if 300 <= answer.status < 400:  # an engine that redirects says where it is
+                lines = [line for line in lines if line[:9].lower() != b"location:"]
+            lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
+        if record.warning:
+            lines.append(f"x-warmroute-warning: {record.warning}\r\n".encode())
+        return lines
+
+    def _begun(
+        self, question: Question, lease: Placed, record: RequestRecord, called_s: float
+    ) -> Callable[[bytes], bool]:
+        """Looks at a piece of a stream; True when it shows that prefill is done, of which note is taken."""
+
+        def begun(piece: bytes) -> bool:
+            if not question.dialect.begun(piece):
+                return False
+            now_s = self._clock()
+            self._placer.first_token(lease, now_s)
+            record.ttft_s = now_s - called_s
+            return True
+
+        return begun
+
+    def _finish(self, lease: Placed, outcome: Outcome, relay: Relay | None, record: RequestRecord) -> None:
+        now_s = self._clock()
+        self._placer.finish(lease, outcome, now_s)
+        record.ending = outcome.ending
+        record.usage = outcome.usage
+        miss = lease.receipt.miss
+        if miss is not None and outcome.ending in COMPUTED:
+            record.miss = settled(miss, outcome.usage)
+        if record.ttft_s is not None and relay is not None:
+            record.events = relay.events
+            if lease.first_token_s is not None and relay.events > 2 and outcome.ending is _OK:
+                # Its last event came with its end: nothing is timed for each.
+                record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
+
+
+def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome:
+    if answer.status >= 500:
+        return Outcome(Ending.FAILED)
+    if answer.status >= 400:
+        return Outcome(Ending.REFUSED_BY_ENGINE)
+    if question.wanted.ask.stream and relay is not None:
+        if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
+            return Outcome(Ending.FAILED)
+        return Outcome(_OK, question.dialect.stream_usage(relay.tail), relay.events)
+    seen = answer.head if relay is None else relay.tail  # of what is too long to be held the end, where usage stands
+    return Outcome(_OK, question.dialect.usage(seen))
+
+
+def _broken(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(502, "stream_broken", "The replica's answer broke off: this is not all of it.", tail)
+
+
+def _stalled(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(504, "stream_stalled", "The replica fell silent: this is not all of its answer.", tail)
+
+
+def _drained(dialect: Dialect, tail: bytes) -> bytes:
+    return dialect.error_event(503, DRAINED, "The router stops: this is not all of the answer.", tail)
+
+
+def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
+    """The router's own error, in the words of the dialect."""
+    record.status, record.ending = refusal.status, "refused"
+    record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
+    lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
+    param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
+    if refusal.status == 401:
+        lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
+    if refusal.code == HISTORY_CHANGED:  # else the official clients send it again, as any 409
+        lines.append(b"x-should-retry: false\r\n")
+    if refusal.status in (429, 503):
+        lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
+
+
+def request_id(request: Request) -> str:
+    """The client's own id if it is a sane one, else a new one."""
+    given = request.header(b"x-request-id")
+    if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
+        return given
+    return next(_ids)
+
+
+def _new_ids() -> Iterator[str]:
+    """Not to be guessed: engines refuse an id that is under way. Many are made of what one system call gives."""
+    while True:
+        random = os.urandom(ID_BYTES * IDS_AT_ONCE).hex()
+        for start in range(0, len(random), 2 * ID_BYTES):
+            yield random[start : start + 2 * ID_BYTES]
+
+
+_ids = _new_ids()
+
+
+def _route(path: str) -> str:
+    """The label of a path: response ids are left out."""
+    return RESPONSES + "/{id}" if path.startswith(STORED) else path

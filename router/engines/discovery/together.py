@@ -1,0 +1,112 @@
+"""All discoveries as one: what the settings say and what was added at run time, and what one source finds.
+
+Replicas of the settings do not wait for the source: with any of them the router is ready while an API server is away.
+Without any there is no complete set until the source has said its first. A replica that both know is taken as the
+source knows it, with its name and its life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from router.core.facts.requests import Replica
+from router.engines.discovery import Discovery, Status
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0  # after a bug in a source
+
+
+class Together:
+    """Yields the union whenever a source says something new."""
+
+    def __init__(self, listed: Discovery, source: Discovery | None, *, replicas_max: int) -> None:
+        """`listed` is never bounded: somebody wrote that down. Of `source` there are `replicas_max` at most; those that
+        are in stay in."""
+        self._listed, self._source = listed, source
+        self._replicas_max = replicas_max
+        self._said: dict[str, frozenset[Replica]] = {}  # by source
+        self._bugs: dict[str, tuple[int, str]] = {}  # so far, and the one that is not over; by source
+        self._taken: set[str] = set()  # of the source
+        self._over = 0  # found and not taken
+        self._changed = asyncio.Event()
+
+    def statuses(self) -> dict[str, Status]:
+        """Of each discovery, by its name."""
+        return {each.source: self._status(each) for each in (self._listed, self._source) if each is not None}
+
+    def _status(self, discovery: Discovery) -> Status:
+        status = discovery.status()
+        bugs, why = self._bugs.get(discovery.source, (0, ""))
+        if bugs:
+            status = dataclasses.replace(status, errors=status.errors + bugs)
+        return dataclasses.replace(status, fresh=False, why=why) if why else status
+
+    async def watch(self) -> AsyncIterator[frozenset[Replica]]:
+        """See Discovery."""
+        discoveries = [each for each in (self._listed, self._source) if each is not None]
+        following = [asyncio.create_task(self._follow(each)) for each in discoveries]
+        given: frozenset[Replica] | None = None
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                union = self._union()
+                if union != given and (union or given is not None or self._complete()):
+                    given = union
+                    yield union
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+
+    async def _follow(self, discovery: Discovery) -> None:
+        """For ever, whatever becomes of it."""
+        while True:
+            sets, why = discovery.watch(), "it ended"
+            try:
+                async for said in sets:
+                    self._said[discovery.source] = said
+                    self._bugs[discovery.source] = (self._count(discovery), "")
+                    self._changed.set()
+            except Exception as error:
+                log.exception("bug: discovery failed inside the router", extra={"fields": {"source": discovery.source}})
+                why = f"a bug of the router: {type(error).__name__}"
+            finally:
+                if isinstance(sets, AsyncGenerator):
+                    await sets.aclose()
+            self._bugs[discovery.source] = (self._count(discovery) + 1, why)
+            await asyncio.sleep(AGAIN_S)
+
+    def _count(self, discovery: Discovery) -> int:
+        return self._bugs.get(discovery.source, (0, ""))[0]
+
+    def _complete(self) -> bool:
+        """Whether everybody has said something."""
+        return len(self._said) == len(self.statuses())
+
+    def _union(self) -> frozenset[Replica]:
+        by_id = {replica.id: replica for replica in self._said.get(self._listed.source, ())}
+        if self._source is not None and self._source.source in self._said:
+            found = self._bounded(self._said[self._source.source])
+            by_id |= {id_: replica for id_, replica in found.items() if replica.ready or id_ not in by_id}
+        return frozenset(by_id.values())
+
+    def _bounded(self, found: frozenset[Replica]) -> dict[str, Replica]:
+        """No more than there may be; the same ones as before, as long as they are there."""
+        by_id = {replica.id: replica for replica in sorted(found, key=lambda each: (each.id, each.instance))}
+        stay = [id_ for id_ in by_id if id_ in self._taken]
+        new = [id_ for id_ in by_id if id_ not in self._taken]
+        self._taken = {*stay, *new[: max(0, self._replicas_max - len(stay))]}
+        over = len(by_id) - len(self._taken)
+        if bool(over) != bool(self._over):
+            fields = {"found": len(by_id), "taken": len(self._taken), "discovery.replicas_max": self._replicas_max}
+            if over:
+                log.warning("more replicas are found than may be taken", extra={"fields": fields})
+            else:
+                log.info("all replicas that are found are taken again", extra={"fields": fields})
+        self._over = over
+        return {id_: by_id[id_] for id_ in self._taken}

@@ -1,0 +1,1 @@
+"""KV events of one engine: sockets, sources, following."""

@@ -1,0 +1,301 @@
+"""Follows the events of one replica: finds its source, drives its KvStream, hands what that says to a Sink.
+
+News of connections is read before batches, and one batch at a time, so that a batch of a new process is never taken
+for the old one's. Applying yields the event loop by time spent: a replay of ten thousand batches, or one batch of ten
+thousand blocks, must not delay the requests that are relayed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.core.facts.requests import Grade, Replica
+from router.core.kv_events.decoding import Event, Removed, Stored, slices
+from router.core.kv_events.stream import Apply, Ask, Clear, Counts, KvStream, Limits, Regrade, Resume, Step, Suspend
+from router.core.cache.lateness import Lateness
+from router.engines.kv_events.sockets import Replay, Sockets, Subscription
+from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
+
+log = logging.getLogger(__name__)
+
+YIELD_S = 0.0005  # of work, before others get the loop
+SLICE_BLOCKS = 256  # applied at once: about half a millisecond
+FIND_AGAIN_S = 1.0  # after a replica did not say where its events are
+
+
+class Sink(Protocol):
+    """What events mean to the router."""
+
+    def apply(self, replica: str, event: Event, now_s: float) -> None:
+        """One event happened."""
+
+    def told(self, replica: str, until_s: float) -> None:
+        """All that the replica did before this was applied, as far as the times that its batches bear tell."""
+
+    def clear(self, replica: str, why: str, now_s: float) -> None:
+        """The cache is gone, or nothing that is known of it is sure. Ends a suspension."""
+
+    def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
+        """Credit nothing that was said until `clear` or `resume`; see kv_steps.Suspend for `doubt`."""
+
+    def resume(self, replica: str, now_s: float) -> None:
+        """Continuity was proved: all is as before."""
+
+    def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
+        """How far the stream can be trusted: EXACT, CATCHING_UP, or ESTIMATED where there is none."""
+
+
+@dataclass(slots=True)
+class StreamStats:
+    """One replica's stream, for metrics and pages."""
+
+    state: str
+    grade: Grade
+    why: str
+    endpoint: str = ""
+    last_seq: int = -1
+    lag_s: float | None = None  # of the last batch: the router's wall clock minus the engine's
+    events: int = 0
+    blocks: int = 0  # stored and removed
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all followers share. `clock` is monotonic, `wall` tells the time of day."""
+
+    sink: Sink
+    sockets: Sockets
+    finder: Finder
+    limits: Limits
+    poll_s: float
+    bound: str  # the address that engines connect to
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+
+
+class Follower:
+    """Follows one replica."""
+
+    def __init__(self, shared: Surroundings, replica: Replica) -> None:
+        self._shared = shared
+        self._sink = shared.sink
+        self.replica = replica
+        self.stream: KvStream | None = None
+        self.connects = False  # the engine connects to us
+        self.wake = asyncio.Event()
+        self._found: Source | Off | None = None
+        self._replay: Replay | None = None
+        self._token = 0
+        self._spent_s = 0.0
+        self._look = asyncio.Event()  # ask the replica again where its events are
+        self._events = self._blocks = 0
+        self._why = "not asked yet"
+        self._lag_s: float | None = None  # of the last batch, when it came
+        self._lateness = Lateness()
+
+    def stats(self) -> StreamStats:
+        """Its stream now."""
+        stream = self.stream
+        if stream is None:
+            return StreamStats("off", Grade.ESTIMATED, self._why, events=self._events, blocks=self._blocks)
+        endpoint = self._found.endpoint or self._shared.bound if isinstance(self._found, Source) else ""
+        return StreamStats(
+            state=stream.phase.value,
+            grade=stream.grade,
+            why=stream.why,
+            endpoint=endpoint,
+            last_seq=stream.last_seq,
+            lag_s=self._lag_s,
+            events=self._events,
+            blocks=self._blocks,
+            counts=stream.counts,
+        )
+
+    def update(self, replica: Replica) -> None:
+        """The same replica, by other facts."""
+        self.replica = replica
+        self._look.set()
+
+    async def run(self) -> None:
+        """Find the source, follow it until it is another one, and again."""
+        finding = asyncio.create_task(self._find())
+        try:
+            while True:
+                found = self._found
+                if isinstance(found, Source):
+                    await self._follow(found)
+                    self._grade(Grade.ESTIMATED, "its KV events are not where they were")
+                else:
+                    if isinstance(found, Off):
+                        self._grade(Grade.ESTIMATED, found.why)
+                    await self.wake.wait()
+                    self.wake.clear()
+        finally:
+            finding.cancel()
+            await asyncio.gather(finding, return_exceptions=True)
+
+    async def _find(self) -> None:
+        """Ask where the events are: at first, every `poll_s`, and when a connection came up: other flags, perhaps."""
+        while True:
+            wait_s = self._shared.poll_s * random.uniform(0.9, 1.1)  # noqa: S311 - spread, not secrets
+            self._look.clear()
+            try:
+                found = await self._shared.finder.find(self.replica)
+            except NoAnswer as silent:
+                wait_s = min(wait_s, FIND_AGAIN_S)
+                if self._found is None:
+                    self._grade(Grade.ESTIMATED, f"does not say where its KV events are: {silent}")
+            except Exception:  # whatever a page does to us, we ask again
+                log.exception("bug: looking for KV events failed", extra={"fields": {"replica": self.replica.id}})
+            else:
+                if found != self._found:
+                    self._found = found
+                    self.wake.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._look.wait()
+
+    async def _follow(self, source: Source) -> None:
+        self.connects = not source.endpoint
+        subscription = None
+        try:
+            if not self.connects:
+                subscription = self._shared.sockets.subscribe(source.endpoint, source.topic)
+                subscription.wakes(self.wake)
+        except ValueError as error:
+            self._found = Off(f"cannot subscribe to {error}")  # until the replica, or the settings, say another
+            return
+        if not self.connects:
+            self._grade(Grade.ESTIMATED, f"not connected to {source.endpoint} yet")
+        self.stream = KvStream(bool(source.replay), self._shared.limits)
+        try:
+            if subscription is None:
+                self.stream.connected(self._shared.clock())
+            await self._drive(self.stream, source, subscription)
+        finally:
+            self.connects, self.stream = False, None
+            self._stop_replay()
+            if subscription is not None:
+                subscription.close()
+        self._sink.clear(self.replica.id, "publishes elsewhere, or not at all", self._shared.clock())
+
+    async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
+        """Hear and do until the source is another one."""
+        clock, was_up = self._shared.clock, False
+        self._spent_s = time.perf_counter()
+        while self._found == source:
+            self.wake.clear()
+            stream.tick(clock())
+            busy = True
+            while busy:
+                if subscription is not None:
+                    was_up = self._heed(stream, subscription, was_up)
+                    if (heard := subscription.receive()) is not None:
+                        stream.live(heard[1], heard[2], clock())
+                    busy = heard is not None
+                else:
+                    busy = False
+                busy |= self._answer(stream)
+                await self._perform(stream, source)
+                await self._breathe()  # batches that wait for a replay are no steps, and may be many
+            if not self.wake.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_wait_s(stream, clock())):
+                        await self.wake.wait()
+            self._spent_s = time.perf_counter()
+
+    def _heed(self, stream: KvStream, subscription: Subscription, was_up: bool) -> bool:
+        """News of the connection; what is unread of an older one is passed over. Returns whether there was one."""
+        while (change := subscription.change()) is not None:
+            if not change.up:
+                stream.disconnected("event connection lost", self._shared.clock())
+            elif was_up:  # everything unread is old, or in the replay that is asked for now
+                while subscription.receive() is not None:
+                    pass
+            if change.up:
+                stream.connected(self._shared.clock())
+                if was_up:
+                    self._look.set()
+                was_up = True
+        return was_up
+
+    def _answer(self, stream: KvStream) -> bool:
+        """The next answer to a replay; False if there is none."""
+        heard = self._replay.receive() if self._replay is not None else None
+        if heard is None:
+            return False
+        seq, payload = heard
+        if seq < 0:
+            self._stop_replay()
+            stream.replay_ended(self._token, self._shared.clock())
+        else:
+            stream.replayed(self._token, seq, payload, self._shared.clock())
+        return True
+
+    async def _perform(self, stream: KvStream, source: Source) -> None:
+        clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
+        while (step := stream.next(clock())) is not None or stream.busy:
+            if step is None:
+                await self._breathe()
+                continue
+            if isinstance(step, Apply):
+                at_s, came_s = step.batch.at_s, clock()
+                self._lag_s = None if at_s is None else self._shared.wall() - at_s
+                for event in step.batch.events:
+                    for part in slices(event, SLICE_BLOCKS):
+                        sink.apply(id_, part, clock())
+                        self._events += 1
+                        self._blocks += len(part.hashes) if isinstance(part, (Stored, Removed)) else 0
+                        await self._breathe()
+                if self._lag_s is not None:
+                    sink.told(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
+            else:
+                self._do(step, source)
+            await self._breathe()
+
+    def _do(self, step: Step, source: Source) -> None:
+        now_s, sink, id_ = self._shared.clock(), self._sink, self.replica.id
+        if isinstance(step, Ask):
+            self._stop_replay()
+            self._token = step.token
+            with suppress(ValueError):  # an address that is none stays silent
+                self._replay = self._shared.sockets.ask(source.replay, step.first)
+                self._replay.wakes(self.wake)
+        elif isinstance(step, Clear):
+            sink.clear(id_, step.why, now_s)
+        elif isinstance(step, Suspend):
+            sink.suspend(id_, step.why, now_s, doubt=step.doubt)
+        elif isinstance(step, Resume):
+            sink.resume(id_, now_s)
+        elif isinstance(step, Regrade):
+            self._grade(step.grade, step.why)
+
+    def _grade(self, grade: Grade, why: str) -> None:
+        if why != self._why:
+            self._why = why
+            fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
+            log.info("event stream", extra={"fields": fields})  # what it comes to is the sink's to say
+            self._sink.grade(self.replica.id, grade, why, self._shared.clock())
+
+    def _stop_replay(self) -> None:
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+
+    async def _breathe(self) -> None:
+        if time.perf_counter() - self._spent_s > YIELD_S:
+            await asyncio.sleep(0)
+            self._spent_s = time.perf_counter()
+
+
+def _wait_s(stream: KvStream, now_s: float) -> float | None:
+    wake_s = stream.wake_s - now_s
+    return None if wake_s == float("inf") else max(0.0, wake_s)

@@ -1,0 +1,237 @@
+"""Where a replica publishes its KV events: what it says of itself, made into addresses that may be connected to.
+
+vLLM (0.26 and later) names the source of every data-parallel rank on `/kv_event_sources`, ports already offset by the
+rank (vllm/distributed/kv_events.py); SGLang names the first port on `/server_info`. What an engine says is taken for
+a port, never for a host: it is connected to where the replica itself is, so that a replica cannot make the router
+talk to somebody else. Endpoints in the settings are the operator's word and are used as they are; so are those that
+discovery knows, which are of the server's first rank: engines add the rank to the port, and so do we.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from router.engines import fetch as pages
+from router.core.facts.requests import Replica
+
+PAGE_BYTES_MAX = 1 << 20
+_ANY = {"*", "0.0.0.0", "::", ""}  # noqa: S104 - what engines say, not what we bind
+_ASKED = (404, 405, 501)  # there is no such page
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`endpoint`: to connect to; "": the engine connects to us. `replay` "": there is none. `topic` None: any."""
+
+    endpoint: str
+    replay: str = ""
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """The replica has no events for us."""
+
+    why: str
+
+
+class NoAnswer(Exception):
+    """The replica did not say: nothing is learned."""
+
+
+class _Vllm(msgspec.Struct):
+    enable_kv_cache_events: bool = True
+    publisher: str | None = "zmq"
+    endpoint: str = ""
+    replay_endpoint: str | None = None
+    buffer_steps: int | None = None
+    topic: str | None = None
+
+
+class _Sglang(msgspec.Struct):
+    publisher: str | None = "zmq"
+    endpoint_host: str = "*"
+    endpoint_port_base: int = 0
+    topic: str | None = None
+    replay_endpoint_port_base: int | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    kv_events: _Sglang | None = None
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+
+
+class Finder:
+    """Asks replicas. `configured`: sources by replica id; `bound_port`: of the address that engines connect to."""
+
+    def __init__(
+        self,
+        *,
+        configured: Mapping[str, Source],
+        bound_port: int | None,
+        api_key: str,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._configured = configured
+        self._bound_port = bound_port
+        self._session = pages.session(api_key, timeout_s, tls)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def find(self, replica: Replica) -> Source | Off:
+        """What the settings say, else discovery, else what the replica says; NoAnswer when it says nothing."""
+        if replica.id in self._configured:
+            return self._configured[replica.id]
+        if replica.events:
+            return _told(replica)
+        status, page = await self._get(f"{replica.url}/kv_event_sources")
+        try:
+            if status == 200:
+                return await self._vllm(replica, page)
+            if status not in _ASKED:
+                raise NoAnswer(f"/kv_event_sources: status {status}")
+            status, page = await self._get(f"{replica.url}/server_info")
+            if status == 200:
+                return await self._sglang(replica, page)
+        except _UNREADABLE as error:
+            return Off(f"what it says of its KV events cannot be read: {error}")
+        if status not in _ASKED:
+            raise NoAnswer(f"/server_info: status {status}")
+        return Off("says nothing of KV events (no /kv_event_sources or /server_info)")
+
+    async def _vllm(self, replica: Replica, page: bytes) -> Source | Off:
+        listed = msgspec.json.decode(page, type=dict[int, _Vllm])
+        if not listed:
+            return Off("KV events are switched off (--kv-events-config)")
+        ranks = sorted(listed)  # a server that has a part of the ranks only counts its own from 0
+        if replica.rank is None and len(ranks) > 1:
+            return Off(f"has {len(ranks)} data-parallel ranks, each with a cache of its own")
+        if (replica.rank or 0) >= len(ranks):
+            return Off(f"names no source for rank {replica.rank}")
+        said = listed[ranks[replica.rank or 0]]
+        if not said.enable_kv_cache_events or said.publisher != "zmq" or not said.endpoint:
+            return Off("KV events are not published over ZeroMQ (--kv-events-config)")
+        endpoint = await self._reachable(said.endpoint, replica)
+        if isinstance(endpoint, Off):
+            return endpoint
+        replay = await self._reachable(said.replay_endpoint or "", replica) if said.buffer_steps != 0 else ""
+        return Source(endpoint, replay if isinstance(replay, str) else "", said.topic)
+
+    async def _sglang(self, replica: Replica, page: bytes) -> Source | Off:
+        said = msgspec.json.decode(page, type=_ServerInfo).kv_events
+        if said is None or said.publisher != "zmq":
+            return Off("KV events are switched off, or not on TCP (--kv-events-config)")
+        rank = replica.rank or 0
+        host = f"[{said.endpoint_host}]" if ":" in said.endpoint_host else said.endpoint_host
+        endpoint = await self._reachable(f"tcp://{host}:{said.endpoint_port_base + rank}", replica)
+        if isinstance(endpoint, Off):
+            return endpoint
+        if said.replay_endpoint_port_base is None:
+            return Source(endpoint, "", said.topic)
+        replay = await self._reachable(f"tcp://*:{said.replay_endpoint_port_base + rank}", replica)
+        return Source(endpoint, replay if isinstance(replay, str) else "", said.topic)
+
+    async def _reachable(self, said: str, replica: Replica) -> str | Off:
+        """The address to connect to; "" for none, and where the engine connects to us."""
+        host = URL(replica.url).host or ""
+        if said.startswith("ipc://"):
+            if not said.startswith("ipc:///") or "\0" in said or not _is_loopback(host):
+                return Off(f"publishes on {said[:200]}, and is not on this machine")
+            return said
+        if not said:
+            return ""
+        named, port = _parsed(said)
+        if not port:
+            return Off(f"publishes on {said[:200]}, which is no address to connect to")
+        if named not in _ANY and not await _same_host(named, host):
+            if self._bound_port is not None:
+                return ""
+            return Off(f"connects to, or listens on, {said[:200]}, which is not the replica's host (events.bind)")
+        if port == self._bound_port and named not in _ANY:
+            return ""  # vLLM connects to an address that names a host
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                page = await pages.read(response, PAGE_BYTES_MAX)
+                if len(page) > PAGE_BYTES_MAX:
+                    raise NoAnswer(f"{URL(url).path}: page too long")
+                return response.status, page
+        except TimeoutError as error:
+            raise NoAnswer("no answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswer(type(error).__name__) from error
+
+
+def _told(replica: Replica) -> Source | Off:
+    """Where discovery says that this rank publishes."""
+    ends = []
+    for first in filter(None, (replica.events, replica.replay)):
+        host, port = _parsed(first)
+        port += replica.rank or 0
+        if not 0 < port < 1 << 16 or not host:
+            return Off(f"has no KV events at {first[:200]}, where discovery says")
+        ends.append(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+    return Source(*ends)
+
+
+def _parsed(endpoint: str) -> tuple[str, int]:
+    """Host and port of a tcp:// address; ("", 0) where it is none."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 1 << 16:
+        return "", 0
+    return _plain(host), int(port)
+
+
+def _plain(host: str) -> str:
+    """Without brackets, and an IPv4 address in IPv6 form as itself: vLLM needs `[::ffff:127.0.0.1]` to bind."""
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(_plain(host)).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _same_host(named: str, host: str) -> bool:
+    """Whether two names are of one host: alike, both loopback, or `host` resolves to `named`."""
+    if named == _plain(host) or (_is_loopback(named) and _is_loopback(host)):
+        return True
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_plain(str(address[0])) == named for *_, address in found)
+
+
+def same_peer(peer: str, host: str) -> bool:
+    """Whether a connection from `peer` may come from `host`; names that are no addresses are not looked up."""
+    try:
+        ipaddress.ip_address(_plain(host))
+    except ValueError:
+        return host != "localhost" or _is_loopback(peer)
+    return _plain(peer) == _plain(host) or (_is_loopback(peer) and _is_loopback(host))

@@ -1,0 +1,221 @@
+"""Follows the KV events of replicas, so that what they hold is known: sockets -> core/kv_stream.py -> a Sink.
+
+One subscription per replica and data-parallel rank (event_following.py), or one bound address that engines connect
+to, where the topic tells who publishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from yarl import URL
+
+from router.core.facts.requests import Grade, Replica
+from router.core.kv_events.decoding import BATCH_BYTES_MAX
+from router.core.kv_events.stream import Limits
+from router.engines.kv_events.follower import YIELD_S, Follower, Sink, StreamStats, Surroundings
+from router.engines.kv_events.sockets import Sockets, Subscription
+from router.engines.kv_events.sources import Finder, Source, same_peer
+
+__all__ = ["Sink", "StreamStats", "Subscriber"]
+
+log = logging.getLogger(__name__)
+
+FIND_TIMEOUT_S = 5.0
+REFUSED_MAX = 64  # unknown publishers named in the log
+
+
+class Subscriber:
+    """`await start()`, `watch` a replica in a task of its own until that is cancelled, `await close()` at the end.
+
+    `endpoints`: where replicas publish that do not say, by replica id: (endpoint, replay endpoint or ""). `bind`: an
+    address to listen on for engines that connect; "": none. `topics`: who publishes there, replica id by topic, for
+    topics other than kv@HOST:PORT@MODEL.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        endpoints: Mapping[str, tuple[str, str]],
+        bind: str,
+        topics: Mapping[str, str],
+        api_key: str,
+        tls: ssl.SSLContext | None = None,
+        poll_s: float,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._sink = sink
+        self._endpoints = endpoints
+        self._bind = bind
+        self._named = {topic.encode(): id_ for topic, id_ in topics.items()}
+        self._api_key = api_key
+        self._tls = tls
+        self._poll_s = poll_s
+        self._limits = limits
+        self._clock = clock
+        self._wall = wall
+        self._followers: dict[str, Follower] = {}
+        self._bound: Subscription | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._by_topic: dict[bytes, str] = {}
+        self._refused: set[bytes] = set()
+        self.unknown_publishers = 0  # batches from whoever is not known
+
+    async def start(self) -> None:
+        """Ready to watch. OSError: the address to bind cannot be listened on."""
+        sockets = Sockets(BATCH_BYTES_MAX)
+        port = None
+        if self._bind:
+            try:
+                self._bound = sockets.bound(self._bind)
+            except OSError:
+                sockets.close()
+                raise
+            tail = self.address.rpartition(":")[2]
+            port = int(tail) if tail.isdigit() else 0
+            self._listening = asyncio.create_task(self._listen(self._bound))
+        configured = {id_: Source(endpoint, replay) for id_, (endpoint, replay) in self._endpoints.items()}
+        timeout_s = min(self._poll_s, FIND_TIMEOUT_S)
+        self._shared = Surroundings(
+            sink=self._sink,
+            sockets=sockets,
+            finder=Finder(
+                configured=configured, bound_port=port, api_key=self._api_key, timeout_s=timeout_s, tls=self._tls
+            ),
+            limits=self._limits,
+            poll_s=self._poll_s,
+            bound=self.address,
+            clock=self._clock,
+            wall=self._wall,
+        )
+
+    @property
+    def address(self) -> str:
+        """Where engines connect to; "" if none does."""
+        return self._bound.address if self._bound else ""
+
+    async def close(self) -> None:
+        """Stop listening; watching tasks must have ended."""
+        if self._listening is not None:
+            self._listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._listening
+        if self._bound is not None:
+            self._bound.close()
+        await self._shared.finder.close()
+        self._shared.sockets.close()
+
+    async def watch(self, replica: Replica) -> None:
+        """Follow one replica until cancelled."""
+        follower = self._followers[replica.id] = Follower(self._shared, replica)
+        self._by_topic.clear()
+        try:
+            await follower.run()
+        except Exception:  # a bug: what is known of the replica is not followed any more
+            why, now_s = "the router failed to follow its events", self._clock()
+            self._sink.clear(replica.id, why, now_s)
+            self._sink.grade(replica.id, Grade.ESTIMATED, why, now_s)
+            raise
+        finally:
+            if self._followers.get(replica.id) is follower:
+                del self._followers[replica.id]
+
+    def update(self, replica: Replica) -> None:
+        """Discovery knows something else of a replica that is watched: where its events are, perhaps."""
+        follower = self._followers.get(replica.id)
+        if follower is not None:
+            follower.update(replica)
+
+    def resync(self, replica: str, why: str = "distrusted") -> None:
+        """Forget what the replica said and have it said again."""
+        follower = self._followers.get(replica)
+        if follower is not None and follower.stream is not None:
+            follower.stream.resync(why, self._clock())
+            follower.wake.set()
+
+    def suspect(self, replica: str, why: str) -> None:
+        """Somebody has evidence of a restart (a refused connection): have the stream prove itself."""
+        follower = self._followers.get(replica)
+        if follower is not None and follower.stream is not None:
+            follower.stream.suspect(why, self._clock())
+            follower.wake.set()
+
+    def stat(self, replica: str) -> StreamStats | None:
+        """Of one replica, if it is watched."""
+        follower = self._followers.get(replica)
+        return follower.stats() if follower is not None else None
+
+    def stats(self) -> dict[str, StreamStats]:
+        """Of every watched replica."""
+        return {id_: follower.stats() for id_, follower in self._followers.items()}
+
+    # --- engines that connect to us ---
+
+    async def _listen(self, bound: Subscription) -> None:
+        wake = asyncio.Event()
+        bound.wakes(wake)
+        spent_s = time.perf_counter()
+        while True:
+            wake.clear()
+            while True:
+                while (change := bound.change()) is not None:
+                    if not change.up:
+                        self._gone(change.peer)
+                heard = bound.receive_from()
+                if heard is None:
+                    break
+                self._heard(*heard)
+                if time.perf_counter() - spent_s > YIELD_S:
+                    await asyncio.sleep(0)
+                    spent_s = time.perf_counter()
+            await wake.wait()
+            spent_s = time.perf_counter()
+
+    def _heard(self, topic: bytes, seq: int, payload: bytes, peer: str) -> None:
+        follower = self._followers.get(self._publisher(topic))
+        host = "" if topic in self._named else _topic_host(topic)
+        if follower is None or not follower.connects or (host and peer and not same_peer(peer, host)):
+            self.unknown_publishers += 1
+            if topic not in self._refused and len(self._refused) < REFUSED_MAX:
+                self._refused.add(topic)
+                fields = {"topic": topic[:200].decode(errors="replace"), "peer": peer}
+                log.warning("KV events of an unknown publisher are dropped", extra={"fields": fields})
+        elif follower.stream is not None:
+            follower.stream.live(seq, payload, self._clock())
+            follower.wake.set()
+
+    def _publisher(self, topic: bytes) -> str:
+        """Which replica publishes under a topic; "" if none."""
+        if not self._by_topic:
+            self._by_topic = {_address(one.replica): id_ for id_, one in self._followers.items()} | self._named
+        if (known := self._by_topic.get(topic)) is not None:
+            return known
+        parts = topic.split(b"@", 2)
+        return self._by_topic.get(b"kv@" + parts[1], "") if len(parts) > 1 and parts[0] == b"kv" else ""
+
+    def _gone(self, peer: str) -> None:
+        """A publisher's connection ended: whoever may have been behind it has to prove itself."""
+        bound = [one.replica for one in self._followers.values() if one.connects]
+        here = [replica for replica in bound if peer and same_peer(peer, URL(replica.url).host or "")]
+        for replica in here or bound:
+            self.suspect(replica.id, "a publisher's connection ended")
+
+
+def _address(replica: Replica) -> bytes:
+    """What its topic begins with by convention."""
+    url = URL(replica.url)
+    return f"kv@{url.host}:{url.port}".encode()
+
+
+def _topic_host(topic: bytes) -> str:
+    """The host in kv@HOST:PORT@MODEL; "" where there is none."""
+    parts = topic.split(b"@", 2)
+    return parts[1].rpartition(b":")[0].decode(errors="replace") if len(parts) > 1 else ""

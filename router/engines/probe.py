@@ -1,0 +1,242 @@
+"""The loops that ask engines for health, models and load, one per replica.
+
+A round is `/health`, then `/metrics`; `/v1/models` first and every few rounds. A replica without known models is not
+ready, since nothing could be routed to it. All that is heard goes to the Router, which knows what it means.
+
+Data-parallel ranks of one server are replicas of their own behind one set of pages: the first of them asks for all,
+and each hears of its own share of the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count, takewhile
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from router.engines import fetch as pages
+from router.core.facts.requests import Load, Replica, ServedModel
+from router.core.placement.router import Router
+from router.core.fleet.engine_metrics import parse_load
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+MODELS_MAX = 1_024  # rows of a models page that are read
+SOON_ROUNDS = 8  # at four times the pace, after a replica has begun to refuse connections
+PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
+
+
+class _Model(msgspec.Struct):
+    id: str
+    root: msgspec.Raw = msgspec.Raw()
+    parent: msgspec.Raw = msgspec.Raw()
+    max_model_len: msgspec.Raw = msgspec.Raw()
+    created: msgspec.Raw = msgspec.Raw()
+    owned_by: msgspec.Raw = msgspec.Raw()
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+
+
+class ProbeFailed(Exception):
+    """An engine did not answer as it should; `refused`: nobody listens."""
+
+    def __init__(self, message: str, *, status: int = 0, refused: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.refused = refused
+
+
+class Prober:
+    """Probes replicas and tells the Router."""
+
+    def __init__(
+        self,
+        router: Router,
+        on_lost: Callable[[str], None],
+        *,
+        on_ready: Callable[[str], None] = lambda _: None,
+        interval_s: float,
+        timeout_s: float,
+        api_key: str,
+        models_interval_s: float,
+        page_bytes_max: int,
+        kv_tokens_max: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._router = router
+        self._on_lost = on_lost
+        self._on_ready = on_ready
+        self._interval_s = interval_s
+        self._models_rounds = max(1, round(models_interval_s / interval_s))
+        self._page_bytes_max = page_bytes_max
+        self._kv_tokens_max = kv_tokens_max
+        self._session = pages.session(api_key, timeout_s, tls)
+        self._soon: dict[str, int] = {}  # rounds at four times the pace, by replica
+        self._wakes: dict[str, asyncio.Event] = {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def watch(self, replica: str) -> None:
+        """Probe one replica until cancelled. Rounds are spread, so that a fleet is not asked all at once."""
+        rounds, wake = 0, self._wakes.setdefault(replica, asyncio.Event())
+        while True:
+            try:
+                await self.probe(replica, models=self._unknown(replica) or rounds % self._models_rounds == 0)
+            except Exception:  # whatever a page does to us, the next round comes
+                log.exception("bug: probe failed inside the router", extra={"fields": {"replica": replica}})
+                for rank in self._ranks(replica):
+                    self._heard(rank, ok=False, proof=False, why="the router cannot read its pages")
+            rounds += 1
+            self._soon[replica] = soon = max(0, self._soon.get(replica, 0) - 1)
+            interval_s = self._interval_s / 4 if soon else self._interval_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s * random.uniform(0.9, 1.1)):  # noqa: S311 - spread, not secrets
+                    await wake.wait()
+            wake.clear()
+
+    def hurry(self, replica: str) -> None:
+        """It has begun to refuse connections: whoever was only restarted is soon back."""
+        self._soon[replica] = SOON_ROUNDS
+        if replica in self._wakes:
+            self._wakes[replica].set()
+
+    def left(self, replica: str) -> None:
+        """It is no replica any more."""
+        self._soon.pop(replica, None)
+        self._wakes.pop(replica, None)
+
+    async def probe(self, replica: str, *, models: bool) -> None:
+        """One round: of all ranks of the server if this is its first, else of none."""
+        if Replica(replica).rank:
+            return
+        server = Replica(replica).url
+        try:
+            await self._get(f"{server}/health")
+            served = await self._models(server) if models else None
+        except ProbeFailed as failure:
+            for rank in self._ranks(replica):
+                silent = not failure.refused and not failure.status
+                self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
+            return
+        page = await self._metrics(server)
+        for rank in self._ranks(replica):
+            if served is not None:
+                self._router.observe_models(rank, served)
+            self._router.observe_load(rank, await self._load(rank, page), time.monotonic())
+            member = self._router.fleet.members.get(rank)
+            has_models = bool(member and member.models)
+            self._heard(rank, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
+
+    def _ranks(self, replica: str) -> list[str]:
+        """Ids of all members behind the same URL: the server itself, or its ranks, which come and go together."""
+        members, server = self._router.fleet.members, Replica(replica)
+        if server.rank is None:
+            return [replica] if replica in members else []
+        ids = (server.of_rank(rank).id for rank in count())
+        return list(takewhile(members.__contains__, ids))
+
+    def _unknown(self, replica: str) -> bool:
+        members = self._router.fleet.members
+        return not all(members[rank].models for rank in self._ranks(replica))
+
+    def _heard(self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False) -> None:
+        member = self._router.fleet.members.get(replica)
+        news = member is not None and member.health.why != why  # each change is logged once, with its reason
+        flipped = self._router.observe_health(replica, ok, why, proof=proof, silent=silent)
+        if flipped or (news and not ok):
+            fields = {"replica": replica, "why": why}
+            level = logging.INFO if ok else logging.WARNING
+            log.log(level, "replica %s", "ready" if ok else "does not answer as it should", extra={"fields": fields})
+        if flipped and ok:
+            self._on_ready(replica)
+        if proof:
+            if flipped:
+                self._router.forget(replica)
+                self._soon[replica] = SOON_ROUNDS
+            self._on_lost(replica)
+
+    async def _models(self, server: str) -> list[ServedModel]:
+        page = await self._get(f"{server}/v1/models")
+        try:
+            models = msgspec.json.decode(page, type=_Models).data
+        except _UNREADABLE as error:
+            raise ProbeFailed(f"/v1/models: {error}") from error
+        if not models:
+            raise ProbeFailed("/v1/models: serves no model")
+        return [_served(model) for model in models[:MODELS_MAX]]
+
+    async def _metrics(self, server: str) -> str | None:
+        """The page; "" where it is switched off, None where it is late or broken."""
+        try:
+            return (await self._get(f"{server}/metrics")).decode(errors="replace")
+        except ProbeFailed as failure:
+            return "" if failure.status == 404 else None
+
+    async def _load(self, replica: str, page: str | None) -> Load:
+        if page is None:  # the last page still says most
+            member = self._router.fleet.members.get(replica)
+            return member.load if member else Load()
+        rank = Replica(replica).rank
+        if len(page) <= PARSE_BYTES_MAX:
+            return self._with_capacity(parse_load(page, rank))
+        loop = asyncio.get_running_loop()
+        return self._with_capacity(await loop.run_in_executor(None, parse_load, page, rank))
+
+    def _with_capacity(self, load: Load) -> Load:
+        if load.kv_tokens_max is None and self._kv_tokens_max:
+            return replace(load, kv_tokens_max=self._kv_tokens_max)
+        return load
+
+    async def _get(self, url: str) -> bytes:
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise ProbeFailed(f"{URL(url).path}: status {response.status}", status=response.status)
+                page = await pages.read(response, self._page_bytes_max)
+        except TimeoutError as error:
+            raise ProbeFailed("no answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            cause = getattr(error, "os_error", None)
+            refused = getattr(cause, "errno", None) == errno.ECONNREFUSED
+            raise ProbeFailed("connection refused" if refused else type(error).__name__, refused=refused) from error
+        if len(page) > self._page_bytes_max:
+            raise ProbeFailed("page too long")
+        return page
+
+
+def _served(model: _Model) -> ServedModel:
+    """Only the id must be readable."""
+    return ServedModel(
+        name=model.id,
+        root=_read(str, model.root),
+        parent=_read(str, model.parent),
+        max_model_len_tokens=_read(int, model.max_model_len),
+        created=int(_read(float, model.created) or 0),
+        owned_by=_read(str, model.owned_by) or "",
+    )
+
+
+def _read(type_: type[_T], raw: msgspec.Raw) -> _T | None:
+    try:
+        return msgspec.json.decode(raw, type=type_)
+    except _UNREADABLE:
+        return None

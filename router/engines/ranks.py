@@ -1,0 +1,227 @@
+"""How many data-parallel ranks a server has: each is a replica of its own, since each has its own cache.
+
+vLLM 0.32 names the source of KV events of every rank on `/kv_event_sources`; with events off, its metrics still name
+every engine. SGLang 0.5.23 says `dp_size` on `/server_info`. A server that answers none of them has one rank. One that
+does not answer at all keeps the number that was known of it, and is asked again soon, as is another engine that came
+to a known address.
+
+Who joins is waited for, SETTLE_S at most, so that it joins as what it is. Who leaves, leaves at once, whoever else is
+being asked.
+
+In vLLM's hybrid and external modes a server answers for a part of the ranks only, which it counts from 0
+(v1/engine/input_processor.py): so do we.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from router.engines import fetch as pages
+from router.core.facts.requests import Replica
+from router.core.fleet.engine_metrics import engines
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+RANKS_MAX = 1_024  # a server that claims more is not believed
+SETTLE_S = 1.0  # a server that joins is waited for so long, until it has answered
+ASKED_AT_ONCE_MAX = 32
+
+
+class _ServerInfo(msgspec.Struct):
+    dp_size: int | None = None
+
+
+_decode_sources = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_info = msgspec.json.Decoder(_ServerInfo).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+
+
+class _Silent(Exception):
+    """The server did not answer, so nothing is learned."""
+
+
+def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[Replica]:
+    """The same set with every server of several ranks replaced by its ranks; `counts` by base URL."""
+    return frozenset(
+        rank
+        for replica in replicas
+        for rank in (
+            map(replica.of_rank, range(counts[replica.url]))
+            if replica.rank is None and counts.get(replica.url, 1) > 1
+            else (replica,)
+        )
+    )
+
+
+class Ranks:
+    """Asks servers, remembers, and asks again: soon where there was no answer, else every `again_s`."""
+
+    def __init__(
+        self,
+        *,
+        interval_s: float,
+        again_s: float,
+        timeout_s: float,
+        api_key: str,
+        page_bytes_max: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._interval_s = interval_s
+        self._again_s = again_s
+        self._page_bytes_max = page_bytes_max
+        self._counts: dict[str, int] = {}
+        self._asked_s: dict[str, float] = {}  # of the last answer
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._instances: dict[str, str] = {}  # of engines, where discovery knows
+        self._settled_s: dict[str, float] = {}  # until when each is waited for; 0: it was asked
+        self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        self._session = pages.session(api_key, timeout_s, tls)
+
+    async def close(self) -> None:
+        """Stop asking, and close all connections."""
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await self._session.close()
+
+    async def count(self, base_url: str) -> int:
+        """Ranks of one server, at least 1; the last known number when it does not answer."""
+        try:
+            count = await self._ask(base_url)
+        except _Silent:
+            return self._counts.get(base_url, 1)
+        if not 1 <= count <= RANKS_MAX:
+            count = 1
+        if count != self._counts.get(base_url, 1):
+            log.info("replica has ranks", extra={"fields": {"replica": base_url, "ranks": count}})
+        self._counts[base_url] = count
+        self._asked_s[base_url] = asyncio.get_running_loop().time()
+        return count
+
+    def doubt(self, replica: str) -> None:
+        """The server behind this id was lost: it may come back with another number of ranks, so ask it again soon."""
+        self._asked_s.pop(Replica(replica).url, None)
+
+    async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> AsyncIterator[frozenset[Replica]]:
+        """Discovery's complete sets with ranks in the place of their servers, and again when a number changes."""
+        replicas: frozenset[Replica] | None = None
+        given: frozenset[Replica] | None = None
+        following: asyncio.Future[frozenset[Replica] | None] | None = asyncio.ensure_future(anext(sets, None))
+        try:
+            while following is not None or replicas is not None:
+                await self._wait(following, first=replicas is None)
+                if following is not None and following.done():
+                    found = following.result()
+                    following = None if found is None else asyncio.ensure_future(anext(sets, None))
+                    replicas = replicas if found is None else found
+                if replicas is None:
+                    continue
+                self._refresh(replicas)
+                joining = self._joining()
+                if joining and given is None:
+                    continue
+                expanded = expand((each for each in replicas if each.url not in joining), self._counts)
+                if expanded != given:
+                    given = expanded
+                    yield expanded
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+            if isinstance(sets, AsyncGenerator):
+                await sets.aclose()
+
+    async def _wait(self, following: asyncio.Future[Any] | None, *, first: bool) -> None:
+        """Until there is another set, or those that join have answered or been waited for, or the next round is due."""
+        now_s, joining = asyncio.get_running_loop().time(), self._joining()
+        until_s = min((self._settled_s[server] for server in joining), default=now_s + self._interval_s)
+        asked = [self._asking[server] for server in joining]
+        answered = asyncio.ensure_future(asyncio.wait(asked)) if asked else None
+        wakes: set[asyncio.Future[Any]] = {each for each in (answered, following) if each is not None}
+        if not wakes:
+            await asyncio.sleep(self._interval_s)
+            return
+        try:
+            timeout_s = None if first else max(0.0, until_s - now_s)
+            await asyncio.wait(wakes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if answered is not None:
+                answered.cancel()
+
+    def _joining(self) -> set[str]:
+        """Servers that are new, were asked, and may still answer in time."""
+        now_s = asyncio.get_running_loop().time()
+        return {server for server in self._asking if self._settled_s.get(server, now_s) > now_s}
+
+    def _refresh(self, replicas: frozenset[Replica]) -> None:
+        """Ask those that are due."""
+        now_s = asyncio.get_running_loop().time()
+        instances = {replica.url: replica.instance for replica in replicas}
+        for server in [server for server in self._settled_s if server not in instances]:
+            self._forget(server)
+        for server, instance in instances.items():
+            before = self._instances.get(server, "")
+            if instance and before and instance != before:
+                self._forget_answer(server)
+            self._instances[server] = instance or before
+            self._settled_s.setdefault(server, now_s + SETTLE_S)
+        for server in instances.keys() - self._asking.keys():
+            if now_s - self._asked_s.get(server, -self._again_s) >= self._again_s:
+                self._asking[server] = asyncio.create_task(self._ask_once(server))
+
+    def _forget(self, server: str) -> None:
+        self._forget_answer(server)
+        for known in (self._counts, self._instances):
+            known.pop(server, None)
+
+    def _forget_answer(self, server: str) -> None:
+        """Whoever is asked now is not who answers next; the number that was known is the best guess until then."""
+        for known in (self._asked_s, self._settled_s):
+            known.pop(server, None)
+        asking = self._asking.pop(server, None)
+        if asking is not None:
+            asking.cancel()
+
+    async def _ask_once(self, server: str) -> None:
+        me = asyncio.current_task()
+        try:
+            async with self._slots:
+                await self.count(server)
+        finally:
+            if self._asking.get(server) is me:
+                del self._asking[server]
+                self._settled_s[server] = 0.0
+
+    async def _ask(self, base_url: str) -> int:
+        if sources := await self._page(f"{base_url}/kv_event_sources", _decode_sources):
+            return len(sources)
+        info = await self._page(f"{base_url}/server_info", _decode_info)
+        if info is not None and info.dp_size is not None:
+            return info.dp_size
+        page = await self._page(f"{base_url}/metrics", bytes)
+        return max(1, len(engines(page.decode(errors="replace")))) if page else 1
+
+    async def _page(self, url: str, decode: Callable[[bytes], _T]) -> _T | None:
+        """One page; None where there is none that can be read. Raises _Silent when the server fails to answer."""
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status >= 500:
+                    raise _Silent
+                if response.status != 200:
+                    return None
+                page = await pages.read(response, self._page_bytes_max)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _Silent from error
+        try:
+            return decode(page) if len(page) <= self._page_bytes_max else None
+        except _UNREADABLE:
+            return None

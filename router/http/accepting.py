@@ -1,0 +1,90 @@
+"""Who may connect, and accepting connections that are to speak TLS.
+
+The event loop's own listener shakes hands first and tells afterwards. Then nobody counts those who never finish a
+handshake, and the certificate is that of the moment at which listening began. So sockets are accepted here, before
+anything is spent on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from router.http.deadlines import TOO_MANY, TOO_MANY_OF_CLIENT, ClientLimits
+
+AT_ONCE_MAX = 64  # accepted in one turn of the loop
+PAUSE_S = 1.0  # after an error such as too many open files, as asyncio does
+
+
+class Places:
+    """Room for connections: so many in all, so many from one address."""
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self.limits = limits
+        self._of_address: dict[str, int] = {}
+        self.taken = 0
+
+    def refuses(self, address: str) -> str:
+        """Why there is no room for one more from there, one of patience.REASONS; or "", and it has a place."""
+        of_address = self._of_address.get(address, 0)
+        if self.taken >= self.limits.connections_max:
+            return TOO_MANY
+        if of_address >= self.limits.connections_per_client_max:
+            return TOO_MANY_OF_CLIENT
+        self._of_address[address] = of_address + 1
+        self.taken += 1
+        return ""
+
+    def leave(self, address: str) -> None:
+        """A connection from there is gone."""
+        self.taken -= 1
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+
+class Acceptor:
+    """Tells of each connection to a listening socket; closes that in the end."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, listening: socket.socket, arrived: Callable[[socket.socket, str], None]
+    ) -> None:
+        """`arrived(socket, address)` owns what it is given."""
+        self._loop = loop
+        self._arrived = arrived
+        self._resume: asyncio.TimerHandle | None = None
+        self.sockets = (listening,)
+        listening.setblocking(False)
+        loop.add_reader(listening.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE_MAX):
+            try:
+                sock, peer = self.sockets[0].accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._loop.call_exception_handler({"message": "a connection cannot be accepted", "exception": error})
+                self._loop.remove_reader(self.sockets[0].fileno())
+                self._resume = self._loop.call_later(PAUSE_S, self._again)
+                return
+            self._arrived(sock, peer[0])
+
+    def _again(self) -> None:
+        self._loop.add_reader(self.sockets[0].fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self.sockets[0].fileno() < 0:
+            return
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self.sockets[0].fileno())
+        self.sockets[0].close()
+
+
+async def bound(loop: asyncio.AbstractEventLoop, host: str, port: int, backlog: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))[0]
+    return socket.create_server((str(found[4][0]), int(found[4][1])), family=found[0], backlog=backlog)

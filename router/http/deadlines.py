@@ -1,0 +1,113 @@
+"""How long a client may take: to send a head, to send a body, to read its answer, to do nothing.
+
+A connection is looked at once a sweep and never in between: no timer, clock or note for a request or a piece. What
+changed since the last look says what the client did. A head counts from the look that first met it, so that limits in
+which something must have happened are taken two sweeps short: a head is ended at its limit or a little before it,
+never after. A body must come at a rate. It begins with `head_timeout_s` seconds of credit, earns one for every
+`body_bytes_per_s_min` bytes and pays one a second; more than `keepalive_s` are never saved, so that no one holds a
+large body by a few bytes an hour. Of what is written to a client only bytes that its kernel acknowledged count as read
+(tcp_info); while some are left and none is, it is the client that blocks, whatever the engine does.
+
+Pure: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from router.http.receiver import BETWEEN, HEAD
+
+SWEEP_S_MAX, SWEEP_S_MIN = 1.0, 0.01
+SWEEPS_A_LIMIT = 10  # the shortest limit's; at most
+
+HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE = "head_timeout", "body_timeout", "send_timeout", "idle"
+TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE = "connections_max", "connections_per_client_max", "tls_handshake"
+REASONS = (HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE)
+
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_ACKED_AT, _INFO_BYTES = 120, 128  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """What clients may send, and how long they may take; see settings.py for each."""
+
+    body_bytes_max: int
+    keepalive_s: float
+    head_timeout_s: float
+    body_bytes_per_s_min: int
+    send_timeout_s: float
+    connections_max: int
+    connections_per_client_max: int
+
+    @property
+    def sweep_s(self) -> float:
+        """Seconds between two looks at a connection."""
+        shortest_s = min(self.head_timeout_s, self.send_timeout_s, self.keepalive_s)
+        return min(SWEEP_S_MAX, max(SWEEP_S_MIN, shortest_s / SWEEPS_A_LIMIT))
+
+
+class Patience:
+    """What one connection looked like at the last sweep, and since when."""
+
+    __slots__ = ("_body_bytes", "_credit_s", "_looked_s", "_phase", "_reading_since_s", "_since_s", "_taken_bytes")
+
+    def __init__(self) -> None:
+        self._phase = (-1, -1)  # stage, and number of the request
+        self._since_s = self._looked_s = self._credit_s = 0.0
+        self._body_bytes = 0
+        self._taken_bytes = -1  # -1: nothing was left to take
+        self._reading_since_s = 0.0
+
+    def reads(self, now_s: float, limits: ClientLimits, left_bytes: int, taken_bytes: int) -> bool:
+        """False when bytes have been left for it and it has taken none for `send_timeout_s`. `taken_bytes`: see
+        `acknowledged`."""
+        if not left_bytes:
+            self._taken_bytes = -1
+        elif taken_bytes != self._taken_bytes:
+            self._taken_bytes, self._reading_since_s = taken_bytes, now_s
+        else:
+            return now_s - self._reading_since_s <= limits.send_timeout_s
+        return True
+
+    def pause(self) -> None:
+        """It is not the client's turn to send."""
+        self._phase = (-1, -1)
+
+    def sends(self, now_s: float, limits: ClientLimits, stage: int, requests: int, body_bytes: int) -> str:
+        """Why it has taken too long to send, or "". `stage` as the receiver has it, in its `requests`-th request, of
+        whose body so many bytes have come."""
+        if (stage, requests) != self._phase:
+            self._phase, self._since_s, self._looked_s = (stage, requests), now_s, now_s
+            self._body_bytes, self._credit_s = body_bytes, limits.head_timeout_s
+            return ""
+        took_s, head_s = now_s - self._since_s, limits.head_timeout_s - 2 * limits.sweep_s
+        if stage == BETWEEN:
+            return IDLE if took_s > (limits.keepalive_s if requests else head_s) else ""
+        if stage == HEAD:
+            return HEAD_TIMEOUT if took_s > head_s else ""
+        return "" if self._in_credit(now_s, limits, body_bytes) else BODY_TIMEOUT
+
+    def _in_credit(self, now_s: float, limits: ClientLimits, body_bytes: int) -> bool:
+        came_bytes, rate = body_bytes - self._body_bytes, limits.body_bytes_per_s_min
+        earned_s = came_bytes / rate if rate else limits.keepalive_s * (came_bytes > 0)
+        credit_s = min(self._credit_s - (now_s - self._looked_s) + earned_s, limits.keepalive_s)
+        self._looked_s, self._body_bytes, self._credit_s = now_s, body_bytes, credit_s
+        return credit_s > 0
+
+
+def acknowledged(sock: Any, left_bytes: int) -> int:  # noqa: ANN401 - a socket, or what uvloop has for one
+    """Bytes that the other end has acknowledged since it connected. Where the kernel does not say, a number that
+    changes with `left_bytes`, of what was written and is not sent."""
+    if _TCP_INFO is not None and sock is not None:
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+        except OSError:
+            return left_bytes
+        if len(info) >= _INFO_BYTES:
+            acked_bytes: int = struct.unpack_from("=Q", info, _ACKED_AT)[0]
+            return acked_bytes
+    return left_bytes

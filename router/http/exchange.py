@@ -1,0 +1,400 @@
+"""One request to an engine and its answer, on a connection of our own: what a streamed token costs is decided here.
+
+A token comes as one chunk of a chunked body that holds one event (vLLM 0.32 and SGLang 0.5 write an event at a time).
+A piece that is one whole chunk and ends with an object and a blank line is handed on as it came, framing and all: no
+parser, no copy, no task is woken. Everything else, the short pieces at the end of a stream ([DONE], `message_stop`)
+included, goes through httptools, which is llhttp, and is handed on as bytes of the body. Skipping the parser is sound
+as it stands between two chunks before and behind; the size line must be one that the parser has once let through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import httptools
+
+from router.http.breaks import BrokeEarly, BrokeMidway
+from router.http.outbox import Outbox
+
+SIZE_LINE_BYTES_MAX = 10
+SIZES_MAX = 4_096
+SHORTCUT_BYTES_MIN = 54  # `event: message_stop` and its data have up to 53
+HEAD_BYTES_MAX = 64 << 10
+FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun with its first event, or with so many bytes without one
+UNCLAIMED_BYTES_MAX = 1 << 20  # read before anyone takes it; then the engine must wait
+NO_BODY = (204, 304)
+
+# RFC 9110 section 7.6.1: these belong to one connection.
+HOP_HEADERS = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect")
+)  # fmt: skip
+
+_EVENT_END = re.compile(rb"\n\r?\n")
+_SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
+_sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events have come again and again
+_NO_PARSER = httptools.HttpResponseParser(object())
+
+
+class Sink(Protocol):
+    """Who takes a body."""
+
+    def body(self, data: bytes) -> None:
+        """Any bytes of the body."""
+
+    def shortcut(self) -> Callable[[bytes], None] | None:
+        """Where whole chunks that end with an event may be written as they come, if nobody looks or holds back."""
+
+    def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
+        """So many events went that way since it was taken, the last two chunks being these."""
+
+
+class Answer:
+    """An engine's answer, from the sending of the request on."""
+
+    __slots__ = (
+        "_connection", "_hold_bytes_max", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "begun",
+        "complete", "head", "hold", "lines", "moved", "replica", "since_s", "sink", "status", "streams", "until_eof",
+    )  # fmt: skip
+
+    def __init__(self, replica: str, loop: asyncio.AbstractEventLoop, *, hold: bool, hold_bytes_max: int) -> None:
+        """With `hold` it begins when it is whole, or longer than `hold_bytes_max`; so does whatever is no stream."""
+        self.replica = replica
+        self.hold, self.status = hold, 0
+        self.lines: list[bytes] = []  # of the head, hop-by-hop ones left out
+        self.streams = False
+        self.until_eof = False  # the body ends with the connection
+        self.head = b""  # once begun: the first bytes of the body, or all of it
+        self.complete = False  # everything was read
+        self.begun = False
+        self.sink: Sink | None = None
+        self.moved = True  # since the watchdog last looked
+        self.since_s = loop.time()
+        self._loop = loop
+        self._hold_bytes_max = hold_bytes_max
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._connection: Connection | None = None
+        self._paused = False
+        self._seen_events = 0
+
+    @property
+    def whole(self) -> bool:
+        """`head` is all of the body."""
+        return self.complete and self.hold
+
+    # -- for the caller ------------------------------------------------------------------------------------------
+
+    async def begin(self, connection: Connection, head: bytes, body: bytes) -> None:
+        """Send the request; returns when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
+        self._connection = connection
+        self._waiter = self._loop.create_future()
+        connection.send(self, head, body)
+        try:  # as `_heard`, without a coroutine more for every request
+            await self._waiter
+        finally:
+            self._waiter = None
+        self.head, self._pieces, self._size = b"".join(self._pieces), [], 0
+        self.begun = True
+        if self.streams and not self.head:
+            raise BrokeEarly("the stream ended before its first event")
+
+    async def relay(self, sink: Sink) -> None:
+        """Hand the body to `sink`, `head` first; returns when all of it was. Raises BrokeMidway."""
+        self.resume()  # before the first write, which may pause again
+        sink.body(self.head)
+        for piece in self._pieces:
+            sink.body(piece)
+        self._pieces.clear()
+        self.sink = sink
+        if self.complete:
+            return
+        if self._connection is None:
+            raise BrokeMidway("connection closed")
+        self._waiter = self._loop.create_future()
+        await self._heard()
+
+    async def _heard(self) -> None:
+        try:
+            if self._waiter is not None:
+                await self._waiter
+        finally:
+            self._waiter = None  # an error in it holds the frames that hold us: see running.COLLECT
+
+    def pause(self) -> None:
+        """Stop the engine's socket: the client does not read."""
+        if self._connection is not None and not self._paused:
+            self._paused = True
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        if self._connection is not None and self._paused:
+            self._paused, self.moved = False, True
+            self._connection.resume()
+
+    def silent_since(self, now_s: float) -> float:
+        """Since when nothing has come, as far as could be seen by asking; while we do not read nothing can."""
+        connection = self._connection
+        events = connection.events if connection is not None else 0
+        if self.moved or self._paused or events != self._seen_events:
+            self.since_s = now_s
+        self.moved, self._seen_events = False, events
+        return self.since_s
+
+    def detour(self) -> None:
+        """Chunks may no longer be written as they come: the client is gone."""
+        if self._connection is not None:
+            self._connection.detour()
+
+    def fail(self, error: Exception) -> None:
+        """End it, whatever it waits for, with this error."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+        self.close()
+
+    def close(self) -> None:
+        """Break the connection unless all was read, which cancels the engine's work (vLLM and SGLang abort a request
+        whose client is gone)."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self.sink = None  # it holds us
+
+    # -- for the connection --------------------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self.sink is not None:
+            self.sink.body(data)
+            return
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > self._hold_bytes_max + UNCLAIMED_BYTES_MAX:
+            self.pause()
+        if self._waiter is not None and not self._waiter.done() and self._enough(data):
+            self._waiter.set_result(None)
+
+    def _enough(self, data: bytes) -> bool:
+        if self.hold:
+            if self._size <= self._hold_bytes_max:
+                return False
+            self.hold = False
+            return True
+        if self._size > FIRST_EVENT_BYTES_MAX:
+            return True
+        # The end of an event is at most three bytes, so it came in at most three pieces.
+        return b"\n" in data and _EVENT_END.search(b"".join(self._pieces[-3:])) is not None
+
+    def ended(self) -> None:
+        """The body is whole; the connection is no longer ours."""
+        self.resume()
+        self.complete, self._connection = True, None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def broke(self, why: str) -> None:
+        """The connection is gone."""
+        self._connection = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(BrokeMidway(why) if self.begun else BrokeEarly(why))
+
+
+class Connection(asyncio.Protocol):
+    """A connection to an engine, used for one request after the other."""
+
+    __slots__ = (
+        "_answer", "_before_last", "_between", "_headed", "_keep", "_last", "_outbox", "_parser", "_transport",
+        "_write", "events", "give_back", "head_bytes", "idle_since_s",
+    )  # fmt: skip
+
+    def __init__(self, give_back: Callable[[Connection], None], outbox: Outbox) -> None:
+        """`give_back` hears when it may take another request."""
+        self._outbox = outbox
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answer: Answer | None = None
+        self._headed = False
+        self.head_bytes = 0  # of the head, once it is whole at least those; 0: nothing was heard
+        self._keep = False
+        self._between = False  # the parser stands between two chunks
+        self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
+        self.events = 0  # that took it
+        self._last = self._before_last = b""
+        self.give_back = give_back
+        self.idle_since_s = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Open, and nothing unexpected came."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, answer: Answer, head: bytes, body: bytes) -> None:
+        """Send a request, whose answer goes to `answer`."""
+        self._answer, self._headed, self.head_bytes = answer, False, 0
+        if self._transport is None:
+            answer.broke("connection closed")
+        else:
+            self._outbox.put(self._transport, head, body)
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once, and tell nobody."""
+        self.detour()
+        self._answer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def detour(self) -> None:
+        """Leave the shortcut."""
+        if self._write is not None and self._answer is not None and self._answer.sink is not None:
+            self._answer.sink.passed(self.events, (self._before_last, self._last))
+            self._answer.moved = True
+        self._write, self.events, self._last, self._before_last = None, 0, b"", b""
+
+    # -- the transport's side ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio has set TCP_NODELAY."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine closed, or the network did."""
+        self.detour()
+        self._transport, self._parser = None, _NO_PARSER  # ours holds us: nobody would free the two for a long time
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        if exc is None and self._headed and answer.until_eof:
+            answer.ended()
+        else:
+            answer.broke(say(exc) if exc is not None else "connection closed")
+
+    def data_received(self, data: bytes) -> None:
+        """The hot path: one chunk, one event. It touches this object and the client's transport and no other: with
+        hundreds of streams each object is a cache miss."""
+        write = self._write
+        if write is not None:
+            end = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)
+            if _sizes.get(data[:end]) == len(data) - end - 4 and data.endswith(b"}\n\n\r\n"):
+                write(data)
+                self.events += data.count(b"\n\n")
+                self._before_last, self._last = self._last, data
+                return
+            self.detour()
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # nothing was asked: a late byte, or an engine's timeout notice
+            self.abort()
+            return
+        answer.moved = True
+        self.head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError) as error:
+            self.abort()
+            answer.broke(f"not HTTP: {error.__context__ or error}")
+            return
+        if not self._headed and self.head_bytes > HEAD_BYTES_MAX:
+            self.abort()
+            answer.broke(f"a head of more than {HEAD_BYTES_MAX} bytes")
+            return
+        if self._between and data.endswith(b"\r\n") and self._answer is not None and answer.sink is not None:
+            self._write = answer.sink.shortcut()
+            if self._write is not None:
+                _learn(data)
+
+    # -- the parser's side ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A head begins: the one that is waited for, or one too many."""
+        if self._answer is None:
+            raise RuntimeError("an answer that nobody asked for")
+        self._headed = self._between = False
+        self._answer.lines.clear()
+        self._answer.until_eof = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; trailers, behind the body, are dropped."""
+        answer = self._answer
+        if answer is None or self._headed:
+            return
+        low = name.lower()
+        if low not in HOP_HEADERS:
+            answer.lines.append(b"%b: %b\r\n" % (name, value))
+            if low == b"content-type":
+                answer.streams = value[:17].lower() == b"text/event-stream"
+        elif low in (b"content-length", b"transfer-encoding"):
+            answer.until_eof = False
+
+    def on_headers_complete(self) -> None:
+        """The engine has answered, if not yet begun to."""
+        answer, status = self._answer, self._parser.get_status_code()
+        if status < 100:
+            raise RuntimeError("a status that is none")
+        if answer is None or 100 <= status < 200:
+            if status == 101:
+                raise RuntimeError("an upgrade that nobody asked for")
+            return
+        answer.status = status
+        answer.until_eof = answer.until_eof and status not in NO_BODY
+        self._keep = self._parser.should_keep_alive() and not answer.until_eof
+        self._headed = True
+        answer.hold = answer.hold or not answer.streams
+
+    def on_chunk_header(self) -> None:
+        """Now within a chunk."""
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        """Between two chunks."""
+        self._between = True
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._answer is not None:
+            self._answer.take(data)
+
+    def on_message_complete(self) -> None:
+        """All of it was read: the connection is free, unless the engine wants it closed or has not read the request."""
+        answer = self._answer
+        if answer is None or not self._headed:
+            return
+        self._answer, self._between = None, False
+        transport = self._transport
+        if transport is not None:
+            if self._keep and not transport.is_closing() and not transport.get_write_buffer_size():
+                self.give_back(self)
+            else:
+                transport.abort()  # rather than wait until an engine that has answered reads the rest
+        answer.ended()
+
+
+def _learn(data: bytes) -> None:
+    """Remember the size line of the chunk that the parser has just taken, if it stands at the beginning of `data`."""
+    line = data[: data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)]
+    if line not in _sizes and _SIZE_LINE.match(line) and int(line, 16) >= SHORTCUT_BYTES_MIN:
+        if len(_sizes) >= SIZES_MAX:
+            _sizes.clear()
+        _sizes[line] = int(line, 16)
+
+
+def say(error: BaseException) -> str:
+    """One line without addresses, which are the operator's business and not the client's."""
+    cause = getattr(error, "os_error", None) or error
+    return getattr(cause, "strerror", None) or type(cause).__name__

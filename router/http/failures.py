@@ -1,0 +1,112 @@
+"""What may go wrong with a call to an engine, and what a retry may do about it.
+
+    failure                                   kind         was sent      tried elsewhere         replica's fault
+    refused, no connection in time            connect      nothing       yes, and not counted    yes
+    any other end of connecting, such as TLS  connect      nothing       yes                     yes
+    its replica left while we connected       left         nothing       yes, which is no retry  no
+    used connection closed, no byte came      stale        maybe         yes                     no
+    reset or end before the first event       broke_early  all of it     yes                     yes
+    no stream of events, though promised      garbage      all of it     yes                     yes
+    silent, and now refuses connections       lost         all of it     yes                     yes
+    silent, and its replica counts as stuck   stuck        all of it     yes                     yes
+    502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
+      of 500 and above as first event
+    429, or 503 with Retry-After              shed         all of it     one other replica       no
+    no first byte in time                     timeout      all of it     only by setting         yes
+
+An answer that breaks off after its beginning (broke_midway), falls silent (stalled) or ends without saying that it is
+whole (unfinished) cannot be tried again, and is the replica's fault.
+
+What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
+other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
+
+Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
+body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation
+has no side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
+"""
+
+from __future__ import annotations
+
+from router.http.breaks import BrokeMidway, Failure
+from router.core.facts.requests import Ending
+from router.http.exchange import Answer
+
+
+class ConnectFailed(Failure):
+    """Nothing was sent. `refused`: nobody listens there, which is proof that the engine is gone; `timed_out`: nothing
+    was heard, which may be the network's fault or this machine's."""
+
+    kind = "connect"
+
+    def __init__(self, message: str, *, refused: bool = False, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.refused, self.timed_out = refused, timed_out
+        if timed_out:
+            self.ending = Ending.UNREACHED
+
+
+class ReplicaLeft(ConnectFailed):
+    """Nothing was sent: discovery says that the replica is none any more, or another engine by now."""
+
+    kind = "left"
+    ending = Ending.CLIENT_LEFT
+
+
+class Stale(Failure):
+    """A connection that had been used before was closed at once, without a byte: the engine closed it for its idleness
+    while the request was on its way (RFC 9112 section 9.3.1), which is nobody's fault."""
+
+    kind = "stale"
+    ending = Ending.CLIENT_LEFT
+
+
+class ReplicaLost(Failure):
+    """The request was silent, and its replica now refuses connections."""
+
+    kind = "lost"
+
+
+class ReplicaStuck(Failure):
+    """The request was silent, as is everything else on a replica that accepts and does not answer."""
+
+    kind = "stuck"
+
+
+class TimedOut(Failure):
+    """No byte of the body in time."""
+
+    kind = "timeout"
+    retry = False
+
+
+class NotStream(Failure):
+    """What should be a stream of events does not begin as one."""
+
+    kind = "garbage"
+
+
+class EngineShed(Failure):
+    """The engine takes no more for now: it is fine, and asks not to be asked again for `retry_after_s`."""
+
+    kind = "shed"
+    ending = Ending.REFUSED_BY_ENGINE
+
+    def __init__(self, status: int, retry_after_s: float) -> None:
+        super().__init__(f"status {status}, for {retry_after_s:.0f} s")
+        self.status, self.retry_after_s = status, retry_after_s
+
+
+class Stalled(BrokeMidway):
+    """The answer had begun, and no more of it came in time."""
+
+    kind = "stalled"
+
+
+class EngineFailed(Failure):
+    """The engine answered that it cannot serve. `answer` is what it said, for when nobody else can either."""
+
+    kind = "engine"
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"status {answer.status}")
+        self.answer = answer

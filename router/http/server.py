@@ -1,0 +1,233 @@
+"""The main listener: HTTP/1.1 from clients, at a third of what a general server costs.
+
+aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (both in trials before it was
+replaced); a router that is to cost some 100 us in all cannot spend that. Requests come from receiving.py. What is left
+to do with each connection is in client_connection.py; here is what all of them have in common: who is let in, who takes
+too long, and how to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import ssl
+from collections import Counter
+from email.utils import formatdate
+
+from router.http import deadlines as patience
+from router.http.accepting import Acceptor, Places, bound
+from router.http.client_connection import NO_LINGER, Client, Handler, Refuse
+from router.http.outbox import Outbox
+from router.http.deadlines import ClientLimits
+
+ACCEPT_S = 1.0  # that the last of the kernel's queue may take
+LOOKED_AT_ONCE_MAX = 256  # connections, in one turn of the loop
+CLOSED_AT_ONCE_MAX = 16  # likewise: to say why takes some 50 us
+LATE_S = 0.1  # after which connections without a request are closed by `drain`: one may be on its way
+NEW_S = 1.0  # likewise, those on which none has come yet: who connects wants to ask
+LOOK_S = 0.02  # between two looks of `drain`
+BACKLOG = 1_024
+
+
+class Server:
+    """A listener and its connections."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        refuse: Refuse,
+        limits: ClientLimits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        outbox: Outbox | None = None,
+    ) -> None:
+        """`handler` answers a request; `refuse` says what is wrong with one that cannot be read, its method and path
+        empty where they are not known. `tls` may be replaced by another: connections to come have that. Without an
+        `outbox` it has one of its own."""
+        self.handler = handler
+        self.refuse = refuse
+        self.limits = limits
+        self.tls = tls
+        self.loop = asyncio.get_running_loop()
+        self.outbox = outbox or Outbox(self.loop)
+        self.clients: set[Client] = set()
+        self.closing = False  # answers end their connections
+        self._draining = False  # so do those that wait for no answer
+        self.closed = Counter(dict.fromkeys(patience.REASONS, 0))  # connections, by why we closed them
+        self._places = Places(limits)
+        self._listener: asyncio.Server | Acceptor | None = None
+        self._shared = False  # other processes accept on the same socket
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Handle | None = None
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns address and port. Raises OSError."""
+        if self.tls is not None:
+            return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
+        return self._begin(await self.loop.create_server(lambda: Client(self), host, port, backlog=BACKLOG))
+
+    async def take(self, listening: socket.socket) -> tuple[str, int]:
+        """Accept on a socket that listens already; others may accept on it too."""
+        self._shared = True
+        return await self._accept_on(listening)
+
+    async def _accept_on(self, listening: socket.socket) -> tuple[str, int]:
+        if self.tls is not None:
+            return self._begin(Acceptor(self.loop, listening, self._arrived))
+        return self._begin(await self.loop.create_server(lambda: Client(self), sock=listening, backlog=BACKLOG))
+
+    def configure(self, limits: ClientLimits) -> None:
+        """What holds from now on."""
+        self.limits = limits
+        self._places.limits = limits
+
+    def _begin(self, listener: asyncio.Server | Acceptor) -> tuple[str, int]:
+        self._listener = listener
+        self._sweeper = self.loop.call_later(self.limits.sweep_s, self._sweep)
+        address = listener.sockets[0].getsockname()
+        return address[0], address[1]
+
+    # -- who comes -----------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        """Open, and those that still shake hands."""
+        return self._places.taken
+
+    def lets_in(self, address: str) -> bool:
+        """Whether there is room for one more; it is then counted until `left`."""
+        why = self._places.refuses(address)
+        if why:
+            self.closed[why] += 1
+        return not why
+
+    def left(self, address: str) -> None:
+        """A connection from there is gone."""
+        self._places.leave(address)
+
+    def _arrived(self, sock: socket.socket, address: str) -> None:
+        """With TLS, whoever is not let in does not get to shake hands."""
+        if not self.lets_in(address):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            sock.close()
+            return
+        task = self.loop.create_task(self._shake_hands(sock, address))
+        self._shaking.add(task)
+        task.add_done_callback(self._shaking.discard)
+
+    async def _shake_hands(self, sock: socket.socket, address: str) -> None:
+        """Handshakes have the time of a head. Closing, which sends what is left, has the time of sending."""
+        client = Client(self, address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: client,
+                sock,
+                ssl=self.tls,
+                ssl_handshake_timeout=self.limits.head_timeout_s,
+                ssl_shutdown_timeout=self.limits.send_timeout_s,
+            )
+        except OSError:
+            self.closed[patience.NO_HANDSHAKE] += 1
+        finally:
+            if client.address is not None and client not in self.clients:
+                client.address = None
+                self.left(address)
+
+    # -- who takes too long --------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Coarse on purpose: one timer for all connections, none for each."""
+        self._look(list(self.clients))
+
+    def _look(self, clients: list[Client]) -> None:
+        """At all of these, some in each turn of the loop."""
+        now_s, looked, closed = self.loop.time(), 0, 0
+        while clients and looked < LOOKED_AT_ONCE_MAX and closed < CLOSED_AT_ONCE_MAX:
+            client = clients.pop()
+            looked += 1
+            if why := client.overdue(now_s):
+                self.closed[why] += 1
+                closed += 1
+                client.expire(why)
+            elif self._draining and client.idle and not client.busy and not client.new:
+                client.close()
+        if clients:
+            self._sweeper = self.loop.call_soon(self._look, clients)
+        else:
+            self._sweeper = self.loop.call_later(self.limits.sweep_s, self._sweep)
+
+    def lame_duck(self) -> None:
+        """Go on, but every answer ends its connection from now on: clients that keep theirs move elsewhere, each after
+        one more request."""
+        self.closing = True
+
+    async def drain(self) -> None:
+        """Accept no more; return when every request that came was answered, and its answer taken. Answers end with
+        `Connection: close`. Whoever was accepted, or is in the kernel's queue, may have sent a request by now: both are
+        looked at before anything is closed."""
+        self.closing = self._draining = True
+        if self._listener is not None:
+            await self._accept_last(self._listener)
+        self._stop()
+        if self.clients or self._shaking:
+            await asyncio.sleep(LATE_S)
+        for client in list(self.clients):
+            if client.idle and not client.busy and not client.new:
+                client.close()
+        until_s = self.loop.time() + NEW_S - LATE_S
+        while any(  # noqa: ASYNC110 - at the end of a process, and short
+            client.busy or (client.new and self.loop.time() < until_s) for client in self.clients
+        ):
+            await asyncio.sleep(LOOK_S)
+
+    async def _accept_last(self, listener: asyncio.Server | Acceptor) -> None:
+        """Return when the kernel's queue is empty; libuv takes one connection out of it in a turn of the loop."""
+        waiting, until_s = select.poll(), self.loop.time() + ACCEPT_S
+        for listening in listener.sockets:
+            waiting.register(listening.fileno(), select.POLLIN)
+            if not self._shared:
+                close_queue(listening)
+        while waiting.poll(0) and self.loop.time() < until_s:  # noqa: ASYNC110 - nothing tells when it is empty
+            await asyncio.sleep(0)
+
+    async def cancel_all(self) -> None:
+        """Cancel whatever is being answered, and return when that has had its last word with its client."""
+        running = [client.task for client in self.clients if client.task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _stop(self) -> None:
+        self.closing = self._draining = True
+        if self._listener is not None:
+            self._listener.close()
+
+    async def close(self) -> None:
+        """Close everything."""
+        self._stop()
+        self.outbox.flush()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        shaking = list(self._shaking)
+        for task in shaking:
+            task.cancel()
+        await asyncio.gather(*shaking, return_exceptions=True)
+        for client in list(self.clients):
+            client.abort()
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
+
+
+def close_queue(listening: socket.socket) -> None:
+    """Let nobody else into the kernel's queue of a socket that listens, which stays open for those who are in it. A
+    client that comes now is refused when the socket closes; in the queue, it would take itself for connected, send a
+    request, and be reset with it."""
+    with socket.socket(fileno=os.dup(listening.fileno())) as same:
+        same.listen(0)
+
+
+def date_line() -> bytes:
+    """The Date header (RFC 9110 section 6.6.1) of our own answers."""
+    return b"date: %b\r\n" % formatdate(usegmt=True).encode()

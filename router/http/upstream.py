@@ -1,0 +1,300 @@
+"""Call one engine: connections to it, and one watchdog; what may go wrong is in failures.py.
+
+One watchdog for all calls replaces timers per call and per chunk. It ends calls that are silent for too long, and
+those still silent on a replica that is known to be lost (vLLM 0.32 on SIGTERM closes its listener and leaves
+requests in flight without a byte or a close).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from functools import cache
+from urllib.parse import urlsplit
+
+from router.http.breaks import BrokeEarly, BrokeMidway
+from router.core.dialects.sglang import with_rank
+from router.core.facts.requests import Replica
+from router.http.exchange import Answer, Connection, say
+from router.http.failures import ConnectFailed, EngineFailed, EngineShed, ReplicaLeft, ReplicaLost, ReplicaStuck, Stale, Stalled, TimedOut
+from router.http.outbox import Outbox
+from router.placer import REST_MAX_S
+from router.settings.tls import replica_context
+
+WATCH_INTERVAL_S = 0.5
+SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
+STATUS_RETRIED = (502, 503)
+STATUS_SHED = (429, 503)
+RETRY_AFTER_S = 1.0  # of a 429 that does not say
+STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
+LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
+# vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
+RANK_HEADER = "X-data-parallel-rank"
+
+
+class Server:
+    """One engine's address and the free connections to it, those used last on top."""
+
+    __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path")
+
+    def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
+        self._outbox = outbox
+        self._loop = asyncio.get_running_loop()  # which is a system call each time that it is asked for
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._tls = tls if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._free: list[Connection] = []
+        self._forgotten = False
+        self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
+        self.path = parts.path
+
+    def free(self, since_s: float) -> Connection | None:
+        """A connection that waits for a request, and has not since before this time, if there is one."""
+        while self._free:
+            connection = self._free.pop()
+            if not connection.usable:
+                continue
+            if connection.idle_since_s >= since_s:
+                return connection
+            connection.abort()  # the watchdog is late, as on a machine that stood still: the engine may be closing it
+        return None
+
+    async def connect(self, timeout_s: float) -> Connection:
+        """A new connection. Raises ConnectFailed, and ReplicaLeft if it is forgotten meanwhile."""
+        loop, connection = self._loop, Connection(self._give_back, self._outbox)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(
+                    lambda: connection, self._host, self._port, ssl=self._tls() if self._tls else None
+                )
+        except asyncio.CancelledError:
+            connection.connection_lost(None)  # uvloop closes it, and does not always say so
+            raise
+        except TimeoutError as late:
+            raise ConnectFailed("timed out", timed_out=True) from late
+        except OSError as error:
+            raise ConnectFailed(say(error), refused=_refused(error)) from error
+        if self._forgotten:
+            connection.abort()
+            raise ReplicaLeft("its replica left")
+        return connection
+
+    def close_idle(self, before_s: float) -> None:
+        """Close connections that wait since before this time."""
+        stale = [each for each in self._free if each.idle_since_s < before_s]
+        self._free = [each for each in self._free if each.idle_since_s >= before_s and each.usable]
+        for connection in stale:
+            connection.abort()
+
+    def forget(self) -> None:
+        """Close free connections, and those in use when they are given back."""
+        self._forgotten = True
+        self.close_idle(float("inf"))
+
+    def _give_back(self, connection: Connection) -> None:
+        if self._forgotten:
+            connection.abort()
+            return
+        connection.idle_since_s = self._loop.time()
+        self._free.append(connection)
+
+
+class Upstream:
+    """Connections to all engines."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        first_byte_timeout_s: float,
+        idle_timeout_s: float,
+        keepalive_s: float,
+        held_bytes_max: int,
+        outbox: Outbox | None = None,
+        alive: Callable[[str], None] = lambda _: None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Without an `outbox` it has one of its own; without `tls` replicas must be known to the machine. `tls` may be
+        replaced by another: connections to come have that. `alive(replica)` hears, twice a second at most, that streams
+        of a replica go on."""
+        self.tls = tls
+        self.configure(
+            connect_timeout_s=connect_timeout_s,
+            first_byte_timeout_s=first_byte_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            keepalive_s=keepalive_s,
+            held_bytes_max=held_bytes_max,
+        )
+        self._alive = alive
+        self._answers: set[Answer] = set()
+        self._streaming: set[Answer] = set()  # begun, and moved when the watchdog looked
+        self._servers: dict[str, Server] = {}  # by replica
+        self._loop = asyncio.get_running_loop()
+        self._outbox = outbox or Outbox(self._loop)
+
+    def configure(
+        self,
+        *,
+        connect_timeout_s: float,
+        first_byte_timeout_s: float,
+        idle_timeout_s: float,
+        keepalive_s: float,
+        held_bytes_max: int,
+    ) -> None:
+        """What holds from now on, for calls under way too; how much of an answer is held, for those that begin."""
+        self._connect_timeout_s = connect_timeout_s
+        self._first_byte_timeout_s = first_byte_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._keepalive_s = keepalive_s
+        self._held_bytes_max = held_bytes_max
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for answer in list(self._answers):
+            answer.close()
+        for server in self._servers.values():
+            server.close_idle(float("inf"))
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
+
+    def forget(self, replica: str) -> None:
+        """The replica left: its free connections are closed."""
+        server = self._servers.pop(replica, None)
+        if server is not None:
+            server.forget()
+
+    async def watch(self) -> None:
+        """The watchdog: runs until cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now_s = self._loop.time()
+            for server in self._servers.values():
+                server.close_idle(now_s - self._keepalive_s)
+            alive: set[str] = set()
+            for answer in list(self._answers):
+                limit_s = self._idle_timeout_s if answer.begun else self._first_byte_timeout_s
+                since_s = answer.silent_since(now_s)
+                if since_s == now_s and answer.begun and answer.streams:
+                    # Not the first time: a stream of the Responses API begins before there is any work.
+                    if answer in self._streaming:
+                        alive.add(answer.replica)
+                    self._streaming.add(answer)
+                if now_s - since_s > limit_s:
+                    answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
+            for replica in alive:
+                self._alive(replica)
+
+    def stuck(self, replica: str) -> None:
+        """The replica accepts and does not answer: what is silent there is to be tried elsewhere."""
+        for answer in list(self._answers):
+            if answer.replica == replica and not answer.begun:
+                answer.fail(ReplicaStuck("its replica is stuck"))
+
+    def lost(self, replica: str) -> None:
+        """The replica refuses connections: its silent requests will never be answered, nor those of any other rank
+        of its server."""
+        server, now_s = Replica(replica).url, self._loop.time()
+        for answer in list(self._answers):
+            if Replica(answer.replica).url != server:
+                continue
+            if not answer.begun:
+                answer.fail(ReplicaLost("its replica is gone"))
+            elif now_s - answer.silent_since(now_s) > LOST_SILENCE_S:
+                answer.fail(BrokeMidway("its replica is gone"))
+
+    async def call(
+        self, replica: str, method: str, target: str, lines: Sequence[bytes], body: bytes, *, hold: bool
+    ) -> Answer:
+        """Send a request, and return when its answer has begun; with `hold`, when it is whole or too long to hold.
+
+        `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
+        a connection. `done` must be called with what this returns. Raises a Failure.
+        """
+        server = self._servers.get(replica)
+        if server is None:
+            server = self._servers[replica] = Server(Replica(replica).url, self._outbox, lambda: self.tls or _tls())
+        rank = Replica(replica).rank if "#" in replica else None
+        if rank is not None:
+            lines, body = _for_rank(rank, target, lines, body)
+        head = b"".join(
+            (f"{method} {server.path}{target} HTTP/1.1\r\n".encode("latin-1"), server.host_line, *lines,
+             b"content-length: %d\r\n\r\n" % len(body))
+        )  # fmt: skip
+        answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self._held_bytes_max)
+        self._answers.add(answer)
+        try:
+            await self._send(server, answer, head, body)
+        except BaseException:
+            self.done(answer)
+            raise
+        after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
+        if after_s is not None:
+            self.done(answer)
+            raise EngineShed(answer.status, after_s)
+        if answer.status in STATUS_RETRIED or (
+            answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
+        ):
+            raise EngineFailed(answer)
+        return answer
+
+    async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
+        """Returns when the answer has begun. Raises a Failure."""
+        sent_s = self._loop.time()
+        used = server.free(sent_s - self._keepalive_s)
+        connection = used or await server.connect(self._connect_timeout_s)
+        try:
+            await answer.begin(connection, head, body)
+        except BrokeEarly as error:
+            if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
+                raise
+            server.close_idle(float("inf"))  # the others are no younger
+            raise Stale(str(error)) from error
+
+    def done(self, answer: Answer) -> None:
+        """The answer was read, or nobody wants it any more."""
+        self._answers.discard(answer)
+        self._streaming.discard(answer)
+        answer.close()
+
+
+def _retry_after_s(answer: Answer) -> float | None:
+    """What a refusal for load asks for: seconds or a date (RFC 9110 section 10.2.3). A 503 that asks for nothing that
+    can be understood is an engine that fails: None."""
+    said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
+    after_s: float | None = RETRY_AFTER_S if answer.status == 429 else None
+    if said.isdigit():
+        after_s = float(said[:9])
+    elif said:
+        with suppress(ValueError):
+            after_s = parsedate_to_datetime(said.decode("latin-1")).timestamp() - time.time()
+    return after_s if after_s is None else min(max(0.0, after_s), REST_MAX_S)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all: to read the machine's certificates takes 20 ms, and a megabyte."""
+    return replica_context("", "", "")
+
+
+def _for_rank(rank: int, target: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:
+    """Headers and body that reach one rank of a server; a client's own wish gives way to the placement."""
+    name = RANK_HEADER.lower().encode()
+    kept = [line for line in lines if line.partition(b":")[0].lower() != name]
+    kept.append(f"{RANK_HEADER}: {rank}\r\n".encode())
+    is_generate = target.partition("?")[0] == "/generate" and body
+    return kept, with_rank(body, rank) if is_generate else body
+
+
+def _refused(error: OSError) -> bool:
+    """A name with several addresses is refused when all are; then there is a message and no number."""
+    if error.errno is not None:
+        return error.errno == errno.ECONNREFUSED
+    said = str(error)
+    return said.startswith("Multiple exceptions") and said.count("[Errno") == said.count(
+        f"[Errno {errno.ECONNREFUSED}]"
+    )

@@ -1,0 +1,1 @@
+"""Knows and decides: the placer of this process, admission, the roster of replicas."""

@@ -1,0 +1,100 @@
+"""Prompts that replicas are warmed with: requests as clients would send them, from a file or a call.
+
+A file has one a line, `{"path": "/v1/chat/completions", "body": {...}}`. Every problem is told, by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw
+
+from router.core.dialects import PATHS, BadBody, warming
+from router.core.prompts.bodies import UNREADABLE
+
+FILE_BYTES_MAX, PREFIXES_MAX = 16 << 20, 1_024
+PROBLEMS_MAX = 20  # told at once
+
+
+class Prefix(msgspec.Struct, frozen=True, gc=False):
+    """A request whose prompt is to be held. `key`: where it stands for a learned template, the chain key of what is
+    shared, and `messages` how many of its messages are."""
+
+    path: str
+    body: bytes
+    key: int = 0
+    messages: int = 0
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True):
+    """One as it is given."""
+
+    path: str
+    body: Raw
+
+
+class PrefixesError(ValueError):
+    """Prefixes that cannot be used; `problems` has a line for each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+_decode_row = msgspec.json.Decoder(Row).decode
+
+
+def read(file: Path) -> list[Prefix]:
+    """All of a file, in its order. Raises PrefixesError."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise PrefixesError([f"{file}: {error.strerror or error}"]) from error
+    if len(text) > FILE_BYTES_MAX:
+        raise PrefixesError([f"{file}: is longer than {FILE_BYTES_MAX >> 20} MiB"])
+    rows, problems = list[tuple[str, Row]](), list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{file}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            rows.append((where, _decode_row(line)))
+        except UNREADABLE as error:
+            problems.append(f'{where}: is no {{"path": ..., "body": {{...}}}}: {error}')
+    if len(rows) > PREFIXES_MAX:
+        raise PrefixesError([f"{file}: has more than {PREFIXES_MAX} prefixes"])
+    return _checked(rows, problems)
+
+
+def given(rows: Sequence[Row]) -> list[Prefix]:
+    """Those of a call. Raises PrefixesError."""
+    return _checked([(f"requests[{number}]", row) for number, row in enumerate(rows)], [])
+
+
+def file_problems(key: str, file: str) -> list[str]:
+    """What is wrong with the file that a setting names; nothing where it names none."""
+    try:
+        if file:
+            read(Path(file))
+    except PrefixesError as error:
+        return [f"'{key}': {problem}" for problem in error.problems]
+    return []
+
+
+def _checked(rows: Sequence[tuple[str, Row]], problems: list[str]) -> list[Prefix]:
+    prefixes = []
+    for where, row in rows:
+        body = bytes(row.body)
+        try:
+            warming.prefill_only(row.path, warming.fields_of(body))
+            PATHS[row.path].parse(row.path, body, keep=False)
+        except (warming.NotWarmable, BadBody) as error:
+            problems.append(f"{where}: {error}")
+        else:
+            prefixes.append(Prefix(row.path, body))
+    if problems:
+        raise PrefixesError(problems[:PROBLEMS_MAX])
+    return prefixes

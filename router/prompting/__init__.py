@@ -1,1 +1,0 @@
-"""How requests become token ids: templates and tokenizers of the served models, behind router.prompts."""

@@ -1,0 +1,1 @@
+"""Every setting, the files they name, secrets, TLS, API keys."""

@@ -1,0 +1,251 @@
+"""Who may use the router: API keys, and the tenants that they belong to.
+
+The keys file is YAML, a list with an entry for each key (`warmroute make-key` writes one):
+
+    - {name: acme-1, sha256: "9f86...", tenant: acme, models: [m], requests_per_min: 600, priority: low}
+
+Only the SHA-256 of a key is kept. A key is 256 random bits, so nobody finds by trying what a digest was made of; slow
+hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
+what the time of that tells is of the digest, which nobody can steer towards another without breaking SHA-256.
+
+Rates, isolation, receipts, repairs and `append_only` are the tenant's, whichever key says so; keys that contradict
+each other are refused. Models and priority are the key's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from router.core.dialects.repairs import REPAIRS, in_order
+from router.core.facts.requests import Priority
+
+PREFIX = "wr-"
+KEY_BYTES = 32
+FILE_BYTES_MAX = 64 << 20
+OTHER, NONE = "other", "none"  # label values that no tenant may be named
+OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # what becomes of a conversation whose history has changed
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
+
+
+class KeysError(ValueError):
+    """What is wrong with a keys file, one line each; no line holds a key or a digest."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whom a key belongs to, and what may be asked for with it."""
+
+    name: str
+    priority: Priority = Priority.NORMAL
+    models: frozenset[str] | None = None  # None: all
+    requests_per_min: int | None = None  # None: any number
+    tokens_per_min: int | None = None
+    isolated: bool = False  # its cached prefixes are its own
+    receipts: bool = False
+    repairs: tuple[str, ...] = ()  # of its requests
+    append_only: str = OFF
+
+    def allows(self, model: str) -> bool:
+        """Whether it may ask for this model."""
+        return self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is. Where the router asks for no keys, name and priority are the request's own hints."""
+
+    name: str = ""
+    priority: Priority = Priority.NORMAL
+    tenant: Tenant | None = None  # proved by a key
+
+
+ANYBODY = Caller()
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    sha256: str
+    tenant: str
+    models: tuple[str, ...] | None = None
+    requests_per_min: Annotated[int, Meta(gt=0)] | None = None
+    tokens_per_min: Annotated[int, Meta(gt=0)] | None = None
+    priority: str = "normal"
+    isolate: bool | None = None
+    receipts: bool | None = None
+    repairs: tuple[str, ...] | None = None
+    append_only: str | Literal[False] | None = None  # `off` is false in YAML
+
+    def __post_init__(self) -> None:
+        if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
+            self.repairs = in_order(self.repairs)
+        if self.append_only is False:
+            self.append_only = OFF
+
+
+class Keys:
+    """A table of keys; a file that is read again makes a new one."""
+
+    def __init__(self, by_digest: Mapping[str, Tenant], tenants: Mapping[str, Tenant]) -> None:
+        self._by_digest = by_digest
+        # By name. What is a key's own (models, priority) is that of the tenant's first key.
+        self.tenants: Mapping[str, Tenant] = tenants
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, key: bytes) -> Tenant | None:
+        """Whom a key belongs to; None for one that is not in the file."""
+        return self._by_digest.get(hashlib.sha256(key).hexdigest())
+
+    @classmethod
+    def load(
+        cls, file: Path, *, isolate: bool, receipts: bool, repairs: tuple[str, ...] = (), append_only: str = OFF
+    ) -> Keys:
+        """Read a keys file; the others hold for tenants whose keys do not say. Raises KeysError."""
+        problems: list[str] = []
+        entries = [_entry(each, number, problems) for number, each in enumerate(_read(file), 1)]
+        good = [entry for entry in entries if entry is not None]
+        for what, values in (("name", [e.name for e in good]), ("sha256", [e.sha256 for e in good])):
+            if len(set(values)) < len(values):
+                twice = next(e.name for n, e in enumerate(good) if values[n] in values[:n])
+                problems.append(f"key '{twice}': its {what} is another key's too")
+        shared = _shared(good, problems)
+        if problems:
+            raise KeysError([f"{file}: {problem}" for problem in problems])
+        by_digest: dict[str, Tenant] = {}
+        tenants: dict[str, Tenant] = {}
+        for entry in good:
+            said = shared[entry.tenant]
+            made = Tenant(
+                name=entry.tenant,
+                priority=_PRIORITIES[entry.priority],
+                models=None if entry.models is None else frozenset(entry.models),
+                requests_per_min=said.get("requests_per_min"),
+                tokens_per_min=said.get("tokens_per_min"),
+                isolated=said.get("isolate", isolate),
+                receipts=said.get("receipts", receipts),
+                repairs=said.get("repairs", repairs),
+                append_only=said.get("append_only", append_only),
+            )
+            by_digest[entry.sha256] = made
+            tenants.setdefault(entry.tenant, made)
+        return cls(by_digest, tenants)
+
+
+def _read(file: Path) -> list[Any]:
+    """The entries, unchecked. Raises KeysError."""
+    try:
+        with file.expanduser().open("rb") as stream:
+            text = stream.read(FILE_BYTES_MAX + 1)
+        listed = yaml.load(text, _LOADER) if len(text) <= FILE_BYTES_MAX else None  # noqa: S506 - a safe loader
+    except OSError as error:
+        raise KeysError([f"{file}: {error.strerror or error}"]) from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)  # the error itself may quote a line
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise KeysError([f"{file}: not YAML{where}"]) from error
+    if not isinstance(listed, list) or not listed:
+        raise KeysError([f"{file}: must be a list with an entry for each key, and holds none"])
+    return listed
+
+
+def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # noqa: ANN401 - whatever the file has
+    """One entry, or None and what is wrong with it."""
+    named = given.get("name") if isinstance(given, dict) else None
+    which = f"key '{named}'" if isinstance(named, str) and _NAME.fullmatch(named) else f"entry {number}"
+    if not isinstance(given, dict):
+        problems.append(f"{which}: must be a mapping with name, sha256 and tenant")
+        return None
+    fields = _Entry.__struct_fields__
+    unknown = [f"unknown field '{name!s:.40}'{_nearest(str(name), fields)}" for name in given if name not in fields]
+    try:
+        entry = None if unknown else msgspec.convert(given, _Entry)
+    except msgspec.ValidationError as error:  # says types and limits, never values
+        unknown = [str(error)]
+        entry = None
+    wrong = unknown if entry is None else _wrong(entry)
+    problems += [f"{which}: {problem}" for problem in wrong]
+    return None if wrong else entry
+
+
+def _wrong(entry: _Entry) -> list[str]:
+    """Of an entry whose fields are of the right types."""
+    wrong = []
+    for field, value in (("name", entry.name), ("tenant", entry.tenant)):
+        if not _NAME.fullmatch(value):
+            wrong.append(f"'{field}' must be up to 64 letters, digits and . _ @ : - and begin with one of the former")
+    if entry.tenant in (OTHER, NONE):
+        wrong.append(f"'tenant' cannot be '{entry.tenant}', which metrics use for something else")
+    if not _DIGEST.fullmatch(entry.sha256):
+        wrong.append("'sha256' must be the key's SHA-256 as 64 small hexadecimal digits, not the key itself")
+    if entry.priority not in _PRIORITIES:
+        wrong.append(f"'priority' must be one of {', '.join(_PRIORITIES)}")
+    if entry.models is not None and not entry.models:
+        wrong.append("'models' names none; without it all are allowed")
+    odd = [name for name in entry.repairs or () if name not in REPAIRS]
+    wrong += [f"'repairs': there is no '{name:.40}'{_nearest(name, REPAIRS)}" for name in odd]
+    if entry.append_only not in (None, *APPEND_ONLY):
+        wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
+    return wrong
+
+
+def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """What each tenant's keys say of the tenant."""
+    tenants: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        said = tenants.setdefault(entry.tenant, {})
+        for field in ("requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only"):
+            value = getattr(entry, field)
+            if value is not None and said.setdefault(field, value) != value:
+                problems.append(f"key '{entry.name}': its {field} contradicts another key of tenant '{entry.tenant}'")
+    return tenants
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    return f"; the nearest is '{difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]}'"
+
+
+def priority_of(name: str) -> Priority | None:
+    """A priority by its name; None for any other."""
+    return _PRIORITIES.get(name)
+
+
+def sane_name(name: str) -> bool:
+    """Whether this may name a tenant."""
+    return _NAME.fullmatch(name) is not None
+
+
+def make_key() -> str:
+    """A new key."""
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def entry_of(key: str, tenant: str, **fields: Any) -> str:  # noqa: ANN401 - fields of an entry
+    """The lines of a keys file for this key; fields that are None or empty are left out. Raises KeysError."""
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    given = {"name": f"{tenant:.55}-{digest[:8]}", "sha256": digest, "tenant": tenant}
+    given |= {name: value for name, value in fields.items() if value}
+    problems: list[str] = []
+    if _entry(given, 1, problems) is None:
+        raise KeysError(problems)
+    lines = (f"{name}: {msgspec.json.encode(value).decode()}" for name, value in given.items())  # JSON is YAML
+    return "- " + "\n  ".join(lines) + "\n"

@@ -1,0 +1,166 @@
+"""The settings, read again while the router runs (SIGHUP): from the same file, environment and flags, checked whole.
+
+A bad one changes nothing. Of a good one, what is LIVE is applied at once, and files that settings name are read again
+even if no setting changed; nothing under way is touched. What is FIXED stays as it was, and one warning names it: a
+restart behind a lame duck costs nobody a request. Every setting is in exactly one of the two; a SWITCH is live as long
+as it is neither turned on nor off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+from router.settings.schema import Settings, SettingsError, field_keys
+
+log = logging.getLogger(__name__)
+
+# Applied by `Hub.reload`, by `Edge.reload`, or read anew whenever they are needed (drain_s, metrics_on_main).
+LIVE = frozenset(
+    (
+        "replicas",
+        "listen.metrics_on_main", "listen.keepalive_s", "listen.lame_duck_s", "listen.drain_s",
+        "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
+        "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
+        "listen.send_timeout_s",
+        "admin.token", "admin.token_file", "admin.replicas_allowed",
+        "auth.keys_file", "auth.isolate", "auth.receipts",
+        "admission.in_flight_max", "admission.waiting_max", "admission.queue_requests_max",
+        "admission.queue_bytes_max", "admission.wait_s", "admission.hold_s", "admission.tenant_share_max",
+        "upstream.api_key", "upstream.api_key_file",
+        "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
+        "upstream.connect_timeout_s", "upstream.first_byte_timeout_s", "upstream.idle_timeout_s",
+        "upstream.stuck_after_s", "upstream.slow_start_s", "upstream.keepalive_s", "upstream.retries_max",
+        "upstream.retry_on_timeout", "upstream.retry_ratio", "upstream.retry_floor_per_s",
+        "limits.body_bytes_max", "limits.held_answer_bytes_max",
+        "api.passthrough", "api.ask_usage", "api.receipts",
+        "log.level", "log.requests",
+        "observatory.repairs", "observatory.append_only",
+        "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.hold_ready", "prewarm.timeout_s",
+    )
+)  # fmt: skip
+# Sockets, processes, and what is built once: the index, tokenizers, sessions of probes, followers of events.
+FIXED = frozenset(
+    (
+        "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
+        "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
+        "discovery.replicas_max",
+        "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
+        "listen.hub_timeout_s", "admin.allow_python_parser",
+        "auth.secret", "auth.secret_file", "auth.tenants_max",
+        "routing.policy", "routing.index_bytes_max", "routing.blocks_max_default", "routing.kv_tokens_max",
+        "routing.memory_max",
+        "probe.interval_s", "probe.timeout_s", "probe.models_interval_s", "probe.api_key", "probe.page_bytes_max",
+        "events.enabled", "events.endpoints", "events.bind", "events.topics", "events.poll_s",
+        "events.replay_timeout_s", "events.suspend_s", "events.wait_s", "events.queue_bytes_max", "events.blocks_max",
+        "events.index_bytes_max", "events.announce",
+        "tokens.sources", "tokens.template_kwargs", "tokens.ask_replicas", "tokens.verify",
+        "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
+        "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
+        "log.format",
+        "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
+        "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
+        "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",
+        "observatory.replay_window_s",
+        "observatory.templates_max", "observatory.groups_max", "observatory.steps_max", "observatory.step_header",
+        "observatory.step_field",
+    )
+)  # fmt: skip
+# Empty or not, they decide how things are built: whether there is TLS, whether there are keys.
+SWITCHES = frozenset(
+    (
+        "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "upstream.tls_ca",
+        "upstream.tls_certificate",
+    )
+)  # fmt: skip
+
+REFUSED = "the settings were read again and refused"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """What comes of settings that were read again."""
+
+    settings: Settings  # that hold from now on
+    applied: tuple[str, ...]  # keys that changed
+    kept: tuple[str, ...]  # keys that changed and need a restart
+
+
+def change(old: Settings, new: Settings) -> Change:
+    """The old settings with all that is live as in the new ones."""
+    settings, applied, kept = old, list[str](), list[str]()
+    for key in field_keys():
+        was, wanted = _get(old, key), _get(new, key)
+        if was == wanted:
+            continue
+        if key in LIVE and not (key in SWITCHES and bool(was) != bool(wanted)):
+            applied.append(key)
+            settings = _with(settings, key, wanted)
+        else:
+            kept.append(key)
+    return Change(settings, tuple(applied), tuple(kept))
+
+
+def _get(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting
+    return reduce(getattr, key.split("."), settings)
+
+
+def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401 - likewise
+    section, dot, name = key.partition(".")
+    inner = dataclasses.replace(getattr(settings, section), **{name: value}) if dot else value
+    return dataclasses.replace(settings, **{section: inner})
+
+
+class Reloader:
+    """Reads again whenever it is asked to, one time after another."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        read: Callable[[], Settings],
+        apply: Callable[[Settings], None],
+        told: Callable[[str], None],
+    ) -> None:
+        """`settings` hold now; `read` raises SettingsError, as `apply` may while it has changed nothing; `told` hears
+        the result: `ok` or `refused`."""
+        self.settings = settings
+        self._read = read
+        self._apply = apply
+        self._told = told
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Read again, soon. Asked several times meanwhile, it reads once more."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Once. A thread reads settings and files that they name; they are applied in one turn of the event loop."""
+        try:
+            new = await asyncio.get_running_loop().run_in_executor(None, self._read)
+            found = change(self.settings, new)
+            self._apply(found.settings)
+        except SettingsError as error:
+            for problem in error.problems:
+                log.error(REFUSED, extra={"fields": {"problem": problem}})  # noqa: TRY400 - no trace
+            self._told("refused")
+            return
+        except Exception:  # the router goes on
+            log.exception("bug: the settings cannot be read again")
+            self._told("refused")
+            return
+        self.settings = found.settings
+        if found.kept:
+            log.warning("settings that changed need a restart", extra={"fields": {"settings": list(found.kept)}})
+        log.info("the settings were read again", extra={"fields": {"changed": list(found.applied)}})
+        self._told("ok")

@@ -1,0 +1,243 @@
+"""Log lines to standard error: one JSON object a line, or text for people. Never a prompt, an answer or a key.
+
+Lines are gathered and written by a thread (log_writer.py). The line of a request is on every request's path: it goes
+past the logging module to the same writer, so that lines keep their order.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from router.core.facts.misses import Miss
+from router.telemetry.log_writer import Writer, sink
+from router.telemetry.tallies import RequestRecord
+
+log = logging.getLogger(__name__)
+requests_log = logging.getLogger("router.requests")
+_out: _Output | None = None
+
+
+def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> None:
+    """Configure the logging of this process. It starts a thread, so call it after a fork and not before.
+
+    `shared`: other processes write to the same standard error; lines are then written in pieces that do not mix.
+    """
+    global _out
+    style: _Style = _Json() if format_ == "json" else _Text()
+    writer = Writer(sink(sys.stderr), lambda lines: style.dropped(time.time(), lines), shared=shared)
+    _out = _Output(writer, style, requests=requests)
+    logging.basicConfig(handlers=[_out], force=True)  # closes what an earlier call set up
+    configure(level, requests=requests)
+
+
+def configure(level: str, *, requests: bool) -> None:
+    """What is written from now on; nothing changes where logging is somebody else's."""
+    if _out is not None:
+        logging.getLogger().setLevel(level.upper())
+        requests_log.setLevel(logging.INFO if requests else logging.CRITICAL)
+        _out.requests = requests
+
+
+def log_requests(records: Sequence[RequestRecord]) -> None:
+    """One line for each request. Together they take one look at the clock and one turn at the buffer."""
+    if _out is not None:
+        if _out.requests:
+            now_s, line, lines = time.time(), _out.style.request, []
+            for record in records:
+                try:
+                    lines.append(line(now_s, record))
+                except Exception:  # a bug, and the request is not to suffer for it
+                    log.exception("bug: a request's line cannot be written")
+            _out.writer.write(*lines)
+    elif requests_log.isEnabledFor(logging.INFO):  # logging is somebody else's: the router is part of their program
+        for record in records:
+            requests_log.info("request", extra={"fields": _shown(_request("", record))})
+
+
+def dropped() -> int:
+    """Lines that standard error did not take in time, since `setup`."""
+    return _out.writer.dropped if _out is not None else 0
+
+
+class _RequestLine(msgspec.Struct):
+    """What is said of a request, in this order; fields that are not set are left out."""
+
+    time: str
+    level: str
+    logger: str
+    message: str
+    request_id: str
+    route: str
+    model: str
+    status: int
+    ending: str
+    duration_ms: float
+    queued_ms: float | UnsetType = UNSET
+    ttft_ms: float | UnsetType = UNSET
+    replica: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    grade: str | UnsetType = UNSET
+    prompt_tokens: int | UnsetType = UNSET
+    predicted_cached_tokens: int | UnsetType = UNSET
+    cached_tokens: int | UnsetType | None = UNSET
+    completion_tokens: int | UnsetType = UNSET
+    hit_tokens: int | UnsetType = UNSET
+    miss: Mapping[Miss, int] | UnsetType = UNSET
+    retries: list[str] | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
+    warning: str | UnsetType = UNSET
+
+
+def _request(at: str, record: RequestRecord) -> _RequestLine:
+    duration_ms = int(record.duration_s * 1e4 + 0.5) / 10  # a tenth of what round() takes
+    about = (record.id, record.route, record.model, record.status, record.ending, duration_ms)
+    line = _RequestLine(at, "info", "router.requests", "request", *about)
+    if record.queued_s > 0:
+        line.queued_ms = int(record.queued_s * 1e4 + 0.5) / 10
+    if record.ttft_s is not None:
+        line.ttft_ms = int(record.ttft_s * 1e4 + 0.5) / 10
+    if (receipt := record.receipt) is not None:
+        line.replica, line.reason, line.grade = receipt.replica, receipt.reason, receipt.grade
+        line.prompt_tokens, line.predicted_cached_tokens = receipt.prompt_tokens, receipt.predicted_cached_tokens
+    if (usage := record.usage) is not None:
+        line.cached_tokens, line.completion_tokens = usage.cached_tokens, usage.completion_tokens
+    if record.miss is not None:
+        line.hit_tokens, line.miss = record.miss.hit, record.miss.misses
+    if record.retries:
+        line.retries = [f"{kind} at {replica}" for kind, replica in record.retries]
+    if record.error:
+        line.error = record.error
+    if record.detail:
+        line.detail = record.detail
+    if record.tenant:
+        line.tenant = record.tenant
+    if record.trace_id:
+        line.trace_id = record.trace_id
+    if record.warning:
+        line.warning = record.warning
+    return line
+
+
+def _shown(line: _RequestLine) -> dict[str, object]:
+    """The fields that are set and not those of every line."""
+    names = line.__struct_fields__[4:]
+    return {name: value for name in names if (value := getattr(line, name)) is not UNSET}
+
+
+class _Stamps:
+    """Times as text. A second's part is made once a second."""
+
+    def __init__(self, format_: str) -> None:
+        self._format = format_
+        self._last = (-1, "")
+        self._said = (-1.0, "")
+
+    def __call__(self, at_s: float) -> str:
+        """To the millisecond, in UTC, from Unix time."""
+        last_s, said = self._said  # one read, as threads log too
+        if at_s == last_s:  # requests that ended in one turn of the loop
+            return said
+        second = int(at_s)
+        known, text = self._last
+        if second != known:
+            text = datetime.fromtimestamp(second, UTC).strftime(self._format)
+            self._last = (second, text)
+        said = f"{text}.{int((at_s - second) * 1e3):03d}"
+        self._said = (at_s, said)
+        return said
+
+
+class _Style(Protocol):
+    """How lines look."""
+
+    def request(self, at_s: float, record: RequestRecord) -> bytes:
+        """The line of a request."""
+
+    def ordinary(self, record: logging.LogRecord) -> bytes:
+        """The line, or lines, of an ordinary record."""
+
+    def dropped(self, at_s: float, lines: int) -> bytes:
+        """The line that says how many were dropped."""
+
+
+class _Json:
+    def __init__(self) -> None:
+        self._stamps = _Stamps("%Y-%m-%dT%H:%M:%S")
+        self._encode = msgspec.json.Encoder().encode
+
+    def request(self, at_s: float, record: RequestRecord) -> bytes:
+        return self._encode(_request(self._stamps(at_s) + "+00:00", record))
+
+    def ordinary(self, record: logging.LogRecord) -> bytes:
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["exception"] = logging.Formatter().formatException(record.exc_info)
+        return self._line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
+
+    def dropped(self, at_s: float, lines: int) -> bytes:
+        return self._line(at_s, "warning", __name__, "log lines dropped", {"lines": lines})
+
+    def _line(self, at_s: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
+        at = self._stamps(at_s) + "+00:00"
+        return self._encode({"time": at, "level": level, "logger": logger, "message": message, **fields})
+
+
+class _Text:
+    def __init__(self) -> None:
+        self._stamps = _Stamps("%H:%M:%S")
+
+    def request(self, at_s: float, record: RequestRecord) -> bytes:
+        return self._line(at_s, "info", "request", _shown(_request("", record)))
+
+    def ordinary(self, record: logging.LogRecord) -> bytes:
+        fields = getattr(record, "fields", {})
+        line = self._line(record.created, record.levelname.lower(), record.getMessage(), fields)
+        if record.exc_info:
+            line += b"\n" + logging.Formatter().formatException(record.exc_info).encode(errors="replace")
+        return line
+
+    def dropped(self, at_s: float, lines: int) -> bytes:
+        return self._line(at_s, "warning", "log lines dropped", {"lines": lines})
+
+    def _line(self, at_s: float, level: str, message: str, fields: Mapping[str, object]) -> bytes:
+        shown = " ".join(f"{k}={_plain(v)}" for k, v in fields.items() if v not in ("", None))
+        return f"{self._stamps(at_s)} {level:7} {message} {shown}".rstrip().encode(errors="replace")
+
+
+def _plain(value: object) -> str:
+    """On one line, whatever it is: names and messages come from clients, and must not make lines of their own."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={each}" for name, each in value.items()]
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class _Output(logging.Handler):
+    """Where the logging module's records go; requests' lines go to the same writer by themselves."""
+
+    def __init__(self, writer: Writer, style: _Style, *, requests: bool) -> None:
+        super().__init__()
+        self.writer, self.style, self.requests = writer, style, requests
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Warnings and what is worse are written at once: the process may be about to end."""
+        try:
+            self.writer.write(self.style.ordinary(record), urgent=record.levelno >= logging.WARNING)
+        except Exception:  # a field that is no JSON: as the handlers of the logging module do
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Write what is left; the logging module asks for it when the process ends."""
+        super().close()
+        self.writer.close()

@@ -1,0 +1,135 @@
+"""What Prometheus sees; the only importer of prometheus_client.
+
+What is counted are plain numbers (tallies.py), which become families when a scrape asks; what can be read is read then
+(gauges.py). A page of many series is written in slices, between which the event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from router.core.learned.prefill import PrefillModel
+from router.core.placement.router import Router
+from router.telemetry.metrics.families import families
+from router.telemetry.metrics.figures import Figures
+from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
+from router.telemetry.metrics.groups import of_groups
+from router.telemetry.series import Counter, Histogram
+from router.telemetry.tallies import RequestRecord, Tallies
+
+__all__ = ["CONTENT_TYPE", "Figures", "Metrics", "RequestRecord"]
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SLICE_SAMPLES = 100  # of a page, written without a break: half a millisecond or so
+SLICE_LINES = SLICE_SAMPLES + 2  # HELP and TYPE
+
+
+class Metrics:
+    """All metrics of one router; no globals, so several can live in one process."""
+
+    def __init__(
+        self, router: Router, clock: Callable[[], float], figures: Figures | None = None, *, process: bool = False
+    ) -> None:
+        """With `process` the page ends with what the kernel says of this process, which no registry has."""
+        figures = figures or Figures()
+        self._tallies = Tallies(partial(_prefill, router), router.policy.name)
+        self.observe = self._tallies.observe  # as it is: one call less on every request
+        self.failed = self._tallies.failed
+        self.joined = self._tallies.joined
+        self.left = self._tallies.left
+        self.shed = self._tallies.shed
+        self.hub_lost = self._tallies.hub_lost
+        self.reloaded = self._tallies.reloaded
+        self.prewarmed = self._tallies.prewarmed
+        self.know_tenants = self._tallies.know
+        self.tenant = self._tallies.tenant
+        self._ledger = figures.ledger
+        self._read = (
+            Gauges(router, self._tallies, figures),
+            Replicas(router, clock),
+            Sources(figures),
+            Events(router, figures),
+        )
+        self._process = ProcessCollector(registry=None) if process else None
+        self.registry = CollectorRegistry()
+        for collector in (_Counted(self._of_tallies), *self._read, _Counted(self._of_groups)):
+            self.registry.register(collector)
+
+    def page(self) -> bytes:
+        """The page that Prometheus scrapes, at one go."""
+        return b"".join(self._slices())
+
+    async def page_in_slices(self) -> bytes:
+        """The same page, written a slice at a time: requests go on in between. No series is torn."""
+        slices, lines = [], 0
+        for text in self._slices():
+            more = text.count(b"\n")
+            if lines + more > SLICE_LINES:  # small families go together: a turn may take long where CPU is short
+                await asyncio.sleep(0)
+                lines = 0
+            slices.append(text)
+            lines += more
+        await asyncio.sleep(0)
+        return b"".join(slices)
+
+    def _of_tallies(self) -> list[Counter | Histogram]:
+        ledger = self._ledger()
+        if ledger is not None:
+            self._tallies.take_over(ledger)
+        return self._tallies.all()
+
+    def _of_groups(self) -> list[Counter | Histogram]:
+        ledger = self._ledger()
+        return of_groups(ledger.groups.all if ledger is not None else {})
+
+    def _slices(self) -> Iterator[bytes]:
+        yield from _counted(self._of_tallies())
+        for collector in self._read:
+            for family in collector.collect():
+                yield generate_latest(_Only(family))
+        yield from _counted(self._of_groups())
+        if self._process is not None:
+            yield generate_latest(self._process)
+
+
+def _counted(tallies: Iterable[Counter | Histogram]) -> Iterator[bytes]:
+    for tally in tallies:
+        for number, family in enumerate(families(tally, SLICE_SAMPLES)):
+            text = generate_latest(_Only(family))
+            yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE once a family
+
+
+class _Only(Collector):
+    """What `generate_latest` takes for a registry, with one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        """That family."""
+        return (self._family,)
+
+
+class _Counted(Collector):
+    """What was counted."""
+
+    def __init__(self, tallies: Callable[[], Iterable[Counter | Histogram]]) -> None:
+        self._tallies = tallies
+
+    def collect(self) -> Iterable[Metric]:
+        """One family after another, each whole."""
+        for tally in self._tallies():
+            yield from families(tally, 1 << 62)
+
+
+def _prefill(router: Router, replica: str) -> PrefillModel:
+    """What is learned of its speed; the fleet's, where it is gone."""
+    member = router.fleet.members.get(replica)
+    return member.prefill_model if member is not None else router.fleet.common.prefill.model

@@ -1,0 +1,69 @@
+"""Families of samples, as Prometheus wants them, out of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from router.telemetry.series import Counter, Gauge, Histogram
+
+
+def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
+    """Its series as they are, so many samples at once but never part of a series; an empty family if there is none."""
+    if isinstance(tally, Counter):
+        values = list(tally.series.items())
+        family = GaugeMetricFamily if isinstance(tally, Gauge) else CounterMetricFamily
+        for at in range(0, len(values) or 1, samples_max):
+            scalars = family(tally.name, tally.text, labels=tally.labels)
+            for labels, (value,) in values[at : at + samples_max]:
+                scalars.add_metric([str(label) for label in labels], value)
+            yield scalars
+        return
+    bounds = bounds_of(tally.bounds)
+    series, step = list(tally.series.items()), max(1, samples_max // (len(bounds) + 2))
+    for at in range(0, len(series) or 1, step):
+        histogram = HistogramMetricFamily(tally.name, tally.text, labels=tally.labels)
+        for labels, (*counts, total) in series[at : at + step]:
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            histogram.add_metric([str(label) for label in labels], buckets, total)
+        yield histogram
+
+
+def histogram(name: str, text: str, bounds: tuple[float, ...], series: list[float]) -> HistogramMetricFamily:
+    """One without labels; `series` are its buckets, the one without bound last, then the sum."""
+    *counts, total = series
+    family = HistogramMetricFamily(f"warmroute_{name}", text)
+    family.add_metric((), list(zip(bounds_of(bounds), accumulate(counts), strict=True)), total)
+    return family
+
+
+def gauge(
+    name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float | None]]
+) -> GaugeMetricFamily:
+    """One sample for each of `values` that is there."""
+    family = GaugeMetricFamily(f"warmroute_{name}", text, labels=labels)
+    for label_values, value in values:
+        if value is not None:
+            family.add_metric(label_values, value)
+    return family
+
+
+def counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    """One without labels."""
+    return CounterMetricFamily(f"warmroute_{name}", text, value=value)
+
+
+def counters(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> CounterMetricFamily:
+    """One with a label."""
+    family = CounterMetricFamily(f"warmroute_{name}", text, labels=(label,))
+    for of, value in values:
+        family.add_metric((of,), value)
+    return family
+
+
+def bounds_of(bounds: tuple[float, ...]) -> list[str]:
+    """As labels."""
+    return [floatToGoString(bound) for bound in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]

@@ -1,0 +1,187 @@
+"""What is read when a scrape asks: of the Router, of event streams, of this and other processes.
+
+Nothing is kept here, so a departed replica's series depart with it. Every name is always present, so that dashboards
+find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from router import __version__
+from router.core.fleet.breaker import State
+from router.core.facts.requests import Grade, Priority
+from router.core.fleet.member import Member
+from router.core.placement.router import Router
+from router.telemetry.metrics.families import counter, counters, gauge, histogram
+from router.telemetry.metrics.figures import Figures
+from router.telemetry.stalls import BOUNDS_S
+from router.telemetry.tallies import Tallies
+
+
+class Gauges(Collector):
+    """Of the router as a whole."""
+
+    def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
+        self._router, self._tallies, self._figures = router, tallies, figures
+
+    def collect(self) -> Iterable[Metric]:
+        """One family after another."""
+        figures, tallies = self._figures, self._tallies
+        yield gauge("in_flight_requests", "Requests being answered.", (), [((), figures.in_flight())])
+        waiting, size_bytes = figures.queued()
+        counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
+        yield gauge("queued_requests", "Requests that wait for a place, or are held back.", ("priority",), counts)
+        text = "Requests among those that wait which are held back, as they would evict too much."
+        yield gauge("held_requests", text, (), [((), figures.held())])
+        yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), size_bytes)])
+        rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
+        yield gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)
+        text = "Part of prompts that are no replays, last five minutes; near 0 where a load test repeats itself."
+        ledger = figures.ledger()
+        yield gauge("prompt_diversity", text, (), [((), ledger.diversity.value if ledger is not None else None)])
+        text = "Prompts that were not looked at, or not compared with an earlier one, as both have their limits."
+        yield counter("differences_unexplained", text, figures.unexplained())
+        index = self._router.index
+        yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
+        yield gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])
+        masks = self._router.knowledge.masks
+        yield gauge("held_keys", "Distinct blocks that events say are held.", (), [((), len(masks))])
+        yield gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
+        text = "Unix time when settings that were read again came into force."
+        yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
+        text = "Log lines that nobody took from standard error in time."
+        yield counter("log_lines_dropped", text, figures.lines_dropped())
+        text = "Spans of traces that the collector did not take, or for which the queue was full."
+        yield counter("spans_dropped", text, figures.spans_dropped())
+        text = "Placements on replicas that may not be fit, since no other was left."
+        yield counter("panic_placements", text, self._router.standing.panics)
+        count, closed = figures.connections()
+        yield gauge("connections", "Open connections of clients.", (), [((), count)])
+        text = "Connections of clients that the router closed, by the limit that they ran into."
+        yield counters("connections_closed", text, "reason", closed.items())
+        text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
+        yield histogram("loop_stall_seconds", text, BOUNDS_S, figures.stalls())
+        text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."
+        yield counter("worker_cpu_seconds", text, figures.workers_cpu_s())
+
+
+class Replicas(Collector):
+    """Of each replica, as the Router knows it."""
+
+    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
+        self._router, self._clock = router, clock
+
+    def collect(self) -> Iterable[Metric]:
+        """One family after another."""
+        router, now_s = self._router, self._clock()
+        members = router.fleet.members  # as it is when a family is made: between two families a replica may leave
+
+        def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
+            return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in members.values()])
+
+        facts = [((m.id, m.replica.name, m.replica.node), 1.0) for m in members.values()]
+        text = "1; what discovery knows of the replica, for joins."
+        yield gauge("replica_info", text, ("replica", "name", "node"), facts)
+        yield each("ready", "1 when requests may be sent there.", lambda m: float(m.ready))
+        yield each("in_flight", "Open leases.", lambda m: len(m.leases))
+        yield each(
+            "pending_prefill_seconds", "Modelled prefill sent and not done.", lambda m: m.pending_ms(now_s) / 1e3
+        )
+        yield each("running", "Requests running, by the engine's count.", lambda m: m.load.running)
+        yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
+        yield each("kv_usage", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
+        yield each("kv_tokens", "KV pool in tokens.", lambda m: m.load.kv_tokens_max)
+        yield each("index_blocks", "Blocks believed held.", lambda m: router.index.blocks(m.id))
+        yield each("share", "Our part of the replica's computed tokens.", lambda m: m.share)
+        yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
+        text = "Learned time of a decoding step with the streams that decode there now; with none, its floor."
+        yield each("decode_step_seconds", text, _step_s)
+        yield each("hit_rate", "The engine's own hits over queries, since it started.", _engine_rate)
+        yield gauge(
+            "replica_breaker",
+            "1 at what the replica is sent, as far as requests have a say in it.",
+            ("replica", "state"),
+            [((m.id, s.value), float(m.state(now_s) is s)) for m in members.values() for s in State],
+        )
+        yield gauge(
+            "replica_grade",
+            "1 at the grade of what is known of the replica's cache.",
+            ("replica", "grade"),
+            [((m.id, g.value), float(m.grade is g)) for m in members.values() for g in Grade],
+        )
+
+
+class Sources(Collector):
+    """Where replicas come from."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Three gauges and a counter by source."""
+        known = self._figures.discoveries()
+        for name, key, text in (
+            ("fresh", "fresh", "1 while the source's list of replicas may be taken for the truth."),
+            ("stale_seconds", "stale_s", "Age of the source's list while it may not."),
+            ("replicas", "replicas", "Replicas in the source's list, before ranks."),
+        ):
+            values = [((source,), float(of[key])) for source, of in known.items()]
+            yield gauge(f"discovery_{name}", text, ("source",), values)
+        errors = ((source, of["errors"]) for source, of in known.items())
+        yield counters("discovery_errors", "Times that a source of replicas failed.", "source", errors)
+
+
+class Events(Collector):
+    """What event streams and tokenizers have done so far."""
+
+    def __init__(self, router: Router, figures: Figures) -> None:
+        self._router, self._figures = router, figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Counters by replica, and gauges of what its events say now."""
+        streams = self._figures.streams()
+        for name, text in _STREAM_COUNTERS.items():
+            values = [(replica, of.get(name) or 0.0) for replica, of in streams.items()]
+            yield counters(f"replica_event_{name}", text, "replica", values)
+        lags = [((replica,), of.get("lag_s")) for replica, of in streams.items()]
+        yield gauge("replica_event_lag_seconds", "Age of its last batch of events when it came.", ("replica",), lags)
+        knowledge = self._router.knowledge
+        ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.ledger(id_)) is not None}
+        held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
+        yield gauge("replica_held_blocks", "Blocks held, by its own events.", ("replica",), held)
+        shares = [((id_,), equal / n) for id_ in ledgers for equal, n in [knowledge.checks(id_)] if n]
+        text = "Part of its last 200 answers that events predicted to the token."
+        yield gauge("replica_predictions_equal", text, ("replica",), shares)
+        text = "Prompts on their way to token ids, by what became of them."
+        yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())
+
+
+_STREAM_COUNTERS = {
+    "batches": "Batches of events applied.",
+    "blocks": "Blocks that events said were stored or removed.",
+    "gaps": "Batches of events that were missing when the next came.",
+    "replays": "Replays of events asked for, routine looks included: one every ten seconds or so.",
+    "restarts": "Restarts of the engine that a replay proved; slow ones are new streams.",
+    "lost": "Times that batches of events were lost for good.",
+    "malformed": "Batches of events that could not be read.",
+}
+
+
+def _speed(router: Router, member: Member) -> float | None:
+    model = member.prefill_model
+    return 1e3 / model.per_token_ms if model.per_token_ms else None
+
+
+def _step_s(member: Member) -> float:
+    clock = member.clock
+    return member.step_model.ms(clock.streams, clock.context_tokens) / 1e3
+
+
+def _engine_rate(member: Member) -> float | None:
+    load = member.load
+    queries, hits = load.cache_query_tokens_total, load.cache_hit_tokens_total
+    return float(hits / queries) if queries and hits is not None else None

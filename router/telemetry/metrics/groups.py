@@ -1,0 +1,30 @@
+"""Groups of requests (core/observatory/groups.py) as counters, a gauge and a histogram, made when a scrape asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Label
+from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, TOOL_CALLS
+from router.telemetry.series import Counter, Gauge, Histogram
+
+LABELS = ("route", "tenant", "tools", "step")
+
+
+def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
+    """All families of groups; each is there even if there is no group."""
+    requests = Counter("group_requests", "Requests placed, by what they are for.", *LABELS)
+    prompt = Counter("group_prompt_tokens", "Their prompt tokens, by the engine's count where it told.", *LABELS)
+    hit = Counter("group_hit_tokens", "Those of them that were cached: by the engine's count, else predicted.", *LABELS)
+    calls = Counter("group_tool_calls", "Tool calls in the history of their prompts.", *LABELS)
+    p50 = Gauge("group_prompt_tokens_p50", "Median of the prompt tokens of the group's last requests.", *LABELS)
+    ttft = Histogram("group_ttft_seconds", "Time to the first event of a stream.", GROUP_TTFT_S, *LABELS)
+    for label, group in groups.items():
+        labels = (label.route, label.tenant, "yes" if label.tools else "no", label.step)
+        for counter, at in ((requests, REQUESTS), (prompt, PROMPT), (hit, HIT), (calls, TOOL_CALLS)):
+            counter.series[labels] = [group.sums[at]]
+        median = group.prompt_tokens_p50
+        if median is not None:
+            p50.series[labels] = [median]
+        ttft.series[labels] = group.ttft
+    return [requests, prompt, hit, calls, p50, ttft]

@@ -1,0 +1,258 @@
+"""What is noted of a traced request while it lives, and the spans that come of it when it has ended.
+
+    POST /v1/chat/completions      server span: all of it
+      parse                        body parsed and hashed, prompt turned into token ids
+      match and place              one step of the router, on the event loop or in the hub
+        queue                      of that, waited for a place
+      POST                         client span: one attempt on a replica; a retry is another
+        stream                     from its first event to its end
+
+A moment is one reading of the clock that is noted by whoever has just done a thing; ids are needed early, since the
+replica is told which span calls it. Everything else is known from the request's record. Names of attributes are
+OpenTelemetry's conventions for HTTP and generative AI where there are any. No span holds a word of a prompt or an
+answer, a key, a name that a client gives itself, or the id of a stored response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from router.core.facts.requests import Ending, Receipt, Replica
+from router.telemetry.trace_context import Parent, traceparent
+from router.telemetry.tallies import RequestRecord
+
+Attributes: TypeAlias = dict[str, str | int | float | bool]
+
+_BROKE_OFF = (Ending.FAILED, "drained")  # the latter by the router itself: proxy.DRAINED
+# What conventions call what engines do; on other paths there is no name for it.
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One call of a replica. Seconds are the request's clock's."""
+
+    receipt: Receipt
+    span_id: int
+    at_s: float
+    first_byte_s: float | None = None  # its first whole event, where it streams
+    end_s: float | None = None  # None: with the request
+    status: int = 0  # of the engine; 0: it did not say
+    failure: str = ""  # kind of failure that ended it before an answer began
+
+
+class Moments:
+    """Of one traced request."""
+
+    __slots__ = (
+        "_new_id", "attempts", "begun_s", "method", "parent", "parsed_s", "path", "span_id", "state", "tenant",
+        "trace_id", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        trace_id: int,
+        parent: Parent | None,
+        *,
+        begun_s: float,
+        method: str,
+        path: str,
+        version: str,
+        state: str,
+        new_id: Callable[[], int],
+    ) -> None:
+        """`version` is HTTP's, `state` the client's `tracestate`; `new_id` makes ids of spans."""
+        self.trace_id = trace_id
+        self.span_id = new_id()
+        self.parent = parent
+        self.begun_s = begun_s
+        self.method, self.path, self.version = method, path, version
+        self.state = state
+        self.tenant = ""  # proved by a key
+        self.parsed_s: float | None = None
+        self.attempts: list[Attempt] = []
+        self._new_id = new_id
+
+    def called(self, receipt: Receipt, now_s: float) -> bytes:
+        """A replica is called; returns the header line that tells it by whom."""
+        span_id = self._new_id()
+        self.attempts.append(Attempt(receipt, span_id, now_s))
+        return b"traceparent: %b\r\n" % traceparent(self.trace_id, span_id, sampled=True)
+
+    def answered(self, status: int, now_s: float, *, whole: bool) -> None:
+        """The last attempt's answer has begun, or all of it is here."""
+        attempt = self.attempts[-1]
+        attempt.status = status
+        if whole:
+            attempt.end_s = now_s
+        else:
+            attempt.first_byte_s = now_s
+
+    def failed(self, kind: str, status: int, now_s: float) -> None:
+        """The last attempt failed before its answer began."""
+        attempt = self.attempts[-1]
+        attempt.failure, attempt.end_s = kind, now_s
+        attempt.status = status or attempt.status
+
+
+@dataclass(slots=True)
+class Span:
+    """A span, in seconds since the request began."""
+
+    name: str
+    span_id: int
+    parent_id: int | None
+    start_s: float
+    end_s: float
+    kind: str = "internal"  # or `server`, `client`
+    attributes: Attributes = field(default_factory=dict)
+    events: list[tuple[str, float]] = field(default_factory=list)  # name, seconds likewise
+    error: str | None = None  # what went wrong; None: nothing
+
+
+def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:
+    """All spans of a request that has ended, its own first. `scheme` is that of the router's listener."""
+    end_s = record.duration_s
+    own = moments.span_id
+    at = moments.begun_s
+    parsed_s = None if moments.parsed_s is None else moments.parsed_s - at
+    spans = [
+        _server(moments, record, scheme),
+        Span("parse", new_id(), own, 0.0, end_s if parsed_s is None else parsed_s),
+    ]
+    if parsed_s is None:
+        return spans
+    since_s: float = parsed_s
+    for number, attempt in enumerate(moments.attempts):
+        spans.append(_placing(attempt.receipt, new_id(), own, since_s, attempt.at_s - at))
+        if not number:
+            spans += _queue(record, spans[-1], new_id)
+        spans.append(_call(moments, record, number, end_s))
+        if attempt.first_byte_s is not None and not attempt.failure:
+            spans.append(_stream(record, new_id(), attempt, attempt.first_byte_s - at, spans[-1].end_s))
+        since_s = spans[-1].end_s
+    if not moments.attempts:
+        spans.append(Span("match and place", new_id(), own, since_s, end_s, error=record.error))
+        spans += _queue(record, spans[-1], new_id)
+    return spans
+
+
+def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
+    about: Attributes = {
+        "http.request.method": moments.method,
+        "http.route": record.route,
+        "url.scheme": scheme,
+        "network.protocol.version": moments.version,
+        "http.response.status_code": record.status,
+        "warmroute.request_id": record.id,
+        "warmroute.ending": str(record.ending),
+        "warmroute.retries": len(record.retries),
+    }
+    if moments.path == record.route:  # else there is the id of a stored response in it
+        about["url.path"] = moments.path
+    if record.queued_s > 0:
+        about["warmroute.queued_seconds"] = record.queued_s
+    if moments.tenant:
+        about["warmroute.tenant"] = moments.tenant
+    _tell_generation(about, record)
+    if record.receipt is not None:
+        about |= _placed(record.receipt)
+    error = _error(record) if record.status >= 500 or record.ending in _BROKE_OFF else None
+    if error is not None:
+        about["error.type"] = error.partition(":")[0]
+    parent_id = moments.parent.span_id if moments.parent is not None else None
+    name = f"{moments.method} {record.route}"
+    return Span(name, moments.span_id, parent_id, 0.0, record.duration_s, "server", about, error=error)
+
+
+def _tell_generation(about: Attributes, record: RequestRecord) -> None:
+    if record.route in _OPERATIONS:
+        about["gen_ai.operation.name"] = _OPERATIONS[record.route]
+    if record.model:
+        about["gen_ai.request.model"] = record.model
+        about["gen_ai.request.stream"] = record.stream
+    if record.ttft_s is not None:
+        about["gen_ai.response.time_to_first_chunk"] = record.ttft_s
+    if (usage := record.usage) is not None:
+        about["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+        about["gen_ai.usage.output_tokens"] = usage.completion_tokens
+        if usage.cached_tokens is not None:
+            about["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+
+
+def _placed(receipt: Receipt) -> Attributes:
+    return {
+        "warmroute.replica": receipt.replica,
+        "warmroute.policy": receipt.policy,
+        "warmroute.reason": str(receipt.reason),
+        "warmroute.grade": str(receipt.grade),
+        "warmroute.prompt_tokens": receipt.prompt_tokens,
+        "warmroute.predicted_cached_tokens": receipt.predicted_cached_tokens,
+    }
+
+
+def _placing(receipt: Receipt, span_id: int, parent_id: int, start_s: float, end_s: float) -> Span:
+    return Span("match and place", span_id, parent_id, start_s, end_s, attributes=_placed(receipt))
+
+
+def _queue(record: RequestRecord, placing: Span, new_id: Callable[[], int]) -> list[Span]:
+    """A place is given at the end of waiting, and the request goes on at once."""
+    if record.queued_s <= 0:
+        return []
+    start_s = max(placing.start_s, placing.end_s - record.queued_s)
+    return [Span("queue", new_id(), placing.span_id, start_s, placing.end_s)]
+
+
+def _call(moments: Moments, record: RequestRecord, number: int, end_s: float) -> Span:
+    attempt = moments.attempts[number]
+    at, replica = moments.begun_s, Replica(attempt.receipt.replica)
+    server = urlsplit(replica.url)
+    about: Attributes = {
+        "http.request.method": moments.method,
+        "server.address": server.hostname or "",
+        "server.port": server.port or (443 if server.scheme == "https" else 80),
+        "warmroute.replica": replica.id,
+    }
+    if moments.path == record.route:
+        about["url.full"] = replica.url + moments.path
+    if attempt.status:
+        about["http.response.status_code"] = attempt.status
+    if number:
+        about["http.request.resend_count"] = number
+    error = attempt.failure or (str(attempt.status) if attempt.status >= 400 else None)
+    if error is None and record.ending == Ending.FAILED:  # it broke off
+        error = _error(record)
+    if error is not None:
+        about["error.type"] = error.partition(":")[0]
+    events = []
+    if attempt.first_byte_s is not None:
+        events.append(("first byte", attempt.first_byte_s - at))
+        if record.ttft_s is not None:
+            events.append(("first token", moments.attempts[0].at_s - at + record.ttft_s))
+    until_s = end_s if attempt.end_s is None else attempt.end_s - at
+    start_s = attempt.at_s - at
+    span_id = attempt.span_id
+    return Span(moments.method, span_id, moments.span_id, start_s, until_s, "client", about, events, error)
+
+
+def _stream(record: RequestRecord, span_id: int, attempt: Attempt, start_s: float, end_s: float) -> Span:
+    about: Attributes = {"warmroute.events": record.events}
+    if record.inter_token_s is not None:
+        about["warmroute.inter_token_seconds"] = record.inter_token_s
+    error = _error(record) if record.ending in _BROKE_OFF else None
+    return Span("stream", span_id, attempt.span_id, start_s, end_s, attributes=about, error=error)
+
+
+def _error(record: RequestRecord) -> str:
+    """Its kind first, as log lines have it; never what the client was told, which may be about its own words."""
+    return record.error or (str(record.status) if record.status >= 400 else str(record.ending))

@@ -1,0 +1,328 @@
+"""OpenTelemetry traces; the only importer of opentelemetry, and only where `tracing.endpoint` is set.
+
+While a request lives nothing is done for its trace but to note moments (moments.py). Spans are made of them once the
+answer is written, of sampled requests alone, and wait in a queue of bounded length for OpenTelemetry's own thread,
+which sends them by OTLP over HTTP. A collector that is slow or away costs spans, which are counted, and no request.
+
+With a `traceparent` the client decides whether its request is sampled; else the ratio does, by the trace id. A replica
+is always told, of an unsampled request too: it would decide for itself otherwise, and trace what has no beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from router import __version__
+from router.telemetry.trace_context import SPAN_ID_BITS, TRACE_ID_BITS, TRACEPARENT, TRACESTATE, Parent, chosen, parse, traceparent
+from router.http.exchange import say
+from router.telemetry.spans import Moments, Span, spans_of
+from router.http.receiver import Request
+from router.telemetry.tallies import RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/traces"  # OTLP's, where the endpoint names none
+FLUSH_S = 2.0  # at the end, for what still waits
+# Less than OpenTelemetry's own 512 and 5,000: to encode a span takes 40 us, of which the event loop waits for its turn.
+BATCH_SPANS_MAX = 128
+DELAY_MS, DELAY_NAME = 1_000, "OTEL_BSP_SCHEDULE_DELAY"
+STATE_BYTES_MAX = 4 << 10  # of `tracestate`; 512 must be passed on (section 3.3.1.5)
+NOISY = ("opentelemetry", "urllib3")  # their loggers say the same for every batch, URLs and header values included
+EXPORTS = ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3")
+_PHRASES = frozenset(status.phrase for status in HTTPStatus)
+
+
+def problems(endpoint: str) -> list[str]:
+    """What is wrong with `tracing.endpoint`, never with the URL in it: there may be a password in that."""
+    if not endpoint:
+        return []
+    try:
+        parts = urlsplit(endpoint)
+        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        fine = fine and endpoint.isascii() and endpoint.isprintable() and " " not in endpoint
+    except ValueError:
+        fine, parts = False, urlsplit("")
+    if not fine:
+        return [f"'tracing.endpoint': is not a URL such as http://collector:4318{PATH}"]
+    if "@" in parts.netloc or "?" in endpoint or "#" in endpoint:
+        what = "what a collector must be shown belongs into OTEL_EXPORTER_OTLP_HEADERS"
+        return [f"'tracing.endpoint': has more than host, port and path; {what}"]
+    try:
+        missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
+    except ModuleNotFoundError:
+        missing = True
+    return ["'tracing.endpoint': needs OpenTelemetry: pip install '.[tracing]'"] if missing else []
+
+
+class Tracer:
+    """Begins and ends traces. It starts a thread, so make it after a fork and not before."""
+
+    def __init__(
+        self, endpoint: str, *, sample_ratio: float, service_name: str, queue_spans_max: int, scheme: str
+    ) -> None:
+        """`scheme` is that of the listener. OpenTelemetry's own variables hold besides: OTEL_EXPORTER_OTLP_HEADERS,
+        _CERTIFICATE, _TIMEOUT, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY."""
+        self._ratio = sample_ratio
+        self._scheme = scheme
+        ids = random.Random(secrets.randbits(256))  # noqa: S311 - ids that must differ and may be guessed
+        self._trace_id = partial(ids.getrandbits, TRACE_ID_BITS)
+        self._bits = partial(ids.getrandbits, SPAN_ID_BITS)
+        self._outgoing = _Outgoing(endpoint, service_name, queue_spans_max)
+
+    @property
+    def dropped(self) -> int:
+        """Spans that did not reach the collector."""
+        return self._outgoing.dropped
+
+    def _span_id(self) -> int:
+        return self._bits() or 1  # 0 is none
+
+    def begin(self, request: Request, now_s: float) -> Moments | None:
+        """None unless it is sampled. From then on the request's lines are those that a replica is to get; a sampled
+        one's `traceparent` comes from `Moments.called`."""
+        parent = self._parent(request)
+        if parent is not None and not parent.sampled:
+            return None  # both headers are passed on as they are
+        trace_id = parent.trace_id if parent is not None else self._trace_id() or 1
+        if parent is None and not chosen(trace_id, self._ratio):
+            value = traceparent(trace_id, self._span_id(), sampled=False)
+            request.lines.append((TRACEPARENT, TRACEPARENT, value))
+            return None
+        state = _state(request) if parent is not None else ""
+        _leave_out(request, TRACEPARENT)
+        return Moments(
+            trace_id,
+            parent,
+            begun_s=now_s,
+            method=request.method,
+            path=request.path,
+            version=request.version,
+            state=state,
+            new_id=self._span_id,
+        )
+
+    def _parent(self, request: Request) -> Parent | None:
+        """The client's word, if it is one; else both headers are left out."""
+        given = request.fields.get(TRACEPARENT)
+        if given is None:
+            if TRACESTATE in request.fields:
+                _leave_out(request, TRACESTATE)
+            return None
+        alone = sum(low == TRACEPARENT for low, _, _ in request.lines) == 1
+        parent = parse(given) if alone else None
+        if parent is None:
+            _leave_out(request, TRACEPARENT, TRACESTATE)
+        return parent
+
+    def ended(self, moments: Moments, record: RequestRecord) -> None:
+        """The request has ended; its spans are made in the loop's next turn, behind what is written to clients."""
+        asyncio.get_running_loop().call_soon(self._queue, moments, record)
+
+    def _queue(self, moments: Moments, record: RequestRecord) -> None:
+        try:
+            self._outgoing.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
+        except Exception:  # the router goes on
+            log.exception("bug: a request's spans cannot be made", extra={"fields": {"request_id": record.id}})
+
+    async def close(self) -> None:
+        """Send what waits; after FLUSH_S the rest is dropped."""
+        await asyncio.sleep(0)  # for what has ended in this turn
+        await self._outgoing.close()
+
+
+def _state(request: Request) -> str:
+    """The client's `tracestate`, its lines joined; one that is too long is left out."""
+    values = [value for low, _, value in request.lines if low == TRACESTATE]
+    if sum(map(len, values)) > STATE_BYTES_MAX:
+        _leave_out(request, TRACESTATE)
+        return ""
+    return b",".join(values).decode("latin-1")
+
+
+def _leave_out(request: Request, *names: bytes) -> None:
+    request.lines = [line for line in request.lines if line[0] not in names]
+
+
+class _Outgoing:
+    """Spans on their way, as OpenTelemetry has them."""
+
+    def __init__(self, endpoint: str, service_name: str, queue_spans_max: int) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self._resource = Resource.create(
+            {
+                "service.name": service_name,
+                "service.version": __version__,
+                "service.instance.id": secrets.token_hex(16),  # each worker is one
+            }
+        )
+        self._scope = InstrumentationScope("warmroute", __version__)
+        self._spans_max = queue_spans_max
+        self._put = self._full = 0
+        self._sending = _Sending(endpoint)
+        self._processor = BatchSpanProcessor(
+            cast("SpanExporter", self._sending),
+            max_queue_size=queue_spans_max,
+            schedule_delay_millis=None if os.environ.get(DELAY_NAME) else DELAY_MS,  # None: what that says
+            max_export_batch_size=min(BATCH_SPANS_MAX, queue_spans_max),
+        )
+
+    @property
+    def dropped(self) -> int:
+        """Those for whom the queue was full, and those that the collector did not take."""
+        return self._full + self._sending.lost
+
+    def put(self, moments: Moments, spans: Sequence[Span], at_s: float) -> None:
+        """Queue all spans of a request that began at this Unix time, or none of them."""
+        # The processor's own queue drops the oldest and tells nobody. It is never longer than what we count: a batch is
+        # taken from it before the thread brings it to `_Sending`.
+        if self._put - self._sending.taken + len(spans) > self._spans_max:
+            self._full += len(spans)
+            return
+        self._put += len(spans)
+        for span in self._made(moments, spans, round(at_s * 1e9)):
+            self._processor.on_end(span)
+
+    def _made(self, moments: Moments, spans: Sequence[Span], at_ns: int) -> list[ReadableSpan]:
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+        kinds = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
+        state = TraceState.from_header([moments.state]) if moments.state else None
+        flags, unset = TraceFlags(TraceFlags.SAMPLED), Status(StatusCode.UNSET)
+
+        def context(span_id: int, *, remote: bool) -> SpanContext:
+            return SpanContext(moments.trace_id, span_id, is_remote=remote, trace_flags=flags, trace_state=state)
+
+        return [
+            ReadableSpan(
+                span.name,
+                context=context(span.span_id, remote=False),
+                parent=context(span.parent_id, remote=span.kind == "server") if span.parent_id else None,
+                resource=self._resource,
+                attributes=cast("dict[str, Any]", span.attributes),
+                events=[Event(name, timestamp=at_ns + round(s * 1e9)) for name, s in span.events],
+                kind=kinds[span.kind],
+                status=unset if span.error is None else Status(StatusCode.ERROR, span.error),
+                start_time=at_ns + round(span.start_s * 1e9),
+                end_time=at_ns + round(span.end_s * 1e9),
+                instrumentation_scope=self._scope,
+            )
+            for span in spans
+        ]
+
+    async def close(self) -> None:
+        """See Tracer.close."""
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            self._processor.shutdown()  # type: ignore[no-untyped-call]
+            self._sending.let_go()
+            with suppress(RuntimeError):  # the loop waits no more
+                loop.call_soon_threadsafe(sent.set)
+
+        threading.Thread(target=flush, name="flush spans", daemon=True).start()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await sent.wait()
+        finally:
+            self._sending.shutdown()
+            if left := self._put - self._sending.sent - self._sending.lost:
+                log.warning("spans are left at the end", extra={"fields": {"spans": left}})
+
+
+class _Sending(logging.Handler):
+    """OpenTelemetry's exporter with a count, in its thread. It takes the log of the libraries below it too: what they
+    say of every batch is said once, when it begins and when it is over."""
+
+    def __init__(self, endpoint: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        super().__init__()
+        parts = urlsplit(endpoint)
+        path = parts.path if parts.path.strip("/") else PATH
+        self._collector = parts.netloc
+        self._results = SpanExportResult
+        self.taken = self.sent = self.lost = 0  # spans
+        self._why, self._failing, self._shut = "", False, False
+        for name in NOISY:
+            logging.getLogger(name).addHandler(self)
+            logging.getLogger(name).propagate = False
+        self._exporter = OTLPSpanExporter(f"{parts.scheme}://{parts.netloc}{path}")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Of the reason why a batch could not be sent what is safe to tell; of anything else, such as a variable that
+        OpenTelemetry does not understand, the words without the values, which may be a key."""
+        if record.levelno < logging.WARNING:
+            return
+        values = record.args if isinstance(record.args, tuple) else ()
+        if record.name.startswith(EXPORTS):
+            self._why = next(filter(None, map(_safe, values)), self._why)
+        else:
+            log.warning("OpenTelemetry warns", extra={"fields": {"what": record.msg if values else record.name}})
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send one batch. Called by the processor."""
+        self.taken += len(spans)
+        try:
+            result = self._results.FAILURE if self._shut else self._exporter.export(spans)
+        except Exception as error:  # it has none of its own
+            self._why, result = _safe(error), self._results.FAILURE
+        failed = result is not self._results.SUCCESS
+        if failed:
+            self.lost += len(spans)
+        else:
+            self.sent += len(spans)
+        if failed is not self._failing and not self._shut:
+            self._failing = failed
+            if failed:
+                fields = {"collector": self._collector, "why": self._why or "unknown"}
+                log.warning("the collector takes no spans", extra={"fields": fields})
+            else:
+                log.info("the collector takes spans again", extra={"fields": {"collector": self._collector}})
+        return result
+
+    def shutdown(self) -> None:
+        """Send no more; the wait before another try is cut short. Called by the processor, and by whoever is tired of
+        waiting for it."""
+        if not self._shut:
+            self._shut = True
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def let_go(self) -> None:
+        """The thread has ended: the libraries' loggers are as they were."""
+        for name in NOISY:
+            logger = logging.getLogger(name)
+            logger.removeHandler(self)
+            logger.propagate = not any(isinstance(handler, _Sending) for handler in logger.handlers)
+
+
+def _safe(value: object) -> str:
+    """A status, or the kind of an error; "" for what may be anybody's words."""
+    if isinstance(value, BaseException):
+        while (cause := value.__cause__ or value.__context__) is not None:
+            value = cause
+        return say(value)
+    if isinstance(value, int):
+        return f"status {value}" if 100 <= value < 600 else ""
+    return value if isinstance(value, str) and value in _PHRASES else ""

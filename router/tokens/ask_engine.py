@@ -1,0 +1,68 @@
+"""A replica's own /tokenize, as vLLM 0.32 (entrypoints/serve/tokenize/protocol.py) and SGLang 0.5.23 take it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from router.core.prompts.template_chat import Unfit
+from router.core.facts.requests import TemplateInput
+from router.tokens.templates import SGLANG
+
+
+def ask_body(given: TemplateInput, model: str, engine: str) -> dict[str, Any]:
+    """The request. Raises Unfit for prompts of which the endpoint would make something else than the engine does."""
+    if given.text is not None:
+        return {"model": model, "prompt": given.text, "add_special_tokens": given.add_special_tokens}
+    body: dict[str, Any] = {"model": model, "messages": [_message(message) for message in given.messages or []]}
+    if given.tools:
+        body["tools"] = given.tools
+    if engine == SGLANG:
+        if given.api != "chat":
+            raise Unfit(f"sglang {given.api}")
+        return body | _given(
+            chat_template_kwargs=given.kwargs or None,
+            reasoning_effort=given.reasoning_effort,
+            tool_choice=given.tool_choice,
+            continue_final_message=given.continue_final_message or None,
+        )
+    _check_vllm(given)
+    kwargs = dict(given.kwargs)
+    if given.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = given.reasoning_effort
+        kwargs.setdefault("enable_thinking", given.reasoning_effort != "none")
+    if given.documents is not None:
+        kwargs["documents"] = given.documents
+    return body | {
+        "add_generation_prompt": given.add_generation_prompt,
+        "continue_final_message": given.continue_final_message,
+        "add_special_tokens": given.add_special_tokens,
+        **_given(chat_template_kwargs=kwargs or None),
+    }
+
+
+def _check_vllm(given: TemplateInput) -> None:
+    messages = given.messages or []
+    if given.api == "messages" and (given.thinking_off or any(each["role"] == "system" for each in messages[1:])):
+        raise Unfit("the engine asks its template what to make of it")
+    if given.api == "responses" and any("tool_calls" in message for message in messages):
+        raise Unfit("/tokenize puts the fields of calls in another order than /v1/responses")
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of calls must be text."""
+    if not message.get("tool_calls"):
+        return message
+    return {**message, "tool_calls": [_call(each) for each in message["tool_calls"]]}
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    return call | {
+        "function": function | {"arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    }
+
+
+def _given(**fields: object) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

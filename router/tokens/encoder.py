@@ -1,0 +1,322 @@
+"""Requests to token ids, as the engine would make them: chat template and tokenizer, in-process and off the loop.
+
+What engines hold is known by token ids (their KV events), so a prompt must become the same ids here as there. It does
+where the model's own files are at hand; elsewhere a replica is asked, which costs a round trip. Nothing here may fail
+a request: a prompt that is not known, or not in time, is None and placed by estimate. What was late is finished all
+the same and remembered: the conversation's next turn finds it.
+
+At start `verify` compares with a replica's own /tokenize. It sees what no file says: another template given to the
+engine by a flag, other special tokens, another version's ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from router.core.prompts.template_chat import Unfit, packed
+from router.core.facts.requests import TemplateInput
+from router.tokens.ask_engine import ask_body
+from router.tokens.extra import MissingExtra
+from router.tokens.probes import PROMPTS, difference
+from router.tokens.sandbox import CannotRender
+from router.tokens.templates import SGLANG, ChatTemplate
+from router.tokens.tokenizers import CannotLoad, Encoder, Folder, Memory, fetched, load
+
+log = logging.getLogger(__name__)
+
+# (path, body) -> the replica's answer, also of a 4xx; raises when there is none.
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+JOBS_MAX = 32  # waiting for a thread; beyond, a prompt is late at once
+REASONS_MAX = 1000  # remembered, so that each is logged once
+
+
+class Model:
+    """One model's template and tokenizer. Loading takes a second; all of it may run in any thread."""
+
+    def __init__(self, source: str, cache_bytes_max: int) -> None:
+        """`source`: a folder, a tokenizer.json or a hub's name. Raises CannotLoad, CannotRender, MissingExtra."""
+        folder = Folder(fetched(source))
+        self.encoder: Encoder = load(folder.tokenizer_json, cache_bytes_max)
+        self._no_template = folder.own_renderer()
+        templates = {} if self._no_template else folder.templates()
+        self._template = ChatTemplate(templates, folder.special()) if templates else None
+
+    def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
+        """uint32 little-endian. Raises CannotRender and Unfit."""
+        if given.text is not None:
+            return self.encoder.encode(given.text, special=given.add_special_tokens)
+        if self._template is None:
+            raise Unfit(self._no_template or "the model has no chat template")
+        fitted = self._template.fit(given, engine, defaults)
+        special = given.add_special_tokens and engine != SGLANG  # which has no such field for chats
+        ids = self.encoder.encode(self._template.render(fitted), special=special)
+        return ids + self._suffix(fitted.suffix) if fitted.suffix else ids
+
+    def _suffix(self, text: str) -> bytes:
+        """SGLang's way to continue a message: encoded by itself, without the BOS that this puts in front."""
+        plain, special = self.encoder.encode(text, special=False), self.encoder.encode(text, special=True)
+        if special != plain and special[4:] != plain:
+            raise Unfit("the tokenizer puts more than BOS around a text")
+        return plain
+
+
+class Prompts:
+    """Token ids of requests, per model; answers None rather than late, wrong, or with an exception."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        *,
+        deadline_s: float = 0.02,
+        cache_bytes_max: int = 256 << 20,
+        offload_bytes_min: int = 64 << 10,
+        asks_max: int = 8,
+        threads: int = 2,
+        template_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`sources`: model name to local folder or hub name; "" stands for every model. `cache_bytes_max` is of each
+        source, and of what replicas were asked. `template_kwargs`: what an engine was started with as
+        --default-chat-template-kwargs, by model."""
+        self._sources = dict(sources)
+        self._deadline_s = deadline_s
+        self._cache_bytes_max = cache_bytes_max
+        self._offload_bytes_min = offload_bytes_min
+        self._asks_max = asks_max
+        self._template_kwargs = dict(template_kwargs or {})
+        self._models: dict[str, asyncio.Future[Model | None]] = {}
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prompts")
+        self._jobs = 0
+        self._answers = Memory(cache_bytes_max)
+        self._asking: dict[bytes, asyncio.Task[bytes | None]] = {}
+        self._counts: Counter[str] = Counter()
+        self._logged: set[tuple[str, str]] = set()
+
+    async def encode(self, given: TemplateInput, model: str, engine: str, ask: Ask | None = None) -> bytes | None:
+        """Ids of the prompt as uint32 little-endian; None when they cannot be known, or not within the deadline.
+
+        `engine` is "vllm" or "sglang"; `model` names the base model of an adapter. `ask` is used where the model
+        has no tokenizer here.
+        """
+        if given.ids is not None:
+            return given.ids
+        if engine == SGLANG and given.text is not None:
+            given = replace(given, add_special_tokens=True)  # SGLang has no such field for texts
+        if not self.knows(model):
+            if ask is not None:
+                return await self._ask(given, model, engine, ask)
+            self._counts["unknown"] += 1
+            return None
+        loaded = await self._loaded(model, self._deadline_s)
+        if loaded is None:
+            return None
+        if not _longer(given, self._offload_bytes_min):
+            return self._ids(loaded, given, model, engine)
+        if self._jobs >= JOBS_MAX:
+            self._counts["late"] += 1
+            return None
+        job = asyncio.get_running_loop().run_in_executor(self._threads, self._ids, loaded, given, model, engine)
+        self._jobs += 1
+        job.add_done_callback(self._job_done)
+        done, _ = await asyncio.wait((job,), timeout=self._deadline_s)
+        if not done:
+            self._counts["late"] += 1
+            return None
+        return job.result()
+
+    async def prepare(self, model: str) -> bool:
+        """Load the model's files, however long it takes; whether they can be used. Call it before serving: the
+        `tokenizers` library keeps Python's lock for half a second over a large vocabulary."""
+        return await self._loaded(model, None) is not None
+
+    async def prepare_all(self) -> None:
+        """Load the files of every source."""
+        for model in self._sources:
+            await self.prepare(model)
+
+    async def verify(self, model: str, engine: str, ask: Ask) -> str | None:
+        """Compare with a replica's /tokenize on probing prompts: None when equal, else a line that names the first
+        difference. Raises nothing: a replica that does not answer is a line as well."""
+        loaded = await self._loaded(model, None)
+        if loaded is None:
+            return "its tokenizer cannot be used here"
+        bodies: dict[str, dict[str, Any]] = {}
+        for name, given in PROMPTS.items():
+            with suppress(Unfit):
+                bodies[name] = ask_body(given, model, engine)
+        asked = (ask("/tokenize", body) for body in bodies.values())  # side by side: a busy engine answers late
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        compared = 0
+        for name, answer in zip(bodies, answers, strict=True):
+            if isinstance(answer, BaseException):
+                return f"the replica does not answer /tokenize: {type(answer).__name__}"
+            ours = self._ids(loaded, PROMPTS[name], model, engine, quiet=True)
+            if line := difference(name, ours, _tokens(answer)):
+                return line
+            compared += ours is not None
+        return None if compared else "no probing prompt could be compared"
+
+    def knows(self, model: str) -> bool:
+        """Whether a tokenizer is configured for this model here, and not known to be of no use: then no replica has
+        to be asked."""
+        source = self._sources.get(model) or self._sources.get("")
+        loading = self._models.get(source) if source else None
+        return bool(source) and not (loading is not None and loading.done() and loading.result() is None)
+
+    def counts(self) -> Mapping[str, int]:
+        """Totals by what became of prompts: encoded, asked, remembered, late, failed, unknown."""
+        return self._counts
+
+    def close(self) -> None:
+        """Stop the threads and the asking; nothing may be asked after."""
+        for task in self._asking.values():
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _loaded(self, model: str, timeout_s: float | None) -> Model | None:
+        """The model's files: read once, by whoever comes first."""
+        source = self._sources.get(model) or self._sources.get("", "")
+        loading = self._models.get(source)
+        if loading is None:
+            loading = self._models[source] = _in_daemon(partial(self._load, source))
+        if not loading.done():
+            await asyncio.wait((loading,), timeout=timeout_s)
+            if not loading.done():
+                self._counts["late"] += 1
+                return None
+        loaded = loading.result()
+        if loaded is None:
+            self._counts["failed"] += 1
+        return loaded
+
+    def _load(self, source: str) -> Model | None:
+        try:
+            made = Model(source, self._cache_bytes_max)
+        except (CannotLoad, CannotRender, MissingExtra, OSError) as error:
+            self._warn(source, f"tokenizer cannot be used: {error}")
+            return None
+        except Exception:
+            log.exception("bug: tokenizer cannot be loaded", extra={"fields": {"source": source}})
+            return None
+        log.info("tokenizer loaded", extra={"fields": {"source": source, "by": made.encoder.name}})
+        return made
+
+    def _ids(
+        self, loaded: Model, given: TemplateInput, model: str, engine: str, *, quiet: bool = False
+    ) -> bytes | None:
+        """In any thread. Counters lose nothing that matters when two threads count at once."""
+        try:
+            ids = loaded.ids(given, engine, self._template_kwargs.get(model, {}))
+        except (CannotRender, Unfit, UnicodeError) as error:
+            reason = type(error).__name__ if isinstance(error, UnicodeError) else str(error)
+        except Exception as error:  # a library's own failure: the type says enough, the text may quote the prompt
+            reason = f"bug: {type(error).__name__}"
+        else:
+            self._counts["encoded"] += not quiet
+            return ids
+        if not quiet:
+            self._failed(model, reason)
+        return None
+
+    async def _ask(self, given: TemplateInput, model: str, engine: str, ask: Ask) -> bytes | None:
+        try:
+            body = ask_body(given, model, engine)
+        except Unfit as error:
+            self._failed(model, str(error))
+            return None
+        key = xxh3_128_digest(msgspec.json.encode(body))
+        known = self._answers.get(key)
+        if known is not None:
+            self._counts["remembered"] += 1
+            return known
+        task = self._asking.get(key)
+        if task is None:
+            if len(self._asking) >= self._asks_max:
+                self._counts["late"] += 1
+                return None
+            task = self._asking[key] = asyncio.create_task(self._answered(key, model, body, ask))
+        done, _ = await asyncio.wait((task,), timeout=self._deadline_s)
+        if not done:
+            self._counts["late"] += 1
+            return None
+        return task.result()
+
+    async def _answered(self, key: bytes, model: str, body: dict[str, Any], ask: Ask) -> bytes | None:
+        try:
+            ids = _tokens(await ask("/tokenize", body))
+        except Exception as error:  # whatever the transport raises
+            self._failed(model, f"/tokenize: {type(error).__name__}")
+            return None
+        finally:
+            del self._asking[key]
+        if ids is None:
+            self._failed(model, "/tokenize was refused")
+            return None
+        self._counts["asked"] += 1
+        self._answers.put(key, ids)
+        return ids
+
+    def _job_done(self, _job: asyncio.Future[bytes | None]) -> None:
+        self._jobs -= 1
+
+    def _failed(self, model: str, reason: str) -> None:
+        self._warn(model, f"a prompt's tokens cannot be known: {reason}")
+        self._counts["failed"] += 1
+
+    def _warn(self, what: str, reason: str) -> None:
+        """Each reason once for each model: it may come with every request."""
+        if (what, reason) not in self._logged and len(self._logged) < REASONS_MAX:
+            self._logged.add((what, reason))
+            log.warning("placed by estimate: %s", reason, extra={"fields": {"model": what}})
+
+
+def _in_daemon(work: Callable[[], Model | None]) -> asyncio.Future[Model | None]:
+    """In a thread of its own that nobody waits for when the process ends: a hub may keep it for minutes."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Model | None] = loop.create_future()
+
+    def told(made: Model | None) -> None:
+        if not future.done():
+            future.set_result(made)
+
+    def run() -> None:
+        made = work()
+        with suppress(RuntimeError):  # the loop is closed: nobody wants it any more
+            loop.call_soon_threadsafe(told, made)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return future
+
+
+def _tokens(answer: Mapping[str, Any]) -> bytes | None:
+    tokens = answer.get("tokens")
+    try:
+        return packed(tokens) if isinstance(tokens, list) else None
+    except Unfit:
+        return None
+
+
+def _longer(given: TemplateInput, bytes_max: int) -> bool:
+    """Whether the text will be longer, about: enough to know whether it is work for a thread. What a tool was called
+    with, and what was thought, is text as well; of odd values each counts as one byte."""
+    size, left = 0, list[Any]([given.text, given.messages, given.tools, given.documents])
+    while left and size <= bytes_max:
+        value = left.pop()
+        size += len(value) if isinstance(value, str) else 1
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return size > bytes_max

@@ -1,0 +1,91 @@
+"""A request's token ids and their keys, for replicas whose events are followed.
+
+Ids come from prompts.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of what is known are
+looked up; a long new part is hashed off the event loop. Whether our ids can be trusted is trust.py's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import msgspec
+
+from router.engines import fetch as pages
+from router.core.dialects import Dialect
+from router.core.facts.requests import Ask, Replica
+from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
+from router.placer import TokenView
+from router.tokens.encoder import Ask as AskReplica
+from router.tokens.encoder import Prompts
+
+RUNS_MAX = 16_384  # runs of keys remembered: some million blocks, 40 MB
+HASH_TOKENS_MAX = 16_384  # hashed on the event loop; more takes over a millisecond
+ANSWER_BYTES_MAX = 16 << 20  # a million tokens and more
+RESPONSES = "/v1/responses"
+
+
+class Asker:
+    """Asks replicas for `/tokenize`, over one HTTP session that `close` ends."""
+
+    def __init__(self, *, api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._session = pages.session(api_key, timeout_s, tls)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    def of(self, replica: str, model: str) -> AskReplica:
+        """Asks this replica about this model. What it returns raises what the transport does, and for a bad answer."""
+
+        async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            url = f"{Replica(replica).url}{path}"
+            async with self._session.post(url, json=body | {"model": model}, allow_redirects=False) as response:
+                answer = await pages.read(response, ANSWER_BYTES_MAX)
+                if response.status >= 500:
+                    raise ConnectionError(f"{path}: status {response.status}")
+            decoded: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+            return decoded
+
+        return ask
+
+
+class Tokens:
+    """Token ids of requests, by model."""
+
+    def __init__(self, prompts: Prompts, asker: Asker | None, *, offload_bytes_min: int) -> None:
+        """Without an `asker`, models that `prompts` has no tokenizer for stay unknown."""
+        self._prompts = prompts
+        self._asker = asker
+        self._offload_bytes_min = offload_bytes_min
+        self._keys = KeyCache(RUNS_MAX)
+
+    async def of(
+        self, dialect: Dialect, path: str, body: bytes, ask: Ask, model: str, view: TokenView
+    ) -> TokenPrompt | None:
+        """The prompt's ids and keys; None where they cannot be known, or not in time."""
+        loop = asyncio.get_running_loop()
+        if len(body) >= self._offload_bytes_min and ask.decoded is None:  # else there is little left to do
+            given = await loop.run_in_executor(None, dialect.template_input, path, body, ask.decoded)
+        else:
+            given = dialect.template_input(path, body, ask.decoded)
+        if given is None or (path == RESPONSES and Replica(view.replica).rank is not None):
+            return None  # vLLM 0.32 does not heed the header that names a rank on /v1/responses
+        asked = self._asker.of(view.replica, model) if self._asker is not None and view.replica else None
+        ids = await self._prompts.encode(given, view.base, view.engine, asked)
+        if not ids:
+            return None
+        prompt = TokenPrompt(ids, view.adapter, ask.salt)
+        for size in view.block_tokens:
+            await self._hash(prompt, size)
+        return prompt
+
+    async def _hash(self, prompt: TokenPrompt, block_tokens: int) -> None:
+        keys = self._keys.known(prompt, block_tokens)
+        known = len(keys)
+        if prompt.tokens - known * block_tokens <= HASH_TOKENS_MAX:
+            keys += rest(prompt, block_tokens, keys)
+        else:
+            keys += await asyncio.get_running_loop().run_in_executor(None, rest, prompt, block_tokens, tuple(keys))
+        self._keys.learn(prompt, block_tokens, keys, known)

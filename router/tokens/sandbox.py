@@ -1,0 +1,106 @@
+"""Jinja as chat templates expect it: a sandbox, with the names of transformers (utils/chat_template_utils.py, 5.x).
+
+A template that prints today's date is rendered by this machine's clock and time zone: an engine elsewhere may have
+another day around midnight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from types import BuiltinMethodType
+from typing import Any
+
+from router.tokens.extra import library
+
+
+class CannotRender(Exception):
+    """The template refuses, or fails: so it does in the engine."""
+
+
+def environment() -> Any:  # noqa: ANN401 (Jinja's)
+    """Jinja as transformers sets it up, but for the names that it adds. Raises MissingExtra."""
+    extensions = [_generation_tag(), library("jinja2.ext").loopcontrols]
+    return _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+
+
+def _sandbox() -> type[Any]:
+    """The sandbox with short ways to what nearly all look-ups are: a dict's item, a string's method, a namespace's
+    variable. Jinja asks a dict for an attribute first, and checks every one anew: most of a long chat's time."""
+    base: type[Any] = library("jinja2.sandbox").ImmutableSandboxedEnvironment
+    namespace = library("jinja2.utils").Namespace
+    of_dicts = frozenset(dir(dict))
+    # `format` and `format_map` reach into what they print: the sandbox has its own.
+    of_strings = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+
+    class Sandbox(base):  # type: ignore[misc]  # jinja2 is imported late
+        def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401
+            kind = type(obj)
+            if kind is dict:
+                if attribute not in of_dicts:
+                    return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            elif kind is str:
+                if attribute in of_strings:
+                    return getattr(obj, attribute)
+            elif kind is namespace and not attribute.startswith("_"):
+                try:
+                    return getattr(obj, attribute)
+                except AttributeError:
+                    pass
+            return super().getattr(obj, attribute)
+
+        def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if type(obj) is BuiltinMethodType and type(obj.__self__) is str and obj.__name__ in of_strings:
+                kwargs.pop("_loop_vars", None)  # Jinja's own, for what takes a context
+                kwargs.pop("_block_vars", None)
+                return obj(*args, **kwargs)
+            return super().call(context, obj, *args, **kwargs)
+
+    return Sandbox
+
+
+def compiled(source: str) -> Any:  # noqa: ANN401 (Jinja's)
+    """A template that can be rendered. Raises CannotRender for what is none, MissingExtra."""
+    made = environment()
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raiser()
+    made.globals["strftime_now"] = lambda format_: datetime.now().strftime(format_)  # noqa: DTZ005 (as the engine)
+    try:
+        return made.from_string(source)
+    except library("jinja2").TemplateError as error:
+        raise CannotRender(f"{type(error).__name__}: {error}") from error
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raiser() -> Callable[[str], None]:
+    error = library("jinja2").TemplateError
+
+    def raise_exception(message: str) -> None:
+        raise error(message)
+
+    return raise_exception
+
+
+def _generation_tag() -> type[Any]:
+    """`{% generation %}` marks what an assistant said, for training; what it holds is printed."""
+    base: type[Any] = library("jinja2.ext").Extension
+
+    class Generation(base):  # type: ignore[misc]  # jinja2 is imported late
+        tags = frozenset(("generation",))
+
+        def parse(self, parser: Any) -> Any:  # noqa: ANN401 (Jinja's)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return library("jinja2.nodes").Scope(body).set_lineno(line)  # what it sets stays within it
+
+    return Generation

@@ -1,0 +1,120 @@
+"""A model's chat template: compiled once, rendered as transformers renders it (utils/chat_template_utils.py, 5.x).
+
+A model may have several by name; `tool_use` is taken where a request brings tools. To continue the final message, its
+text is marked, and the rendered text cut at the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.core.prompts.engine_messages import Rendering, Traits, for_sglang, for_vllm
+from router.core.facts.requests import TemplateInput
+from router.tokens.sandbox import CannotRender, compiled
+from router.tokens.traits import refuses_inline_system, sglang_wants_parts, vllm_wants_parts
+
+VLLM, SGLANG = "vllm", "sglang"
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """The templates of one model by name; `tool_use` is taken for requests with tools, where there is one."""
+
+    def __init__(self, sources: Mapping[str, str], special: Mapping[str, Any]) -> None:
+        """`special`: names like `bos_token` that the template sees. Raises CannotRender for what is no template."""
+        self._sources = dict(sources)
+        self._special = dict(special)
+        self._compiled = {name: compiled(source) for name, source in sources.items()}
+        system_first = any(map(refuses_inline_system, sources.values()))
+        self._traits = {name: _traits(source, system_first=system_first) for name, source in sources.items()}
+        self._effort_off: str | None = None
+
+    def rendering(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> str:
+        """The prompt's text. Raises CannotRender, or Unfit for what is not known of the engine."""
+        return self.render(self.fit(given, engine, defaults))
+
+    def fit(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendering:
+        """What this engine would hand to the template. Raises Unfit."""
+        traits = self._traits[self._name(given.tools is not None)][SGLANG if engine == SGLANG else VLLM]
+        if engine == SGLANG:
+            return for_sglang(given, traits, defaults)
+        if given.thinking_off:
+            traits = Traits(traits.parts, traits.developer, traits.system_first, self._effort_when_off(defaults))
+        return for_vllm(given, traits, defaults)
+
+    def render(self, given: Rendering) -> str:
+        """The text before tokenisation. Raises CannotRender."""
+        if given.continue_final_message and given.add_generation_prompt:
+            raise CannotRender("continue_final_message and add_generation_prompt")
+        if not given.messages and not given.suffix:
+            raise CannotRender("no messages")
+        messages = given.messages
+        if given.continue_final_message:
+            messages = [*messages[:-1], _tagged(messages[-1])]
+        name = self._name(given.tools is not None)
+        variables = {**self._special, "documents": None, **given.kwargs}
+        variables |= {
+            "messages": messages,
+            "tools": given.tools,
+            "add_generation_prompt": given.add_generation_prompt,
+        }
+        try:
+            text = str(self._compiled[name].render(variables))
+        except Exception as error:  # a template is a program: it may fail in any way, here as in the engine
+            raise CannotRender(f"{type(error).__name__} in the chat template") from error
+        return _cut_at_tag(text, given.messages[-1]) if given.continue_final_message else text
+
+    def _name(self, tools: bool) -> str:
+        if tools and "tool_use" in self._compiled:
+            return "tool_use"
+        if "default" not in self._compiled:
+            raise CannotRender("no chat template")
+        return "default"
+
+    def _effort_when_off(self, defaults: Mapping[str, Any]) -> str:
+        """`none`, or `low` where the template refuses that or takes it for any other effort (vLLM's
+        _probe_disabled_thinking_effort)."""
+        if self._effort_off is None:
+            none = self._try_effort("none", defaults)
+            heeded = none is not None and all(self._try_effort(effort, defaults) != none for effort in EFFORTS)
+            self._effort_off = "none" if heeded else "low"
+        return self._effort_off
+
+    def _try_effort(self, effort: str, defaults: Mapping[str, Any]) -> str | None:
+        given = TemplateInput(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+        try:
+            return self.rendering(given, VLLM, defaults)
+        except CannotRender:
+            return None
+
+
+def _traits(source: str, *, system_first: bool) -> dict[str, Traits]:
+    developer = '"developer"' in source or "'developer'" in source
+    vllm = Traits(vllm_wants_parts(source), developer, system_first)
+    return {VLLM: vllm, SGLANG: Traits(sglang_wants_parts(source))}
+
+
+def _tagged(message: dict[str, Any]) -> dict[str, Any]:
+    """The final message with a mark behind its text, so that what the template puts behind it can be cut off."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + CONTINUE_TAG}
+    blocks = list(content or ())
+    for index in range(len(blocks) - 1, -1, -1):
+        if "text" in blocks[index]:
+            blocks[index] = {**blocks[index], "text": blocks[index]["text"] + CONTINUE_TAG}
+            return {**message, "content": blocks}
+    raise CannotRender("no text to continue")
+
+
+def _cut_at_tag(text: str, last: dict[str, Any]) -> str:
+    """As transformers does: white space that the template trimmed behind the message is trimmed before the cut."""
+    content = last["content"]
+    if not isinstance(content, str):
+        content = next(block["text"] for block in reversed(content) if "text" in block)
+    at = text.rfind(CONTINUE_TAG.strip())
+    if at < 0 or content.strip() not in text:
+        raise CannotRender("the template does not show the final message as it is")
+    return text[:at] if text.startswith(CONTINUE_TAG, at) else text[:at].rstrip()

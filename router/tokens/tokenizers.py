@@ -1,0 +1,269 @@
+"""Tokenizers of a model's folder: text to token ids, as uint32 little-endian, in the bytes of which blocks are made.
+
+`fastokens` encodes 100,000 tokens in milliseconds where `tokenizers` takes hundreds; it is used where it takes the
+model and answers like `tokenizers` on probing texts, else `tokenizers` itself is.
+
+A conversation grows at its end, and agents repeat long beginnings. Added tokens (`<|im_end|>`) cut a text into
+segments that a byte-pair encoder never looks across, so ids are remembered per segment: turn n+1 costs what is new in
+it, and forks and shared system prompts are found as well. fastokens does this itself; for `tokenizers` it is done
+here, where it is proved on the probing texts that the parts make the whole.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from router.tokens.extra import MissingExtra, library
+
+# Models whose chats vLLM 0.32 writes by code of its own (renderers/registry.py, online_renderer.py).
+OWN_RENDERERS = frozenset(("gpt_oss", "deepseek_v32", "deepseek_v4", "kimi_k3", "inkling", "cohere2_moe"))
+SEGMENT_OVERHEAD_BYTES = 200  # of a remembered segment in CPython: its key, its entry and its place in the order
+# Kinds of text on which encoders are known to differ: spaces, digits, scripts, combining marks, look-alikes.
+PROBES = (
+    "",
+    "Hello, world! It's 2024-11-05, 10:30pm; pi=3.14159265358979",
+    "  leading, trailing  \n\n\n\ttabs\t\t and \r\n line ends \n ",
+    "def f(x):\n    return {k: v for k, v in x.items() if v != 0x1F}\n\n\n        # deep\n",
+    "naïve café Ünïcödé e\u0301 \u212b \ufb01 ½ ² ⅷ",
+    "漢字かな交じり文、한국어 텍스트, русский, العربية, हिन्दी, ไทย",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪 \u200b\u200d\ufeff",
+    "<s> </s> <|im_start|>user <|im_end|> <|endoftext|> [INST] <unk> <pad> <|eot_id|>",
+    "a" * 300 + "1234567890" * 30 + " " * 100 + "!" * 50,
+    "https://example.org/a?b=c&d=%20#e {\"json\": [1, 2.5e-3, null, true]} \\n \\u00e9 'll 're 'VE",
+)
+
+
+class CannotLoad(ValueError):
+    """There is no usable tokenizer; the message says why."""
+
+
+class Encoder(Protocol):
+    """Text to ids, uint32 little-endian. May be called from several threads."""
+
+    name: str
+
+    def encode(self, text: str, *, special: bool) -> bytes:
+        """`special`: with what the tokenizer puts around any text, such as BOS."""
+
+
+def load(json_text: str, cache_bytes_max: int) -> Encoder:
+    """The fastest encoder that is right. Raises CannotLoad, MissingExtra when neither library is installed."""
+    try:
+        slow = Whole(json_text)
+    except MissingExtra:
+        return Fast(json_text, cache_bytes_max)  # nothing to compare with
+    texts = probes(slow.added)
+    try:
+        fast = Fast(json_text, cache_bytes_max)
+        if _agree(fast, slow, texts):
+            return fast
+    except (CannotLoad, MissingExtra, AttributeError):  # the last: of a fastokens that is too old
+        pass
+    parts = Segmented(slow, cache_bytes_max)
+    return parts if _agree(parts, slow, texts) and _agree(parts, slow, texts) else slow
+
+
+def probes(added: Iterable[str]) -> list[str]:
+    """Texts to compare encoders on: each by itself, and all around some of the added tokens."""
+    some = sorted(added, key=len)[:40]
+    joints = [f"x {token}{text[:40]}  {token} y" for token, text in zip(some, PROBES * 4, strict=False)]
+    chat = "".join(f"{token}{text}{token}\n{text}" for token, text in zip(some or [""], PROBES, strict=False))
+    return [*PROBES, *joints, chat, "".join(PROBES)]
+
+
+def _agree(one: Encoder, other: Encoder, texts: Iterable[str]) -> bool:
+    """Twice each, so that what is remembered is compared as well."""
+    return all(
+        one.encode(text, special=special) == one.encode(text, special=special) == other.encode(text, special=special)
+        for text in texts
+        for special in (False, True)
+    )
+
+
+class Fast:
+    """fastokens, with its own memory of segments."""
+
+    name = "fastokens"
+
+    def __init__(self, json_text: str, cache_bytes_max: int) -> None:
+        try:
+            self._tokenizer = library("fastokens").Tokenizer.from_json_str(json_text)
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_segment_cache(cache_bytes_max)
+        except MissingExtra:
+            raise
+        except Exception as error:  # whatever it raises, it does not take this model
+            raise CannotLoad(f"fastokens: {error}") from error
+
+    def encode(self, text: str, *, special: bool) -> bytes:
+        """One text as a batch of its own: that form makes no Python object of each id."""
+        ids: bytes = self._tokenizer.encode_batch_flat([text], add_special_tokens=special)[0]
+        return ids
+
+
+class Whole:
+    """The `tokenizers` library, without any memory."""
+
+    name = "tokenizers"
+
+    def __init__(self, json_text: str) -> None:
+        """Raises CannotLoad for what is no tokenizer."""
+        module = library("tokenizers")
+        try:
+            self._tokenizer = module.Tokenizer.from_str(json_text)
+        except Exception as error:  # the library raises plain Exceptions
+            raise CannotLoad(f"tokenizers: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.added: list[str] = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    def encode(self, text: str, *, special: bool) -> bytes:
+        """All of it, anew."""
+        return array("I", self._tokenizer.encode(text, add_special_tokens=special).ids).tobytes()
+
+
+class Segmented:
+    """`tokenizers` with a memory of the segments between added tokens."""
+
+    name = "tokenizers, by segments"
+
+    def __init__(self, whole: Whole, cache_bytes_max: int) -> None:
+        self._whole = whole
+        self._memory = Memory(cache_bytes_max)
+        longest_first = sorted(whole.added, key=len, reverse=True)
+        self._cut = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def encode(self, text: str, *, special: bool) -> bytes:
+        """Each segment with the added token in front of it."""
+        if special or self._cut is None:
+            return self._whole.encode(text, special=special)
+        ends = [found.start() for found in self._cut.finditer(text)]
+        starts = [0, *ends]
+        return b"".join(self._segment(text[start:end]) for start, end in zip(starts, [*ends, len(text)], strict=True))
+
+    def _segment(self, text: str) -> bytes:
+        key = xxh3_128_digest(text.encode())
+        known = self._memory.get(key)
+        if known is None:
+            known = self._whole.encode(text, special=False)
+            self._memory.put(key, known)
+        return known
+
+
+class Memory:
+    """Bytes by key, the least recently used forgotten beyond a number of bytes. Threads may share it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+        self.size_bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """What was put, if it is still there."""
+        with self._lock:
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+            return found
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Remember, and forget what no longer fits."""
+        size_bytes = len(value) + SEGMENT_OVERHEAD_BYTES
+        with self._lock:
+            if size_bytes > self._bytes_max or key in self._entries:
+                return
+            self._entries[key] = value
+            self.size_bytes += size_bytes
+            while self.size_bytes > self._bytes_max:
+                _, gone = self._entries.popitem(last=False)
+                self.size_bytes -= len(gone) + SEGMENT_OVERHEAD_BYTES
+
+
+class Folder:
+    """The files of a model that say how prompts are made."""
+
+    def __init__(self, path: Path) -> None:
+        """A folder, or a `tokenizer.json` by itself. Raises CannotLoad when it has none."""
+        file = path if path.is_file() else path / "tokenizer.json"
+        if not file.is_file():
+            raise CannotLoad(f"{path} has no tokenizer.json")
+        self.path = file.parent
+        self.tokenizer_json = file.read_text(encoding="utf-8")
+        self._config = self._read("tokenizer_config.json")
+
+    def templates(self) -> dict[str, str]:
+        """By name; `default` is the usual one. A file takes precedence over the configuration, as in transformers."""
+        given = self._config.get("chat_template") or self._read("chat_template.json").get("chat_template")
+        found: dict[str, str] = {}
+        if isinstance(given, str):
+            found = {"default": given}
+        elif isinstance(given, list):
+            found = {each["name"]: each["template"] for each in given if isinstance(each, dict)}
+        more = sorted((self.path / "additional_chat_templates").glob("*.jinja"))
+        found |= {file.stem: file.read_text(encoding="utf-8") for file in more}
+        default = self.path / "chat_template.jinja"
+        return found | ({"default": default.read_text(encoding="utf-8")} if default.is_file() else {})
+
+    def special(self) -> dict[str, Any]:
+        """Names of special tokens, as templates see them: `bos_token` and its like."""
+        merged = {**self._read("special_tokens_map.json"), **self._config}
+        named = {name: _content(value) for name, value in merged.items() if name.endswith("_token")}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def own_renderer(self) -> str:
+        """Why engines do not use the chat template of this model; "" where they do."""
+        kind = str(self._read("config.json").get("model_type", ""))
+        if kind in OWN_RENDERERS:
+            return f"engines render {kind} without a template"
+        return "engines use mistral_common for it" if (self.path / "tekken.json").is_file() else ""
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode((self.path / name).read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            raise CannotLoad(f"{name} cannot be read: {error}") from error
+
+
+def _content(token: object) -> str | None:
+    """A special token is its text, or an object that holds it."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+HUB_FILES = (
+    "tokenizer.json",
+    "*config.json",
+    "special_tokens_map.json",
+    "*.jinja",
+    "chat_template.json",
+    "tekken.json",
+)
+
+
+def fetched(source: str) -> Path:
+    """A local path as it is; a hub's name through huggingface_hub, which has its own cache. Raises CannotLoad."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    try:
+        hub = library("huggingface_hub")
+    except MissingExtra:
+        raise CannotLoad(f"{source} is no folder here, and huggingface_hub is not installed") from None
+    try:
+        return Path(hub.snapshot_download(source, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # of many kinds: no such model, no network, no right
+        raise CannotLoad(f"{source} is no folder here, and not to be had: {type(error).__name__}") from error

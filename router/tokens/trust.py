@@ -1,0 +1,79 @@
+"""Whether our token ids can be trusted: for every model a replica follows, they are compared with its own, at first
+and every so often. A model for which they differ is placed by estimate, and the log names the first token that differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from router.core.placement.router import Router
+from router.tokens.encoder import Prompts
+from router.tokens.request_tokens import Asker
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 10.0  # until a model that failed is looked at again
+LOOK_S = 0.1  # for models that are followed now
+UNKNOWN = "no tokenizer, and its replicas may not be asked"
+
+
+class Trust:
+    """Tells the Router of every model whether its prompts can be turned into tokens."""
+
+    def __init__(
+        self,
+        router: Router,
+        prompts: Prompts,
+        asker: Asker,
+        *,
+        ask_replicas: bool,
+        verify: bool,
+        verify_interval_s: float,
+    ) -> None:
+        self._router = router
+        self._prompts = prompts
+        self._asker = asker
+        self._ask_replicas = ask_replicas
+        self._verify = verify
+        self._verify_interval_s = verify_interval_s
+
+    async def watch(self) -> None:
+        """Compare our ids with the replicas', model by model, until cancelled."""
+        due_s: dict[str, float] = {}
+        clock = asyncio.get_running_loop().time
+        while True:
+            for model in self._router.models.followed():
+                if clock() >= due_s.get(model, 0.0):
+                    again_s = self._verify_interval_s
+                    if not await self._compare(model):
+                        again_s = min(AGAIN_S, again_s)
+                    due_s[model] = clock() + again_s
+            await asyncio.sleep(LOOK_S)
+
+    async def _compare(self, model: str) -> bool:
+        """Whether the model's prompts can be turned into tokens; if not, it is looked at again soon."""
+        base, engine, replica = self._router.models.engine(model)
+        if not self._prompts.knows(base):
+            why = await self._refused(replica, model) if self._ask_replicas else UNKNOWN
+        elif not await self._prompts.prepare(base):
+            return await self._compare(model)  # which is known now: a replica is asked instead
+        elif not self._verify or not replica:
+            why = ""
+        else:
+            why = await self._prompts.verify(base, engine, self._asker.of(replica, model)) or ""
+        self._tell(model, why)
+        return not why
+
+    async def _refused(self, replica: str, model: str) -> str:
+        """Why the replica's own /tokenize is of no use; "" if it is."""
+        try:
+            answer = await self._asker.of(replica, model)("/tokenize", {"prompt": "warm"})
+        except Exception as error:  # whatever the transport raises, or the answer is
+            return f"no tokenizer here, and /tokenize is not answered: {type(error).__name__}"
+        return "" if isinstance(answer.get("tokens"), list) else "no tokenizer here, and /tokenize is refused"
+
+    def _tell(self, model: str, why: str) -> None:
+        if self._router.models.observe_tokens(model, why) and why:
+            fields = {"model": model, "why": why}
+            log.warning("prompts of this model are placed by estimate", extra={"fields": fields})

@@ -1,0 +1,223 @@
+"""What the children of the supervisor do: `python -m router.workers`, told on standard input.
+
+Standard input brings one Spec and then stays open for Orders: when it ends, the supervisor wants us to drain, or is
+gone, which comes to the same. So does SIGTERM, unless the supervisor got it too, as from systemd, which sends it to
+all: then it says when. SIGINT and SIGHUP are left to the supervisor, since a terminal sends them to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from router.telemetry import logs
+from router.edge.edge import Edge
+from router.hub.hub import Hub
+from router.placer import CPU_MS
+from router.settings.reloading import REFUSED
+from router.loop import in_background, run
+from router.settings.schema import Settings, SettingsError
+from router.telemetry.stalls import Stalls
+from router.workers import messages as wire
+from router.workers.remote_placer import RemotePlacer
+from router.workers.hub_server import HubServer
+from router.workers.orders import READY, SPEC_BYTES_MAX, LameDuck, Order, Reload, Spec, order_of
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 2.0  # for the first probes, before workers are told what is ready
+VIEW_S = 5.0  # that a worker waits for its first view: until then others serve, or clients wait to be accepted
+ALONE_S = 0.5  # after SIGTERM; by then the supervisor has said so if it got one too
+GRACE_S = 2.0  # of the hub, beyond `listen.drain_s`
+
+
+def main() -> int:
+    """Read the Spec and be what it says. Returns the exit status."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see the supervisor
+    size = int.from_bytes(_exactly(4), "little")
+    if not 0 < size <= SPEC_BYTES_MAX:
+        return 2
+    spec = msgspec.msgpack.decode(_exactly(size), type=Spec)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log = spec.settings.log
+    logs.setup(log.level, log.format, requests=log.requests, shared=True)
+    work = _hub(spec) if spec.worker is None else _worker(spec, spec.worker)
+    try:
+        run(work)
+    except (OSError, SettingsError) as error:
+        print(f"warmroute: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        return 1
+    finally:
+        if spec.worker is None and _abandoned():
+            with suppress(OSError):
+                Path(spec.path).unlink()
+                Path(spec.path).parent.rmdir()
+    return 0
+
+
+def _abandoned() -> bool:
+    """Whether standard input has ended: the supervisor has removed its folder by then, or was killed and never will.
+    Not by our parent's id: while the supervisor dies, its files are closed some time before it is no parent any more.
+    """
+    asking = select.poll()
+    asking.register(0, select.POLLIN)
+    return any(events & select.POLLHUP for _, events in asking.poll(0))
+
+
+def _exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            return b"\0" * size
+        data += piece
+    return data
+
+
+class _Orders:
+    """What the supervisor says; kept until somebody follows."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()  # set at SIGTERM and at the end of standard input
+        self._frames = wire.Frames(SPEC_BYTES_MAX)
+        self._lame_duck = False  # the supervisor was told to end, and will say when
+        self._kept: list[Order] = []
+        self._do: Callable[[Order], None] = self._kept.append
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGTERM, self._loop.call_later, ALONE_S, self._terminated)
+        self._loop.add_reader(0, self._read)
+
+    def follow(self, do: Callable[[Order], None]) -> None:
+        """Do what was said, and what will be."""
+        self._do = do
+        for order in self._kept:
+            do(order)
+
+    def _terminated(self) -> None:
+        if not self._lame_duck:
+            self.stop.set()
+
+    def _read(self) -> None:
+        data = os.read(0, 65_536)
+        if not data:
+            self._loop.remove_reader(0)
+            self.stop.set()
+        for body in self._frames.feed(data):
+            order = order_of(body)
+            self._lame_duck = self._lame_duck or isinstance(order, LameDuck)
+            self._do(order)
+
+
+def _reload(reload: Callable[[Settings], None], settings: Settings) -> bool:
+    """Whether they are taken; a file that they name may have gone since the supervisor looked."""
+    try:
+        reload(settings)
+    except SettingsError as error:
+        for problem in error.problems:
+            log.error(REFUSED, extra={"fields": {"problem": problem}})  # noqa: TRY400 - no trace
+        return False
+    logs.configure(settings.log.level, requests=settings.log.requests)
+    return True
+
+
+def _ready() -> None:
+    with suppress(OSError):  # nobody reads it any more: then standard input has ended too
+        os.write(1, READY)
+
+
+async def _hub(spec: Spec) -> None:
+    orders, settings = _Orders(), spec.settings
+    server: HubServer | None = None
+
+    def lost(replica: str) -> None:
+        if server is not None:
+            server.lost(replica)
+
+    hub = Hub(
+        settings,
+        in_flight=lambda: server.in_flight if server is not None else 0,
+        lost=lost,
+        stuck=lambda replica: server.stuck(replica) if server is not None else None,
+        admin_socket=socket.socket(fileno=spec.admin_fd),
+    )
+    hub.left = lambda replica: server.left(replica) if server is not None else None
+    hub.ready = lambda _: server.news() if server is not None else None
+
+    def do(order: Order) -> None:
+        if isinstance(order, LameDuck):
+            hub.drain()
+        else:
+            taken = isinstance(order, Reload) and _reload(hub.reload, order.settings)
+            hub.reloaded("ok" if taken else "refused")
+
+    async with hub:
+        orders.follow(do)
+        _ready()
+        probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(orders.stop.wait())
+        # Workers that know replicas from the hub before this one must not be told that there are none.
+        discovering = asyncio.create_task(hub.discovered.wait())
+        await asyncio.wait((discovering, stopping), return_when=asyncio.FIRST_COMPLETED)
+        discovering.cancel()
+        await asyncio.wait((probing, stopping), timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        listening = socket.socket(fileno=spec.hub_fd)
+        async with HubServer(hub, listening, ids=settings.events.announce) as server:
+            await stopping
+            hub.drain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(hub.settings.listen.drain_s + GRACE_S):
+                    await server.empty.wait()
+
+
+async def _worker(spec: Spec, number: int) -> None:
+    orders, settings, edge, stalls = _Orders(), spec.settings, None, Stalls()
+    placer = RemotePlacer(
+        spec.path,
+        worker=number,
+        in_flight=lambda: edge.in_flight if edge else 0,
+        lost=lambda replica: edge.lost(replica) if edge else None,
+        left=lambda replica: edge.left(replica) if edge else None,
+        stuck=lambda replica: edge.stuck(replica) if edge else None,
+        figures=lambda: (edge.figures() if edge else {}) | stalls.figures() | {CPU_MS: _cpu_ms()},
+        templates=lambda: edge.templates() if edge else (),
+        templates_max=settings.observatory.templates_max,
+        clock=time.monotonic,
+        timeout_s=settings.listen.hub_timeout_s,
+        response_ids_max=settings.limits.response_ids_max,
+        private_responses=bool(settings.auth.keys_file),
+    )
+    async with placer, AsyncExitStack() as stack:
+        stack.push_async_callback(in_background(stalls.watch()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(VIEW_S):
+                await placer.viewed.wait()
+        async with Edge(settings, placer, listening=socket.socket(fileno=spec.main_fd)) as edge:
+            orders.follow(partial(_do, edge))
+            _ready()
+            await orders.stop.wait()
+
+
+def _cpu_ms() -> int:
+    """By the second: every change is a message."""
+    return int(time.process_time()) * 1_000
+
+
+def _do(edge: Edge, order: Order) -> None:
+    if isinstance(order, LameDuck):
+        edge.lame_duck()
+    elif isinstance(order, Reload):
+        _reload(edge.reload, order.settings)

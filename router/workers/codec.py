@@ -1,0 +1,206 @@
+"""Facts as messages of wire.py, and back.
+
+Placing asks for sizes and keys of a prompt, never for its letters: those stay with the worker, and so do token ids
+unless the hub announces prompts itself. Candidates of a receipt stay with the hub.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from router.core.prompts.blocks import Chain
+from router.core.facts.requests import Ask, Outcome, Prompt, Receipt, Usage
+from router.core.prompts.token_keys import TokenPrompt
+from router.placer import Wanted
+from router.telemetry.tallies import RequestRecord
+from router.workers import messages as wire
+
+PLACE_BYTES_MAX = 8 << 20  # what a placement may take on the wire: a prompt of a million tokens, ids included
+KEY_BYTES = 8
+
+
+def carried_bytes(wanted: Wanted) -> int:
+    """What it takes on the wire at most, about."""
+    keys = len(wanted.chain.keys) if wanted.chain is not None else 0
+    size = KEY_BYTES * keys + 4 * (len(wanted.ring_key) + len(wanted.response_id or ""))
+    if wanted.tokens is not None:
+        size += len(wanted.tokens.ids) + KEY_BYTES * sum(map(len, wanted.tokens.keys.values()))
+    return size
+
+
+def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> wire.Place:
+    """A placement as it is asked for; `ids`: with token ids."""
+    ask, chain, tokens = wanted.ask, wanted.chain, wanted.tokens
+    prompt = ask.prompt
+    return wire.Place(
+        id_,
+        wanted.model,
+        wanted.ring_key,
+        ask.stream,
+        ask.output_tokens_max,
+        wanted.body_tokens,
+        wanted.response_id,
+        tuple(exclude),
+        (prompt.size, prompt.opaque_bytes, prompt.bytes_per_token) if prompt is not None else None,
+        (_packed(chain.keys), chain.root, chain.end_key, chain.spans, chain.first_user_key) if chain else None,
+        None if tokens is None else _token_parts(tokens, ids=ids),
+        wanted.tenant,
+        wanted.priority,
+        wanted.body_bytes,
+        wanted.sighting,
+    )
+
+
+def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, bytes, dict[int, bytes]]:
+    keys = {size: _packed(keys) for size, keys in tokens.keys.items()}
+    return tokens.tokens, tokens.ids if ids else b"", tokens.adapter, tokens.salt, keys
+
+
+def wanted_of(place: wire.Place) -> Wanted:
+    """The request as the hub needs it. Raises wire.WireError when keys are not whole."""
+    prompt, chain, tokens = None, None, None
+    if place.prompt is not None:
+        text_bytes, opaque_bytes, ratio = place.prompt
+        prompt = Prompt(b"", 0, (), opaque_bytes, ratio, skipped_bytes=text_bytes)
+    if place.chain is not None:
+        keys, root, end_key, spans, first_user_key = place.chain
+        chain = Chain(_unpacked(keys), root, end_key, spans, first_user_key)
+    if place.tokens is not None:
+        count, ids, adapter, salt, packed = place.tokens
+        tokens = CountedPrompt(ids, adapter, salt, {size: _unpacked(each) for size, each in packed.items()})
+        tokens.count = count
+    return Wanted(
+        ask=Ask(place.model, prompt, place.stream, output_tokens_max=place.output_tokens_max),
+        model=place.model,
+        chain=chain,
+        ring_key=place.ring_key,
+        tokens=tokens,
+        body_tokens=place.body_tokens,
+        response_id=place.response_id,
+        tenant=place.tenant,
+        priority=place.priority,
+        body_bytes=place.body_bytes,
+        sighting=place.sighting,
+    )
+
+
+class CountedPrompt(TokenPrompt):
+    """Token ids that stayed with the worker: their number and their keys are here."""
+
+    __slots__ = ("count",)
+    count: int
+
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return self.count
+
+
+def _packed(keys: Sequence[int]) -> bytes:
+    return array("Q", keys).tobytes()
+
+
+def _unpacked(packed: bytes) -> list[int]:
+    keys = array("Q")
+    try:
+        keys.frombytes(packed)
+    except ValueError as error:
+        raise wire.WireError(f"{len(packed)} bytes of keys") from error
+    return keys.tolist()
+
+
+def finish_of(id_: int, outcome: Outcome, now_s: float) -> wire.Finish:
+    """A lease's end."""
+    return wire.Finish(id_, outcome.ending, _usage_parts(outcome.usage), outcome.events, now_s)
+
+
+def outcome_of(finish: wire.Finish) -> Outcome:
+    """What became of the lease."""
+    return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
+
+
+def placed_of(id_: int, receipt: Receipt) -> wire.Placed:
+    """A lease as a worker is told of it."""
+    return wire.Placed(
+        id_,
+        receipt.replica,
+        receipt.policy,
+        receipt.reason,
+        receipt.grade,
+        receipt.prompt_tokens,
+        receipt.predicted_cached_tokens,
+        receipt.miss,
+        receipt.replay,
+    )
+
+
+def report_of(record: RequestRecord, lease: int | None) -> wire.Report:
+    """A request's end; its receipt goes along unless the hub has it, under the lease."""
+    receipt = record.receipt
+    parts = None
+    if receipt is not None and lease is None:
+        tokens = (receipt.prompt_tokens, receipt.predicted_cached_tokens)
+        parts = (receipt.replica, receipt.policy, receipt.reason, receipt.grade, *tokens)
+    return wire.Report(
+        record.id,
+        record.route,
+        record.at_s,
+        record.model,
+        record.status,
+        record.ending,
+        record.error,
+        record.detail,
+        record.stream,
+        record.duration_s,
+        record.overhead_s,
+        record.ttft_s,
+        record.inter_token_s,
+        record.events,
+        _usage_parts(record.usage),
+        record.retries,
+        lease,
+        parts,
+        record.tenant,
+        record.queued_s,
+        record.sighting,
+        record.miss,
+        receipt is not None and receipt.replay,
+        record.repairs,
+    )
+
+
+def record_of(report: wire.Report, receipt: Receipt | None) -> RequestRecord:
+    """The record again; `receipt` is the hub's own, if it made one."""
+    if receipt is None and report.receipt is not None:
+        receipt = Receipt(*report.receipt)
+    if receipt is not None:
+        receipt.replay = report.replay  # of a retry only the worker knows
+    return RequestRecord(
+        report.id,
+        report.route,
+        report.at_s,
+        report.model,
+        report.status,
+        report.ending,
+        report.error,
+        report.detail,
+        report.stream,
+        report.duration_s,
+        report.overhead_s,
+        report.ttft_s,
+        report.inter_token_s,
+        report.events,
+        receipt,
+        Usage(*report.usage) if report.usage else None,
+        report.retries,
+        report.tenant,
+        report.queued_s,
+        sighting=report.sighting,
+        miss=report.miss,
+        repairs=report.repairs,
+    )
+
+
+def _usage_parts(usage: Usage | None) -> tuple[int, int, int | None] | None:
+    return (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) if usage is not None else None

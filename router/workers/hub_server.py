@@ -1,0 +1,363 @@
+"""The hub's side: places for all workers, and keeps what they have open.
+
+One connection a worker. Requests of a frame are placed in order, and their answers leave in one frame; one that
+waits for an event (Tokens: the last block of an answer) or for a place waits alone. When a connection ends, for
+whatever reason, the leases of its worker are given back as if all its clients had left, because they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, Self, cast
+
+from router.core.facts.requests import Ask, Receipt, Shed
+from router.core.admission.queue import Ticket
+from router.core.fleet.member import Lease
+from router.core.facts.misses import Template
+from router.core.fleet.models import NoReplica, UnknownModel
+from router.core.placement.router import Router
+from router.placer import CONNECTIONS, LEFT, LocalPlacer, UnknownResponse, Wanted
+from router.telemetry.tallies import RequestRecord
+from router.workers import codec as carrying, messages as wire
+
+log = logging.getLogger(__name__)
+
+VIEW_S = 0.1  # between two looks at whether the view changed
+VIEW_PART_MAX = 0.01  # of the hub's time, for these looks
+RECEIPTS_MAX = 4_096  # of leases that ended and whose report is under way, per worker
+LEASES_MAX = 1 << 17  # open at once, per worker: more than a process has sockets
+BACKLOG = 64
+
+
+class Hub(Protocol):
+    """What a server needs of the hub."""
+
+    router: Router
+    placer: LocalPlacer
+
+    def observe(self, record: RequestRecord) -> None:
+        """Metrics and `/admin/decisions`, without the log line, which is the worker's."""
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """What else a worker has counted since it last said so."""
+
+    def know(self, templates: Iterable[Template], source: str) -> None:
+        """What templates are, as a worker has seen."""
+
+
+class HubServer:
+    """Serves workers on a bound unix socket: `async with HubServer(hub, sock) as server`."""
+
+    def __init__(
+        self, hub: Hub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = wire.QUEUE_BYTES_MAX
+    ) -> None:
+        """`ids`: workers shall send token ids too, not only their keys."""
+        self.hub = hub
+        self._listening = listening
+        self._ids = ids
+        self.queue_bytes_max = queue_bytes_max
+        self.links: set[Link] = set()
+        self.empty = asyncio.Event()  # no worker is connected
+        self.empty.set()
+        self.view = wire.frame([])
+        self._spreading: asyncio.Handle | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to serve; each worker is sent the view first."""
+        loop = asyncio.get_running_loop()
+        self.view = self._view()
+        self._server = await loop.create_unix_server(lambda: Link(self), sock=self._listening, backlog=BACKLOG)
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections: workers go on by the ring."""
+        self._looking.cancel()
+        await asyncio.gather(self._looking, return_exceptions=True)
+        self._server.close()
+        for link in list(self.links):
+            link.transport.abort()
+        await self.empty.wait()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered by all workers."""
+        return sum(link.in_flight for link in self.links)
+
+    def lost(self, replica: str) -> None:
+        """Nobody listens there any more: workers end what is silent there, and learn the new view."""
+        for link in self.links:
+            link.say(wire.Lost(replica))
+            link.flush()
+        self._spread()
+
+    def stuck(self, replica: str) -> None:
+        """It accepts and does not answer: workers try what is silent there elsewhere."""
+        for link in self.links:
+            link.say(wire.Stuck(replica))
+            link.flush()
+
+    def left(self, replica: str) -> None:
+        """The replica is no longer one."""
+        for link in self.links:
+            link.say(wire.Left(replica))
+            link.flush()
+
+    def news(self) -> None:
+        """A replica has become ready: workers hear of it at once, and once of all that come in one turn of the loop."""
+        if self._spreading is None:
+            self._spreading = asyncio.get_running_loop().call_soon(self._spread)
+
+    async def _look(self) -> None:
+        while True:
+            took_s = -time.monotonic()
+            self._spread()
+            took_s += time.monotonic()
+            await asyncio.sleep(max(VIEW_S, took_s / VIEW_PART_MAX))
+
+    def _spread(self) -> None:
+        self._spreading = None
+        view = self._view()
+        if view != self.view:
+            self.view = view
+            for link in self.links:
+                link.write(view)
+
+    def _view(self) -> bytes:
+        router, placer = self.hub.router, self.hub.placer
+        try:
+            default = placer.resolve(None)
+        except (NoReplica, UnknownModel):
+            default = None
+        ready = {member.id: tuple(sorted(member.models)) for member in router.fleet.usable()}
+        served = sorted({model for models in ready.values() for model in models})
+        all_models = {model for member in router.fleet.members.values() for model in member.models}
+        tokens = {model: view for model in served if (view := placer.token_view(model)) is not None}
+        unready = tuple(sorted(all_models.difference(served)))
+        kinds: dict[str, set[str]] = {}
+        for member in router.fleet.members.values():
+            for model in member.models.values():
+                kinds.setdefault(model.name, set()).add(model.owned_by)
+        engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
+        names = dict(router.models.names.others)
+        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids, engines, names)])
+
+
+class Link(asyncio.Protocol):
+    """One worker's connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: HubServer) -> None:
+        self._server = server
+        self._hub = server.hub
+        self._placer = server.hub.placer
+        self._router = server.hub.router
+        self._frames = wire.Frames()
+        self._leases: dict[int, Lease] = {}
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # for an event
+        self._queued: dict[int, Ticket] = {}
+        self._receipts: OrderedDict[int, Receipt] = OrderedDict()
+        self._out: list[wire.FromHub] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.in_flight = 0
+        self._connections = 0  # of its clients
+        self.worker = -1
+        self._does: dict[type, Callable[[Any], None]] = {
+            wire.Hello: self._hello,
+            wire.Place: self._place,
+            wire.Adopt: self._adopt,
+            wire.FirstToken: self._first_token,
+            wire.Finish: self._finish,
+            wire.Report: self._report,
+            wire.Refused: lambda said: self._placer.refused(said.replica),
+            wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
+            wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
+            wire.Alive: lambda said: self._placer.alive(said.replica),
+            wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
+            wire.Counts: self._counts,
+            wire.PageWanted: self._page,
+            wire.Templates: lambda said: self._hub.know(said.templates, f"worker {self.worker}"),
+        }
+
+    # -- connection ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is told the view first."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self._server.links.add(self)
+        self._server.empty.clear()
+        self.write(self._server.view)
+
+    def data_received(self, data: bytes) -> None:
+        """Do what it says, and answer in one frame."""
+        try:
+            for body in self._frames.feed(data):
+                batch = wire.batch_of(body)
+                self.in_flight = batch.in_flight
+                for message in batch.messages:
+                    self._does[type(message)](message)
+        except wire.WireError as error:
+            fields = {"worker": self.worker, "why": str(error)}
+            log.error("a worker is not understood", extra={"fields": fields})  # noqa: TRY400 - no trace
+            self.transport.abort()
+        self.flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Its leases are given back; all its clients have left."""
+        self._server.links.discard(self)
+        if not self._server.links:
+            self._server.empty.set()
+        for task in [*self._waiting.values(), *self._tasks]:
+            task.cancel()
+        for ticket in self._queued.values():  # first: none of them is to get a place of these
+            self._placer.admission.take_back(ticket)
+        self._queued.clear()
+        self._hub.count({CONNECTIONS: -self._connections})
+        now_s = time.monotonic()
+        for lease in self._leases.values():
+            self._placer.finish(lease, LEFT, now_s)
+        fields = {"worker": self.worker, "leases": len(self._leases)}
+        log.log(logging.WARNING if self._leases else logging.INFO, "a worker left", extra={"fields": fields})
+        self._leases.clear()
+
+    def say(self, message: wire.FromHub) -> None:
+        """Send with the next frame."""
+        self._out.append(message)
+
+    def flush(self) -> None:
+        """Send the frame."""
+        if self._out:
+            out, self._out = self._out, []
+            self.write(wire.frame(out))
+
+    def write(self, frame: bytes) -> None:
+        """Send a whole frame, unless the worker has not read for so long that it counts as gone."""
+        if self.transport.is_closing():
+            return
+        self.transport.write(frame)
+        if self.transport.get_write_buffer_size() > self._server.queue_bytes_max:
+            self.transport.abort()
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _hello(self, hello: wire.Hello) -> None:
+        self.worker = hello.worker
+        log.info("a worker joined", extra={"fields": {"worker": hello.worker, "pid": hello.pid}})
+
+    def _place(self, place: wire.Place) -> None:
+        if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
+            raise wire.WireError(f"placement {place.id}: too many leases, or one of that name")
+        wanted, exclude = carrying.wanted_of(place), frozenset(place.exclude)
+        if wanted.response_id or (self._placer.behind(wanted) and not exclude):
+            task = asyncio.create_task(self._place_later(place.id, wanted, exclude))
+            self._waiting[place.id] = task
+            task.add_done_callback(lambda task: self._waited(place.id, task))
+            return
+        self._ask(place.id, wanted, exclude)
+
+    async def _place_later(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
+        if wanted.response_id:  # another worker may just have told of it: what it sent before this is read first
+            await asyncio.sleep(0)
+        if not exclude:
+            await self._placer.listen(wanted)
+        self._ask(id_, wanted, exclude)
+
+    def _ask(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
+        """Answer it, or say that it waits."""
+
+        def answered(answer: Lease | Exception) -> None:
+            self._queued.pop(id_, None)
+            self._answer(id_, answer)
+            self.flush()
+
+        try:
+            answer = self._placer.ask(wanted, exclude, answered)
+        except Exception as error:  # whatever it is, it is said
+            self._answer(id_, error)
+            return
+        if isinstance(answer, Ticket):
+            self._queued[id_] = answer
+            self.say(wire.Queued(id_))
+        else:
+            self._answer(id_, answer)
+
+    def _answer(self, id_: int, answer: Lease | Exception) -> None:
+        if isinstance(answer, Lease):
+            self._placed(id_, answer)
+        elif isinstance(answer, NoReplica):
+            self.say(wire.Unplaced(id_, failed=False))
+        elif isinstance(answer, Shed):
+            self.say(wire.Unplaced(id_, failed=False, shed=(answer.code, str(answer), answer.retry_after_s)))
+        elif isinstance(answer, UnknownResponse):
+            self.say(wire.Unplaced(id_, failed=False, unknown_response=str(answer)))
+        else:
+            log.error("bug: placing failed inside the hub", exc_info=answer)
+            self.say(wire.Unplaced(id_, failed=True))
+
+    def _waited(self, id_: int, task: asyncio.Task[None]) -> None:
+        self._waiting.pop(id_, None)
+        if task.cancelled():  # by a worker that is not waiting for it: but it hears that we are there
+            self.say(wire.Unplaced(id_, failed=True))
+        self.flush()
+
+    def _placed(self, id_: int, lease: Lease) -> None:
+        self._leases[id_] = lease
+        self.say(carrying.placed_of(id_, lease.receipt))
+
+    def _adopt(self, said: wire.Adopt) -> None:
+        """Its work counts where it is; a replica that is not known or not ready is somebody else's trouble."""
+        ask, now_s = Ask(said.model, stream=said.stream), time.monotonic()
+        try:
+            lease = self._router.route(
+                ask, said.model, None, now_s, ring_key="", body_tokens=said.prompt_tokens, only=said.replica
+            )
+        except (NoReplica, Shed):
+            return
+        self._leases[said.id] = lease
+        self._placer.admission.adopted(lease)
+        if said.first_token_s is not None:
+            self._router.first_token(lease, now_s)
+
+    def _first_token(self, said: wire.FirstToken) -> None:
+        lease = self._leases.get(said.id)
+        if lease is not None:
+            self._router.first_token(lease, said.now_s)
+
+    def _finish(self, said: wire.Finish) -> None:
+        lease = self._leases.pop(said.id, None)
+        if lease is None:
+            ticket = self._queued.pop(said.id, None)
+            if ticket is not None:
+                self._placer.admission.take_back(ticket)
+            waiting = self._waiting.get(said.id)
+            if waiting is not None:
+                waiting.cancel()
+            return
+        self._placer.finish(lease, carrying.outcome_of(said), said.now_s)
+        self._receipts[said.id] = lease.receipt
+        if len(self._receipts) > RECEIPTS_MAX:
+            self._receipts.popitem(last=False)
+
+    def _report(self, said: wire.Report) -> None:
+        receipt = self._receipts.pop(said.lease, None) if said.lease is not None else None
+        self._hub.observe(carrying.record_of(said, receipt))
+
+    def _counts(self, said: wire.Counts) -> None:
+        self._connections += said.counts.get(CONNECTIONS, 0)
+        self._hub.count(said.counts)
+
+    def _page(self, said: wire.PageWanted) -> None:
+        async def answer() -> None:
+            page = await self._placer.page(said.path)
+            self.say(wire.PageAnswer(said.id, (page.status, page.content_type, page.body) if page else None))
+            self.flush()
+
+        task = asyncio.create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,157 @@
+"""A worker's connection to the hub, opened again whenever it breaks.
+
+What is said in one turn of the event loop leaves in one frame at its end. Ends of leases could wait a millisecond for
+a placement to go along with, which would save the hub a third of its time; but then a conversation's next turn may
+be placed by another worker before the last one is known to have ended, and is placed worse than by one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+from router.workers import messages as wire
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.05  # until a connection that broke, or that failed, is tried again; doubled until one lasts
+AGAIN_S_MAX = 1.0
+LASTED_S = 1.0
+
+
+class Line:
+    """Sends while it is up, and forgets what is said meanwhile."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        opened: Callable[[], list[wire.FromWorker]],
+        heard: Callable[[list[wire.FromHub]], None],
+        broken: Callable[[list[wire.FromWorker]], None],
+        in_flight: Callable[[], int],
+        queue_bytes_max: int,
+    ) -> None:
+        """`opened` gives what is to be said first; `broken` hears what was not said any more; `in_flight` goes with
+        every frame. A hub that leaves more than `queue_bytes_max` unread is given up."""
+        self._path = path
+        self._opened = opened
+        self._heard = heard
+        self._broken = broken
+        self._in_flight = in_flight
+        self._queue_bytes_max = queue_bytes_max
+        self._out: list[wire.FromWorker] = []
+        self._told_in_flight = 0
+        self._link: _Link | None = None
+        self._flushing = False
+        self.number = 0  # of the connection, from 1
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a connection; the hub at its other end may not have come yet."""
+        return self._link is not None
+
+    async def open(self) -> None:
+        """Begin to connect, and go on until `close`."""
+        self._loop = asyncio.get_running_loop()
+        self._connecting = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Say what is left to say, and end."""
+        self._connecting.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._connecting
+        self.flush()
+        if self._link is not None:
+            link = self._link
+            link.transport.close()
+            await link.closed.wait()
+
+    async def _keep(self) -> None:
+        again_s = AGAIN_S
+        while True:
+            with suppress(OSError):
+                _, link = await self._loop.create_unix_connection(lambda: _Link(self), self._path)
+                began_s = self._loop.time()
+                await link.closed.wait()
+                if self._loop.time() - began_s > LASTED_S:
+                    again_s = AGAIN_S
+            await asyncio.sleep(again_s)
+            again_s = min(again_s * 2, AGAIN_S_MAX)
+
+    def say(self, message: wire.FromWorker) -> None:
+        """Send, soon; lost where there is no connection: the hub has returned all leases then."""
+        if self._link is None:
+            return
+        self._out.append(message)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what was said, and the number of requests being answered if that changed."""
+        self._flushing = False
+        link, out, in_flight = self._link, self._out, self._in_flight()
+        if link is None or (not out and in_flight == self._told_in_flight):
+            return
+        self._out, self._told_in_flight = [], in_flight
+        try:
+            link.transport.write(wire.frame(wire.Batch(in_flight, out)))
+        except wire.WireError as error:
+            link.give_up(error)
+            return
+        if link.transport.get_write_buffer_size() > self._queue_bytes_max:
+            link.transport.abort()
+
+    # -- for the connection --------------------------------------------------------------------------------------
+
+    def connected(self, link: _Link) -> None:
+        """Say first things first."""
+        self.number += 1
+        self._link, self._out = link, self._opened()
+        self.flush()
+
+    def received(self, answers: list[wire.FromHub]) -> None:
+        """One frame of the hub's."""
+        self._heard(answers)
+
+    def disconnected(self, link: _Link) -> None:
+        """The hub, or the way to it, is gone."""
+        if self._link is link:
+            self._link = None
+            unsaid, self._out = self._out, []
+            self._broken(unsaid)
+
+
+class _Link(asyncio.Protocol):
+    """One connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._frames = wire.Frames()
+        self.closed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self._line.connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._line.received(wire.answers_of(body))
+        except wire.WireError as error:
+            self.give_up(error)
+
+    def give_up(self, error: wire.WireError) -> None:
+        """Close, and say why."""
+        log.error("the hub is not understood, or cannot be told", extra={"fields": {"why": str(error)}})
+        self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()
+        self._line.disconnected(self)

@@ -1,0 +1,329 @@
+"""What hub and workers say to each other: length-prefixed msgpack frames, several messages a frame.
+
+A frame is four bytes of length (little-endian) and one msgpack value: from a worker `Batch`, from the hub a list of
+answers. A worker numbers its placements; the number is also the lease's name for the life of the connection, so
+that a placement can be taken back before its answer is there. Block keys travel as packed uint64 of this machine.
+Times are `time.monotonic()`, which all processes of a machine share (Linux: CLOCK_MONOTONIC).
+
+Whatever does not decode, or is longer than allowed, is a WireError, and the connection is closed: then the hub
+returns the worker's leases, and the worker places by the ring until it is connected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from router.core.facts.requests import Ending, Grade, Priority, Reason
+from router.core.facts.misses import Breakdown, Sighting, Template
+from router.placer import TokenView
+
+FRAME_BYTES_MAX = 64 << 20  # a prompt of a million tokens takes some 2 MB
+QUEUE_BYTES_MAX = 64 << 20  # that wait for the other side to read; beyond it the connection is given up
+HEAD_BYTES = 4
+
+Name = Annotated[str, Meta(max_length=4_096)]
+Id = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class WireError(ValueError):
+    """What came is not what hub and workers say."""
+
+
+# -- a worker says ---------------------------------------------------------------------------------------------------
+
+
+class Hello(Struct, tag=0, array_like=True):
+    """The first message of a connection."""
+
+    worker: Count
+    pid: Count
+
+
+class Place(Struct, tag=1, array_like=True, gc=False):
+    """Wants a lease; answered by Placed or Unplaced. Prompts come as sizes and keys, never as text."""
+
+    id: Id
+    model: str | None
+    ring_key: str
+    stream: bool
+    output_tokens_max: int | None
+    body_tokens: int
+    response_id: str | None
+    exclude: tuple[str, ...]
+    prompt: tuple[Count, Count, float | None] | None  # bytes, opaque bytes, bytes per token
+    chain: tuple[bytes, int, int, tuple[tuple[int, int, int], ...], int] | None  # as Chain
+    tokens: tuple[Count, bytes, str, bytes, dict[int, bytes]] | None  # how many, ids or b"", adapter, salt, keys
+    tenant: str = ""
+    priority: Priority = Priority.NORMAL
+    body_bytes: Count = 0
+    sighting: Sighting | None = None
+
+
+class Adopt(Struct, tag=2, array_like=True, gc=False):
+    """A lease that the worker gave itself, or that an earlier hub gave: it is open on that replica."""
+
+    id: Id
+    replica: str
+    model: str | None
+    stream: bool
+    prompt_tokens: Count
+    first_token_s: float | None
+
+
+class FirstToken(Struct, tag=3, array_like=True, gc=False):
+    """The first body event of a stream arrived."""
+
+    id: Id
+    now_s: float
+
+
+class Finish(Struct, tag=4, array_like=True, gc=False):
+    """A lease is given back, or a placement that is no longer wanted."""
+
+    id: Id
+    ending: Ending
+    usage: tuple[int, int, int | None] | None
+    events: Count
+    now_s: float
+
+
+class Report(Struct, tag=5, array_like=True, gc=False):
+    """A request ended; `lease` names the receipt, where the hub made it."""
+
+    id: str
+    route: str
+    at_s: float
+    model: str
+    status: int
+    ending: str
+    error: str | None
+    detail: str | None
+    stream: bool
+    duration_s: float
+    overhead_s: float | None
+    ttft_s: float | None
+    inter_token_s: float | None
+    events: int
+    usage: tuple[int, int, int | None] | None
+    retries: tuple[tuple[str, str], ...]
+    lease: int | None
+    receipt: tuple[str, str, Reason, Grade, int, int] | None  # as Receipt, without candidates
+    tenant: str = ""
+    queued_s: float = 0.0
+    sighting: Sighting | None = None
+    miss: Breakdown | None = None
+    replay: bool = False
+    repairs: tuple[str, ...] = ()
+
+
+class Refused(Struct, tag=6, array_like=True, gc=False):
+    """Nobody listens at the replica."""
+
+    replica: Name
+
+
+class Made(Struct, tag=7, array_like=True, gc=False):
+    """The replica made a stored response."""
+
+    response_id: Name
+    replica: Name
+    tenant: Name = ""
+
+
+class Failed(Struct, tag=8, array_like=True, gc=False):
+    """An attempt failed."""
+
+    replica: Name
+    kind: Name
+
+
+class Counts(Struct, tag=9, array_like=True, gc=False):
+    """What else was counted in the worker since this was last said; see placing.py for the names."""
+
+    counts: dict[Name, int]  # a level, such as connections that are open, may also fall
+
+
+class PageWanted(Struct, tag=10, array_like=True, gc=False):
+    """One of the router's own pages."""
+
+    id: Id
+    path: Name
+
+
+class Alive(Struct, tag=11, array_like=True, gc=False):
+    """Streams of the replica go on."""
+
+    replica: Name
+
+
+class Rest(Struct, tag=12, array_like=True, gc=False):
+    """The replica asked to be sent nothing for so many seconds."""
+
+    replica: Name
+    for_s: float
+
+
+class Templates(Struct, tag=13, array_like=True):
+    """Templates that its clients' prompts begin with, new or changed; a body that was told is not told again."""
+
+    templates: list[Template]
+
+
+FromWorker = (
+    Hello
+    | Place
+    | Adopt
+    | FirstToken
+    | Finish
+    | Report
+    | Refused
+    | Made
+    | Failed
+    | Counts
+    | PageWanted
+    | Alive
+    | Rest
+    | Templates
+)
+
+
+class Batch(Struct, array_like=True):
+    """A worker's frame."""
+
+    in_flight: Count  # requests being answered there
+    messages: list[FromWorker]
+
+
+# -- the hub says ----------------------------------------------------------------------------------------------------
+
+
+class Placed(Struct, tag=0, array_like=True, gc=False):
+    """A lease: the receipt, without candidates."""
+
+    id: Id
+    replica: str
+    policy: str
+    reason: Reason
+    grade: Grade
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    miss: Breakdown | None = None
+    replay: bool = False
+
+
+class Unplaced(Struct, tag=1, array_like=True, gc=False):
+    """No replica is ready to take it; or, if `failed`, the hub cannot place it, or was told to forget it; or it is
+    turned away (`shed`)."""
+
+    id: Id
+    failed: bool
+    shed: tuple[str, str, float] | None = None  # code, message, seconds until it may be worth asking again
+    unknown_response: str | None = None  # it is about a stored response that is not its tenant's
+
+
+class View(Struct, tag=2, array_like=True):
+    """What is served and ready now; sent first, and after every change."""
+
+    ready: list[tuple[str, tuple[str, ...]]]  # replica -> its models
+    unready: tuple[str, ...]  # models that only replicas serve which are not ready
+    default: str | None  # the model meant by a request that names none
+    tokens: dict[str, TokenView]
+    ids: bool  # whether placements shall carry token ids besides their keys
+    engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
+    names: dict[str, str] = {}  # model -> the other name that its chains begin with
+
+
+class Lost(Struct, tag=3, array_like=True, gc=False):
+    """Nobody listens at the replica: what is silent there will stay so."""
+
+    replica: str
+
+
+class Left(Struct, tag=4, array_like=True, gc=False):
+    """The replica is no longer one."""
+
+    replica: str
+
+
+class PageAnswer(Struct, tag=5, array_like=True, gc=False):
+    """The page wanted; None where there is none."""
+
+    id: Id
+    page: tuple[int, str, bytes] | None
+
+
+class Stuck(Struct, tag=6, array_like=True, gc=False):
+    """The replica accepts and does not answer: what is silent there is to be tried elsewhere."""
+
+    replica: str
+
+
+class Queued(Struct, tag=7, array_like=True, gc=False):
+    """It waits for a place: Placed or Unplaced comes, however late."""
+
+    id: Id
+
+
+FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Stuck | Queued
+
+_encoder = msgspec.msgpack.Encoder()
+_batches = msgspec.msgpack.Decoder(Batch)
+_answers = msgspec.msgpack.Decoder(list[FromHub])
+
+
+def frame(value: Batch | Sequence[FromHub]) -> bytes:
+    """The bytes of one frame. Raises WireError when it is longer than the other side takes."""
+    body = _encoder.encode(value)
+    if len(body) > FRAME_BYTES_MAX:
+        raise WireError(f"a frame of {len(body)} bytes; allowed are {FRAME_BYTES_MAX}")
+    return len(body).to_bytes(HEAD_BYTES, "little") + body
+
+
+def batch_of(body: bytes) -> Batch:
+    """A worker's frame. Raises WireError."""
+    return _decoded(_batches, body)  # type: ignore[no-any-return]
+
+
+def answers_of(body: bytes) -> list[FromHub]:
+    """A frame of the hub's. Raises WireError."""
+    return _decoded(_answers, body)  # type: ignore[no-any-return]
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 - of whatever type the decoder is for
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"a frame that does not decode: {error}") from error
+
+
+class Frames:
+    """Cuts a stream of bytes into the bodies of frames, however it arrives."""
+
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._kept = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies of the frames that are whole now. Raises WireError for one that is too long."""
+        kept = self._kept
+        if kept:
+            kept += data
+        view = memoryview(kept or data)
+        bodies, at, total = [], 0, len(view)
+        while total - at >= HEAD_BYTES:
+            size = int.from_bytes(view[at : at + HEAD_BYTES], "little")
+            if size > self._bytes_max:
+                raise WireError(f"a frame of {size} bytes; allowed are {self._bytes_max}")
+            end = at + HEAD_BYTES + size
+            if end > total:
+                break
+            bodies.append(bytes(view[at + HEAD_BYTES : end]))
+            at = end
+        if at or not kept:  # else the beginning of a long frame stays where it is
+            self._kept = bytearray(view[at:])
+        return bodies

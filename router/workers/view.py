@@ -1,0 +1,96 @@
+"""What a worker knows of the replicas: the hub's last view, and the ring for when there is no hub.
+
+Names of models are resolved by the view as the hub would (core/models.py). Without the hub requests go by the
+consistent-hash ring with bounded load, over the replicas last known as ready and what this worker has open there:
+all workers, and their hub before, send a conversation to the same place as long as loads allow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from router.core.facts.requests import Grade, Reason, Receipt, Replica
+from router.core.fleet.models import NoReplica, UnknownModel
+from router.core.placement.ring import Ring, under_bound
+from router.placer import TokenView, Wanted
+from router.workers.messages import View
+
+POLICY = "ring"
+NOTHING = View(ready=[], unready=(), default=None, tokens={}, ids=False)
+
+
+class Known:
+    """The last view, less the replicas that refused since."""
+
+    def __init__(self) -> None:
+        self.loads: Counter[str] = Counter()  # open leases of this worker
+        self._ring = Ring()
+        self.take(NOTHING)
+
+    def take(self, view: View) -> None:
+        """A new view, which replaces the one before."""
+        self._view = view
+        self._ready = dict(view.ready)
+        self._learn()
+
+    def drop(self, replica: str) -> None:
+        """It refused a connection: until the next view it counts as gone."""
+        if self._ready.pop(replica, None) is not None:
+            self._learn()
+
+    def _learn(self) -> None:
+        self._serving: dict[str, list[str]] = {}
+        for replica, models in self._ready.items():
+            for model in models:
+                self._serving.setdefault(model, []).append(replica)
+
+    @property
+    def ids(self) -> bool:
+        """Whether the hub wants token ids."""
+        return self._view.ids
+
+    @property
+    def follows(self) -> bool:
+        """Whether any prompt is wanted as token ids."""
+        return bool(self._view.tokens)
+
+    def engines(self, model: str) -> tuple[str, ...]:
+        """Kinds of engines that serve it."""
+        return self._view.engines.get(model, ())
+
+    def known_as(self, model: str) -> str:
+        """The name that its chains begin with. In any thread: a view is never changed."""
+        return self._view.names.get(model, model)
+
+    def resolve(self, model: str | None) -> str:
+        """The model meant. Raises UnknownModel, or NoReplica when nothing is ready."""
+        if model in self._serving:
+            return model
+        if not self._ready:
+            raise NoReplica
+        if model is None:
+            if self._view.default in self._serving:
+                return self._view.default
+        elif model in self._view.unready or any(model in models for _, models in self._view.ready):
+            raise NoReplica
+        raise UnknownModel(sorted(self._serving))
+
+    def token_view(self, model: str) -> TokenView | None:
+        """What turning its prompts into token ids takes; None where they would tell nothing."""
+        return self._view.tokens.get(model)
+
+    def others_ready(self, tried: frozenset[str]) -> bool:
+        """Whether a replica is ready that is not among these."""
+        return any(replica not in tried for replica in self._ready)
+
+    def by_ring(self, wanted: Wanted, exclude: frozenset[str], owner: str | None) -> Receipt:
+        """Place without the hub; `owner` is the one replica that can answer. Raises NoReplica."""
+        serving = self._ready if wanted.model is None else self._serving.get(wanted.model, ())
+        ids = [id_ for id_ in serving if id_ not in exclude and owner in (None, id_)]
+        if not ids:
+            raise NoReplica
+        servers = {Replica(id_).url for id_ in exclude}
+        ids = [id_ for id_ in ids if Replica(id_).url not in servers] or ids
+        under = under_bound({id_: self.loads[id_] for id_ in ids}, 1)
+        reason = Reason.RETRY if exclude else Reason.POLICY
+        return Receipt(self._ring.pick(wanted.ring_key, ids, under), POLICY, reason, Grade.ESTIMATED, 0, 0)
