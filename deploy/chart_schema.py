@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from router.commands.loading import TEXTS_OR_NUMBERS
 from router.core.placement.policies import POLICIES
 from router.settings.schema import field_keys
-from router.commands.loading import TEXTS_OR_NUMBERS
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
 

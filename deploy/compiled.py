@@ -24,18 +24,28 @@ from pathlib import Path
 from deploy.compiled_sources import for_mypyc
 
 REPO = Path(__file__).resolve().parents[1]
-CORE = (
-    *("facts", "routing", "recency", "masks", "prefix", "reuse", "live", "blocks", "pricing", "fleet", "member"),
-    *("prefill", "learning", "spill", "knowledge", "tokens", "breaker", "health", "answers", "models", "selfcheck"),
-    *("admission", "fair_queue", "quotas", "displaced", "roster", "standing", "receipts"),
-    *("policies/warm", "dialects/chat", "dialects/wire", "dialects/seen", "dialects/openai_prompt"),
-    *(f"observatory/{name}" for name in ("explain", "generations", "ledger", "watching", "glancing", "marks", "sums")),
+ROOMS = {
+    "core/admission": "queue rates windows",
+    "core/cache": "estimate knowledge masks recency selfcheck",
+    "core/facts": "placements replicas requests",
+    "core/fleet": "breaker fitness fleet health kv_room lease member models roster",
+    "core/learned": "answers prefill reuse token_ratio",
+    "core/observatory": "explain generations",
+    "core/observatory/ledger": "ledger sums",
+    "core/observatory/memory": "anchors glance watcher",
+    "core/placement": "candidates evictions learner receipts router spill wanted",
+    "core/placement/policies": "warm",
+    "core/prompts": "beginnings blocks bodies canonical canonical_openai",
+    "edge": "answering attempts callers proxy question reader relay retry_budget",
+    "http": "client_connection exchange outbox pool receiver request upstream",
+    "hub": "admitter local_placer owners",
+    "telemetry": "logs record series tallies",
+}
+"""Modules that are compiled, a line a room."""
+MODULES = (
+    "router/placer.py",
+    *(f"router/{room}/{name}.py" for room, names in ROOMS.items() for name in names.split()),
 )
-EDGE = (
-    *("outbox", "receiving", "exchange", "upstream", "attempts", "proxy", "relay", "reading", "client_connection"),
-    *("callers", "admission", "tallies", "series", "placing", "logs"),
-)
-MODULES = (*(f"router/core/{name}.py" for name in CORE), *(f"router/{name}.py" for name in EDGE))
 OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental")
 
 

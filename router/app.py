@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from router.telemetry import logs
 from router.core.placement.router import Router
 from router.edge.edge import Edge
 from router.hub.hub import Hub
 from router.settings.schema import Settings
+from router.telemetry import logs
 
 
 class App:

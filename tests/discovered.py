@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
 
 

@@ -18,8 +18,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.app import App
-from router.settings.schema import Settings
 from router.commands.loading import load
+from router.settings.schema import Settings
 
 Reply = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 

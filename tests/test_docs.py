@@ -17,27 +17,28 @@ import pytest
 import yaml
 from aiohttp import web
 
-from loadtest import __main__ as instruments
+from loadtest import __main__
 from loadtest.agree import command as agree
+from loadtest.common.report import Row, envelope
 from loadtest.evidence import command as evidence
 from loadtest.faults import command as faults
-from loadtest.pages import render as readme
-from loadtest.replay import demo, command as replay
+from loadtest.pages import render
+from loadtest.replay import command as replay
+from loadtest.replay import demo
 from loadtest.simulate import options as simulate_options
-from loadtest.common.report import Row, envelope
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.table import LADDERS
-from router.commands import main as command
 from router.admin.pages import Pages
 from router.app import App
-from router.http.breaks import BrokeMidway, Failure
-from router.core.dialects import PATHS
-from router.core.facts.requests import Grade, Reason
-from router.core.placement.policies import POLICIES
-from router.settings.keys import Keys
-from router.http.deadlines import REASONS
-from router.settings.schema import Settings, field_keys
+from router.commands import main as command
 from router.commands.loading import load
+from router.core.dialects import PATHS
+from router.core.facts.placements import Grade, Reason
+from router.core.placement.policies import POLICIES
+from router.http.deadlines import REASONS
+from router.http.failures import BrokeMidway, Failure
+from router.settings.keys import Keys
+from router.settings.schema import Settings, field_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,9 +73,9 @@ def table(text: str) -> list[list[str]]:
     return [row for row in cells if row[0] != "---"]
 
 
-def section(title: str) -> str:
-    """README's text from a heading to the next of its level or above."""
-    level, rest = re.split(rf"^(#+) {title}$", README, flags=re.MULTILINE)[1:3]
+def section(title: str, page: str = "") -> str:
+    """README's text, or another page's, from a heading to the next of its level or above."""
+    level, rest = re.split(rf"^(#+) {title}$", page or README, flags=re.MULTILINE)[1:3]
     return re.split(rf"^#{{1,{len(level)}}} ", rest, flags=re.MULTILINE)[0]
 
 
@@ -117,7 +118,21 @@ def called_with_code(name: str) -> Iterator[tuple[int, str]]:
 def _calls() -> list[tuple[dict[str, Any], list[ast.Call]]]:
     """Of each source what it calls by a name of its own, and its calls."""
     trees = [ast.parse(source.read_text(encoding="utf-8")) for source in SOURCES]
-    return [(dict(_constants(t)), [node for node in ast.walk(t) if isinstance(node, ast.Call)]) for t in trees]
+    everywhere = {name: value for tree in trees for name, value in _constants(tree)}
+    return [
+        (
+            {name: everywhere[name] for name in _imported(tree) if name in everywhere} | dict(_constants(tree)),
+            [node for node in ast.walk(tree) if isinstance(node, ast.Call)],
+        )
+        for tree in trees
+    ]
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """What a module takes from others by name."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
@@ -146,21 +161,22 @@ def _choices(node: ast.expr, constants: dict[str, Any]) -> list[Any]:
 
 
 def test_rendered_tables_are_up_to_date() -> None:
-    """README's tables of settings, metrics and policies are those that `python -m loadtest.pages.render --tables` makes."""
-    assert readme.with_tables(README) == README, "run: python -m loadtest.pages.render --tables"
+    """README's tables of settings, metrics and policies are those that `python -m loadtest pages --tables`
+    makes."""
+    assert render.with_tables(README) == README, "run: python -m loadtest pages --tables"
 
 
 def test_rendered_tables_of_the_race_are_up_to_date() -> None:
     """So are the tables of scenarios and rows in loadtest/README.md, with figures of workloads as they are made now."""
-    page = (ROOT / readme.PAGE).read_text(encoding="utf-8")
-    assert readme.with_tables(page, readme.PAGE_TABLES) == page, "run: python -m loadtest.pages.render --tables"
+    page = (ROOT / render.PAGE).read_text(encoding="utf-8")
+    assert render.with_tables(page, render.PAGE_TABLES) == page, "run: python -m loadtest pages --tables"
     for name in LADDERS:
         assert f"`{name}`" in page, name
 
 
 def test_left_out_of_rules_names_rows() -> None:
     """Every row of which loadtest/README.md says what is left out is one that there is."""
-    page = (ROOT / readme.PAGE).read_text(encoding="utf-8")
+    page = (ROOT / render.PAGE).read_text(encoding="utf-8")
     (told,) = re.findall(r"\| row \| what is left out \|\n((?:\|.*\n)+)", page)
     names = {name for row in table(told) for name in re.findall(r"`(\w+)`", row[0])}
     assert names <= ROWS.keys()
@@ -233,7 +249,7 @@ def test_every_path_is_in_the_table() -> None:
 
 def test_every_response_header_is_in_the_table() -> None:
     """Headers that proxy.py adds and headers in the table are the same."""
-    emitted = set(re.findall(r'f"(x-[a-z-]+): \{', (ROOT / "router" / "proxy.py").read_text()))
+    emitted = set(re.findall(r'f"(x-[a-z-]+): \{', (ROOT / "router" / "edge" / "proxy.py").read_text()))
     documented = {row[0].strip("`") for row in table(section("Why did my request go there")) if row[0][:3] == "`x-"}
     assert emitted == documented
     assert len(emitted) >= 5
@@ -279,13 +295,13 @@ def descendants(made: type[Any]) -> Iterator[type[Any]]:
         yield from descendants(each)
 
 
-def test_every_module_is_on_the_map() -> None:
-    """ARCHITECTURE.md names every module and package of the router."""
-    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    parts = {source.relative_to(ROOT / "router") for source in SOURCES}
-    named = {part.stem for part in parts if len(part.parts) == 1 or part.parts[:-1] == ("core",)}
-    for name in {*named, *(part.parts[0] for part in parts if len(part.parts) > 1)} - {"__init__"}:
-        assert re.search(rf"\b{name}\b", page), name
+def test_every_room_is_on_the_map() -> None:
+    """ARCHITECTURE.md names every room of the router and of its core, and the files beside them."""
+    page = section("Floors", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    parts = {source.relative_to(ROOT / "router").with_suffix("").parts for source in SOURCES}
+    rooms = {part[0] for part in parts} | {part[1] for part in parts if part[0] == "core"}
+    for room in rooms - {"__init__"}:
+        assert re.search(rf"^ *(.* \| )?{room}( \| \w+)?  ", page, re.MULTILINE), room
 
 
 def test_every_reason_to_close_a_connection_is_explained() -> None:
@@ -327,7 +343,7 @@ def test_commands_parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         elif words[:1] == ["warmroute"]:
             command._parser().parse_args(words[1:])
         elif words[:3] == ["python", "-m", "loadtest"]:
-            assert words[3] in instruments.INSTRUMENTS
+            assert words[3] in __main__.INSTRUMENTS
             if words[3] == "replay":
                 replay._parser().parse_args(words[4:])
             elif words[3] == "simulate":
@@ -412,14 +428,14 @@ def test_promise_of_the_demo(hits: float, ttft_s: float, broken: int, tmp_path: 
     """`--check` fails unless agents see 3 times the hits at half the p90 TTFT, and conversations better of both."""
     file = tmp_path / "demo.json"
     file.write_text(json.dumps(envelope("warmroute demo --exit", rows(hits, ttft_s))))
-    assert len(readme.broken_promises([json.loads(file.read_text())])) == broken
-    assert readme.main(["--check", str(file)]) == (1 if broken else 0)
+    assert len(render.broken_promises([json.loads(file.read_text())])) == broken
+    assert render.main(["--check", str(file)]) == (1 if broken else 0)
 
 
 def test_several_runs_are_a_median() -> None:
     """Of three runs each figure is the median of its own, and errors of all runs count."""
     runs = [{"rows": rows(hits, ttft_s)} for hits, ttft_s in ((0.6, 9.0), (0.9, 5.0), (0.7, 1.0))]
-    warm = next(row for row in readme.median_rows(runs) if (row.workload, row.policy) == ("agent", "warm"))
+    warm = next(row for row in render.median_rows(runs) if (row.workload, row.policy) == ("agent", "warm"))
     assert (warm.token_hit_rate, warm.ttft_p90_s) == (0.7, 5.0)
 
 
@@ -429,11 +445,11 @@ def test_demo_figures_are_rendered(tmp_path: Path) -> None:
     target.write_text(README)
     file.write_text(json.dumps(envelope("warmroute demo --exit", rows(0.6, 5.0))))
     for _ in range(2):
-        assert readme.main([str(file), "--readme", str(target)]) == 0
+        assert render.main([str(file), "--readme", str(target)]) == 0
         assert target.read_text().count("| agent | warm | ") == 1
     file.write_text(file.read_text().replace(f'"requests": {demo.AGENT.requests}', '"requests": 7'))
 
-    assert readme.main([str(file), "--readme", str(target)]) == 1
+    assert render.main([str(file), "--readme", str(target)]) == 1
 
 
 def test_demo_figures_are_of_this_demo() -> None:

@@ -17,9 +17,9 @@ import aiohttp
 import pytest
 
 import router
-from router.telemetry import logs
-from router.core.facts.requests import Ending, Grade, Reason, Receipt, Usage
 from router.core.facts.misses import Breakdown, Miss
+from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
+from router.telemetry import logs
 from router.telemetry.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, Writer, sink
 from router.telemetry.metrics import RequestRecord
 from tests.fakes import running
@@ -388,7 +388,7 @@ def test_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
 
 PROGRAM = """
 import logging, sys
-from router import logs
+from router.telemetry import logs
 from router.telemetry.metrics import RequestRecord
 logs.setup("info", "json", requests=True)
 for n in range(int(sys.argv[1])):

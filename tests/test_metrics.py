@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.telemetry import metrics as rendering
-from router.telemetry import series, tallies
 from router.admin.pages import Pages
-from router.http.breaks import BrokeMidway, Failure
-from router.core.facts.requests import Candidate, Ending, Grade, Reason, Receipt, Replica, Usage
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
+from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
+from router.core.facts.replicas import Replica
+from router.core.learned.prefill import PrefillModel
+from router.core.learned.steps import StepFit, StepModel
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.ledger.sums import FadingRatio
 from router.core.placement.policies import POLICIES
-from router.core.learned.prefill import PrefillModel
 from router.core.placement.router import Router
 from router.core.placement.spill import Cause
-from router.core.learned.steps import StepFit, StepModel
+from router.http.failures import BrokeMidway, Failure
+from router.telemetry import metrics as rendering
+from router.telemetry import series, tallies
 from router.telemetry.metrics import Figures, Metrics, RequestRecord
-from router.placer import UNEXPLAINED
-from router.telemetry.process_counts import Totals
+from router.telemetry.process_counts import UNEXPLAINED, Totals
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]

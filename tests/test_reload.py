@@ -17,11 +17,11 @@ import pytest
 import trustme
 from aiohttp import ClientSession
 
-from router.telemetry import logs
 from router.app import App
+from router.commands.loading import load
 from router.settings.reloading import FIXED, LIVE, REFUSED, SWITCHES, Reloader, change
 from router.settings.schema import Settings, field_keys
-from router.commands.loading import load
+from router.telemetry import logs
 from tests.fakes import FakeEngine, events, half_then_waits, idle
 from tests.io.test_tls import secured
 from tests.keyring import Keyring

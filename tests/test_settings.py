@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from router.commands.loading import ENV_PREFIX, load
 from router.settings import schema as module
 from router.settings.schema import Settings, SettingsError, field_keys
-from router.commands.loading import ENV_PREFIX, load
 from tests.keyring import Keyring
 
 

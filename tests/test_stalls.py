@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 
-from router.placer import CPU_MS
+from router.telemetry.process_counts import CPU_MS
 from router.telemetry.stalls import STALL_S, Stalls, with_figures
 from tests.fakes import FakeEngine, running
 

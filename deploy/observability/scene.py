@@ -23,9 +23,9 @@ import aiohttp
 import yaml
 
 from loadtest.common.children import LISTENING, READY, Child, ChildError, child
-from loadtest.replay.command import ReplaySettings, run_replay
 from loadtest.common.report import Row
 from loadtest.common.traces import read_trace
+from loadtest.replay.command import ReplaySettings, run_replay
 from router.settings.keys import entry_of, make_key
 
 HOST = "127.0.0.1"

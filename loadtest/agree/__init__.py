@@ -1,1 +1,1 @@
-"""Agree."""
+"""The simulation against HTTP, and ours beside other makers' routers."""

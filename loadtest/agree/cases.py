@@ -10,14 +10,14 @@ from importlib import resources
 from rich.console import Console
 
 from loadtest.agree import table as agree_table
-from loadtest.common import rivals
-from loadtest.replay import demo
 from loadtest.agree.over_http import Behind
 from loadtest.agree.table import TABLE
+from loadtest.common import rivals
+from loadtest.common.traces import Session, Trace, read_trace
+from loadtest.replay import demo
 from loadtest.replay.command import ReplaySettings
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import CALIBRATION
-from loadtest.common.traces import Session, Trace, read_trace
 
 POLICIES = ("warm", "round_robin", "least_loaded")
 """Of ours, over HTTP."""

@@ -1,10 +1,10 @@
 """`python -m loadtest agree`: the same slice over HTTP and in the simulation, side by side.
 
 Over HTTP: `loadtest engine` replicas, a router (ours under a policy, or a rival as its maker ships it) and
-`loadtest.replay.command`, all fresh for every run and on loopback. In the simulation: the same requests by the same loop, on
-replicas of the same names, with the policy or the restated rule. What client, router and HTTP burn in real time counts
-times the time scale, so it is measured (what clients waited beyond what the engines say) and given to the simulated
-requests for their way.
+`loadtest.replay.command`, all fresh for every run and on loopback. In the simulation: the same requests by the same
+loop, on replicas of the same names, with the policy or the restated rule. What client, router and HTTP burn in real
+time counts times the time scale, so it is measured (what clients waited beyond what the engines say) and given to the
+simulated requests for their way.
 
 With `--peers` the simulation is left out: a race of real routers on one slice.
 """
@@ -24,20 +24,31 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.common import flags, rivals
 from loadtest.agree.cases import PEERS, POLICIES, RULES, SLICES, Case, cases_of, shipped
 from loadtest.agree.over_http import Run, over_http
-from loadtest.agree.report import HEADS, HTTP, SIMULATED, Comparison, Part, Pooled, agreement_table, markdown, peer_cells, pooled
+from loadtest.agree.report import (
+    HEADS,
+    HTTP,
+    SIMULATED,
+    Comparison,
+    Part,
+    Pooled,
+    agreement_table,
+    markdown,
+    peer_cells,
+    pooled,
+)
+from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE, judged, median_row, table_cells, verdict_lines
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.common import flags, rivals
 from loadtest.common.children import ChildError
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row, progress_bar, write_json
-from loadtest.simulate.rules import ROWS
-from loadtest.agree.slices import Cluster, simulated, workload_of
-from loadtest.simulate.world.turns import Workload
 from loadtest.common.traces import TraceError
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.world.turns import Workload
 from router.settings.schema import ProbeSettings
 
 PAGE_WIDTH = 160

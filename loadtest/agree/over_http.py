@@ -21,9 +21,9 @@ from loadtest.common import rivals
 from loadtest.common.children import engines, router
 from loadtest.common.client import read_counters
 from loadtest.common.processes import Process, started
-from loadtest.replay.command import Progress, ReplaySettings, Sent, replayed
 from loadtest.common.report import Row
 from loadtest.common.traces import Trace
+from loadtest.replay.command import Progress, ReplaySettings, Sent, replayed
 from router.settings.schema import AdmissionSettings
 
 HOST = "127.0.0.1"

@@ -13,9 +13,9 @@ from statistics import fmean, median
 
 from rich.table import Table
 
-from loadtest.replay.command import ReplaySettings, Sent, row_of
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
+from loadtest.replay.command import ReplaySettings, Sent, row_of
 
 HTTP, SIMULATED = "http", "simulated"
 """A row's `case`."""

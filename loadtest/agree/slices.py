@@ -15,20 +15,20 @@ from itertools import count
 
 import msgspec
 
-from loadtest.engine import tokens
 from loadtest.agree.report import Part
-from loadtest.engine.calibration import Calibration
 from loadtest.common.client import PATHS, Answer, body_of
+from loadtest.common.traces import Request, Trace
+from loadtest.engine import tokens
+from loadtest.engine.calibration import Calibration
 from loadtest.engine.model import Limits
 from loadtest.replay.command import ReplaySettings, row_of
 from loadtest.replay.command import Sent as Replayed
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import MODEL, Turn, Workload
 from loadtest.simulate.world.world import Sent, World
-from loadtest.common.traces import Request, Trace
-from router.core.prompts.blocks import chain_of
 from router.core.dialects import OPENAI
 from router.core.placement.policies import Policy
+from router.core.prompts.blocks import chain_of
 
 
 class _Chat(msgspec.Struct):

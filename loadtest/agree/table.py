@@ -1,7 +1,7 @@
 """`loadtest agree --table`: five workloads in which decoding or room in the caches is scarce, raced over HTTP.
 
-They are scenarios of the simulation (simulation/scenarios.py), of one seed that nothing was tuned on, and sent as they
-are: the same prompts, answers and moments, in front of eight replicas of Qwen3-32B on two H100.
+They are scenarios of the simulation (simulate/scenarios/table.py), of one seed that nothing was tuned on, and sent as
+they are: the same prompts, answers and moments, in front of eight replicas of Qwen3-32B on two H100.
 
 A time scale is the lowest at which a run lasts some 60 to 90 s of wall time. Real time counts times the scale, and of
 all figures a time to first token of 0.2 s feels it first; so where that is the figure, the scale is 1 to 3, and where
@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
-from loadtest.replay.command import ReplaySettings
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
-from loadtest.simulate.scenarios import crowded, generated, recorded
+from loadtest.common.traces import Request, Session, Trace
+from loadtest.replay.command import ReplaySettings
 from loadtest.simulate.results.claims import FIGURES, TTFT, WARM, WITHIN, Figure
+from loadtest.simulate.scenarios import crowded, generated, recorded
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, Make, Scenario
 from loadtest.simulate.world.turns import Turn, Workload
-from loadtest.common.traces import Request, Session, Trace
 
 SEED = CLAIM_SEEDS[0]
 TICK_S = 0.5

@@ -1,1 +1,1 @@
-"""Common."""
+"""What instruments share: processes, clients, traces, reports, flags, other makers' routers."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from router import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-rivals"
 COMPILED = ROOT / ".compiled"
 INSTALL_TIMEOUT_S = 900

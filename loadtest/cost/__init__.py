@@ -1,1 +1,1 @@
-"""Cost."""
+"""What the router costs alone: a decision, growth with replicas, sizing."""

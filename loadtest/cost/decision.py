@@ -9,7 +9,7 @@ the other; what they do not add up to is the event loop and the hops between thr
 Events are followed from their bytes: decode, and apply to what the router knows. Bytes a block are what tracemalloc
 counts as held for it.
 
-With `--replicas` it is measured instead how placing grows with the fleet (cost_growth.py).
+With `--replicas` it is measured instead how placing grows with the fleet (growth.py).
 """
 
 from __future__ import annotations
@@ -34,13 +34,26 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.common import flags
-from loadtest.cost.growth import growth_rows
-from loadtest.cost.conversations import TOOLS, Talks, tokenizer_folder
-from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, CostError, Decision, World, batch, follow, removed, stored, token_ids
 from loadtest.common.report import Row, progress_bar, write_json
-from router.core.prompts.blocks import token_chain
-from router.core.facts.requests import Grade
+from loadtest.cost.conversations import TOOLS, Talks, tokenizer_folder
+from loadtest.cost.growth import growth_rows
+from loadtest.cost.world import (
+    BLOCK_TOKENS,
+    MODEL,
+    REPLICAS,
+    STAGES,
+    CostError,
+    Decision,
+    World,
+    batch,
+    follow,
+    removed,
+    stored,
+    token_ids,
+)
 from router.core.cache.knowledge import Knowledge
+from router.core.facts.placements import Grade
+from router.core.prompts.blocks import token_chain
 
 LONG, SHORT = (99_000, 97), (640, 7)  # tokens and messages at first; an odd number, so that the last is the user's
 LONG_A_RUN, SHORT_A_RUN = 4, 40  # conversations side by side

@@ -24,14 +24,16 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import router.core.placement.router
-from loadtest.cost.world import BLOCK_TOKENS, MODEL, CostError, batch, follow, stored, token_ids
 from loadtest.common.report import Row
-from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
-from router.core.facts.requests import Ask, Ending, Grade, Load, Outcome, Prompt, Replica, ServedModel, Usage
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.fleet.member import Lease
+from loadtest.cost.world import BLOCK_TOKENS, MODEL, CostError, batch, follow, stored, token_ids
+from router.core.facts.placements import Ending, Grade, Outcome, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import Ask, Prompt
+from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
+from router.core.prompts.token_keys import TokenPrompt
 from router.settings.schema import Settings
 
 PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # in between and beyond in proportion to replicas

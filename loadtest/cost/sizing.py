@@ -24,14 +24,27 @@ import aiohttp
 import uvloop
 from rich.console import Console
 
-from loadtest.overhead import bodies
 from loadtest.common import rivals
-from loadtest.overhead.command import Bench, Plan, bench, stop_when_told
-from loadtest.overhead.load import ANSWER_TIMEOUT_S, Address, Connection, Connections, LoadError, Loop, Measured, StreamLoad, Tally, closed_loop, streams, until
 from loadtest.common.processes import Process, ProcessError, rss_mb, spent, usage
-from loadtest.overhead.upstream import RATE_PER_S
 from loadtest.common.report import Row, progress_bar, write_json
 from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, print_report
+from loadtest.overhead import bodies
+from loadtest.overhead.command import Bench, Plan, bench, stop_when_told
+from loadtest.overhead.load import (
+    ANSWER_TIMEOUT_S,
+    Address,
+    Connection,
+    Connections,
+    LoadError,
+    Loop,
+    Measured,
+    StreamLoad,
+    Tally,
+    closed_loop,
+    streams,
+    until,
+)
+from loadtest.overhead.upstream import RATE_PER_S
 from router.settings.schema import Settings
 
 REPLICAS, STREAM_NUMBERS = (4, 32, 128), (100, 300, 1_000)

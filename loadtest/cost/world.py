@@ -20,20 +20,22 @@ from typing import Any, cast
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from router.core.prompts.blocks import chain_of, token_chain
-from router.core.dialects import PATHS
-from router.core.facts.requests import Ending, Grade, Load, Outcome, Replica, ServedModel, Usage
-from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.core.cache.knowledge import Knowledge
+from router.core.dialects import PATHS
+from router.core.facts.placements import Ending, Grade, Outcome, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.fleet.lease import Lease
 from router.core.kv_events.decoding import decode, slices
-from router.core.fleet.member import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.placer import LocalPlacer
-from router.tokens.encoder import Prompts
-from router.edge.reader import Question, Reader
-from router.http.receiver import Connection, Request
+from router.core.prompts.blocks import chain_of, token_chain
+from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
+from router.edge.question import Question
+from router.edge.reader import Reader
+from router.http.request import Connection, Request
+from router.hub.local_placer import LocalPlacer
 from router.settings.schema import Settings
+from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import RUNS_MAX, Tokens
 
 CHAT = "/v1/chat/completions"

@@ -1,1 +1,1 @@
-"""Engine."""
+"""A simulated replica: its speed, its KV pool, its HTTP, metrics and KV events."""

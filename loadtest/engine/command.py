@@ -2,7 +2,7 @@
 process.
 
 Each replica is an engine model (`model.py`) stepped in real time (`replica.py`) behind vLLM's routes
-(`engine_http.py`), all on one event loop and on loopback unless told otherwise.
+(`http.py`), all on one event loop and on loopback unless told otherwise.
 """
 
 from __future__ import annotations

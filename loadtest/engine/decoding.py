@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadtest.engine.model import Request
+    from loadtest.engine.request import Request
 
 _NUMBER = attrgetter("number")
 

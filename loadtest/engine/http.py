@@ -19,8 +19,8 @@ from aiohttp import web
 
 from loadtest.engine import tokens
 from loadtest.engine.metrics import render
-from loadtest.engine.model import Request, RequestRefused
 from loadtest.engine.replica import Answer, Replica
+from loadtest.engine.request import Request, RequestRefused
 
 BODY_BYTES_MAX = 64 << 20
 OUTPUT_TOKENS_DEFAULT = 128

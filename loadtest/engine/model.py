@@ -16,16 +16,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.engine.calibration import StepTimes
 from loadtest.engine.decoding import Decoding, Running
 from loadtest.engine.kv_pool import KvEvent, KvPool
-
-
-class RequestRefused(ValueError):
-    """Such a request can never run: longer than the model's context or than the whole cache."""
+from loadtest.engine.request import Request, RequestRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +32,6 @@ class Limits:
     batched_tokens_max: int = 8192
     sequences_max: int = 256
     context_tokens_max: int = 131_072
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the model needs to know of a prompt and its answer."""
-
-    request_id: int
-    prompt_tokens: int
-    output_tokens: int
-    keys: Sequence[int]
-    """Names of the full blocks of prompt and answer, each naming its whole prefix; blocks past the end are
-    never cached. A caller that knows nothing of the answer gives the prompt's only."""
-    tag: object = None
-    """Not looked at; handed back in `BlockStored`."""
 
 
 @dataclass(slots=True)

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.engine.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, Histogram
 from loadtest.engine.kv_pool import KvEvent
-from loadtest.engine.model import EngineModel, Outcome, Request, Step
+from loadtest.engine.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, Histogram
+from loadtest.engine.model import EngineModel, Outcome, Step
+from loadtest.engine.request import Request
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 `.ci/run` judges counts and correctness, which no busy machine changes. What depends on the machine is measured here,
 on one that does nothing else, before a change is called done; the table goes into the documents.
 
-Parts are in evidence_parts.py. What a part found is kept in DIR with the commit that it is of; a part that was measured
+Parts are in parts.py. What a part found is kept in DIR with the commit that it is of; a part that was measured
 at this commit is not run again, so that a run that was interrupted goes on. Its rows that are judged are the figures
 of the table; one without any has the word of its last command. DIR/evidence.json has them all.
 """
@@ -27,7 +27,7 @@ from rich.table import Table
 from loadtest.evidence.parts import PARTS, Part, Step
 from router.telemetry import envelope
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("evidence")
 PAGE_WIDTH = 160
 Row = dict[str, Any]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 PYTHON = "{python}"
 LOADTEST = (PYTHON, "-m", "loadtest")
+RIVALS = "from loadtest.common import rivals; rivals.install(rivals.ENVIRONMENT)"
 PYTEST = (PYTHON, "-m", "pytest", "-s")
 NGINX = (
     "command -v nginx || [ -x /usr/sbin/nginx ] || (export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; "
@@ -117,7 +118,7 @@ PARTS = (
                 Step((PYTHON, "-m", "router", "demo", "--exit", "--json", file, "--chart", file + ".svg"))
                 for file in DEMOS
             ),
-            Step((PYTHON, "-m", "loadtest.pages.render", "--check", *DEMOS), judges=True),
+            Step((PYTHON, "-m", "loadtest", "pages", "--check", *DEMOS), judges=True),
         ),
     ),
     Part(
@@ -138,7 +139,7 @@ PARTS = (
         (
             Step((PYTHON, "-m", "tests.engines.install")),
             Step((PYTHON, "-m", "tests.engines.install_sglang")),
-            Step((PYTHON, "-c", "from loadtest import rivals; rivals.install(rivals.ENVIRONMENT)"), optional=True),
+            Step((PYTHON, "-c", RIVALS), optional=True),
             tests("tests/engines", "--timeout=900", FIGURES_FILE="{json}", WARMROUTE_BENCH_RUNS="3"),
         ),
         lines=True,

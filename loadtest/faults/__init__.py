@@ -1,1 +1,1 @@
-"""Faults."""
+"""What clients see when replicas go wrong: rows of faults, a bench, a judge."""

@@ -20,10 +20,10 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.faults.upstream import answers
 from loadtest.common import rivals
 from loadtest.common.processes import Process, started
 from loadtest.common.report import Row
+from loadtest.faults.upstream import answers
 
 START_TIMEOUT_S, READY_EVERY_S, SETTLE_S = 60.0, 0.05, 0.3
 QUICK = ("--set", "listen.lame_duck_s=0")
@@ -109,7 +109,15 @@ class Upstream:
     async def start(self) -> None:
         """Start it, on the port that it had if it had one. Raises ProcessError."""
         self._starts += 1
-        words = [sys.executable, "-m", "loadtest.faults.upstream.process", "--name", self.name, "--port", str(self.port)]
+        words = [
+            sys.executable,
+            "-m",
+            "loadtest.faults.upstream.process",
+            "--name",
+            self.name,
+            "--port",
+            str(self.port),
+        ]
         process = await self._stack.enter_async_context(started(f"{self.name}.{self._starts}", words, self._folder))
         self.process = process
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -174,7 +182,8 @@ class Run:
         headers: dict[str, str] | None = None,
         **marks: object,
     ) -> Answer:
-        """One request; what goes wrong is in the answer. `marks` are for the replica (see fault_upstream.py)."""
+        """One request; what goes wrong is in the answer. `marks` are for the replica (see
+        faults/upstream/process.py)."""
         found = Answer(str(next(self._numbers)))
         marker = " ".join(f"{key}={value}" for key, value in {"id": found.id, **marks}.items())
         shape = answers.APIS[api]

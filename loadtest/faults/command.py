@@ -1,9 +1,9 @@
 """`python -m loadtest faults`: what becomes of requests when replicas, clients or the machine go wrong.
 
-Rows are numbered by the goals of "Nothing lost, nobody in"; each starts its own replicas (fault_upstream.py) and its
-own router, does one thing to them, and says what was promised and what was seen. warmroute runs first; then the LLM
-routers that are installed, and any that is given with --rival, as their makers ship them. Only warmroute's rows decide
-the exit status. A row that does not apply to a router says why.
+Rows are numbered by the goals of "Nothing lost, nobody in"; each starts its own replicas (faults/upstream/process.py)
+and its own router, does one thing to them, and says what was promised and what was seen. warmroute runs first; then the
+LLM routers that are installed, and any that is given with --rival, as their makers ship them. Only warmroute's rows
+decide the exit status. A row that does not apply to a router says why.
 
 Counts and orders are exact. Times are of a machine that does other things too: with --slack they may be over what is
 promised by that factor and are taken as the best of three tries; the figure that is printed is the true one. With
@@ -27,13 +27,13 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import rivals
+from loadtest.common.processes import ProcessError
+from loadtest.common.report import Row, write_json
 from loadtest.faults.bench import Bench, NotForThis, Scale
 from loadtest.faults.matrix import GOALS, Rows
 from loadtest.faults.report import print_report
 from loadtest.faults.soak import soak
 from loadtest.overhead.command import stop_when_told
-from loadtest.common.processes import ProcessError
-from loadtest.common.report import Row, write_json
 
 TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from loadtest.faults.rows import abuse
-from loadtest.faults.rows import early
-from loadtest.faults.rows import health
-from loadtest.faults.rows import leaving
-from loadtest.faults.rows import overload
+from loadtest.common.report import Row
 from loadtest.faults.bench import Bench
+from loadtest.faults.rows import abuse, early, health, leaving, overload
 from loadtest.faults.rows.drain import terminated
 from loadtest.faults.rows.endings import endings
 from loadtest.faults.rows.memory import index_memory
-from loadtest.common.report import Row
 
 Rows = Callable[[Bench], Awaitable[list[Row]]]
 

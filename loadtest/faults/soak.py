@@ -19,12 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from loadtest.faults.upstream import answers
-from loadtest.faults.upstream.connection import EARLY, MID
-from loadtest.faults.bench import Answer, Bench, Run, Upstream, at_rate, row, until
-from loadtest.faults.rows.leaving import at_rest, gauges, request
 from loadtest.common.processes import rss_mb
 from loadtest.common.report import Row
+from loadtest.faults.bench import Answer, Bench, Run, Upstream, at_rate, row, until
+from loadtest.faults.rows.leaving import at_rest, gauges, request
+from loadtest.faults.upstream import answers
+from loadtest.faults.upstream.connection import EARLY, MID
 
 REPLICAS = 4
 RATE_PER_S = 30.0

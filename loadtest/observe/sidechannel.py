@@ -22,14 +22,15 @@ from typing import cast
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.model import Request as EngineRequest
-from router.core.facts.requests import Ending, Load, Outcome, Replica, ServedModel, Usage
+from loadtest.engine.request import Request as EngineRequest
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.settings.keys import Caller, Tenant
-from router.placer import LocalPlacer
 from router.edge.reader import Reader
-from router.http.receiver import Connection, Request
+from router.http.request import Connection, Request
+from router.hub.local_placer import LocalPlacer
+from router.settings.keys import Caller, Tenant
 
 PATH, MODEL = "/v1/completions", "sim"
 REPLICAS = 4

@@ -1,6 +1,6 @@
 """`python -m loadtest story`: how a hit rate falls, and how the line of a prompt that did it is found.
 
-Simulated replicas, a router, and agents at work (story_agents.py). After a while a release of one of them puts the time
+Simulated replicas, a router, and agents at work (agents.py). After a while a release of one of them puts the time
 of day at the top of its system prompt: nothing fails, but every prompt is computed from its beginning. What the
 router's advice says of it is printed. With `--mend` the next release moves the time to the end of the newest message.
 

@@ -32,17 +32,24 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest.overhead import answers
-from loadtest.overhead import bodies
-from loadtest.overhead import slow_and_long as extra
-from loadtest.overhead import observatory
-from loadtest.overhead import workers
 from loadtest.common import rivals
-from loadtest.overhead.load import Address, Connections, LoadError, Loop, Measured, StreamLoad, Tally, closed_loop, streams, until
-from loadtest.overhead.options import parser
 from loadtest.common.processes import Process, ProcessError, rss_mb, started
-from loadtest.overhead.report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
 from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.overhead import answers, bodies, observatory, slow_and_long, workers
+from loadtest.overhead.load import (
+    Address,
+    Connections,
+    LoadError,
+    Loop,
+    Measured,
+    StreamLoad,
+    Tally,
+    closed_loop,
+    streams,
+    until,
+)
+from loadtest.overhead.options import parser
+from loadtest.overhead.report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
 
 START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.05
 WARM_S, IDLE_S = 0.5, 0.3
@@ -135,9 +142,9 @@ class Bench:
         router = next(r for r in plan.routers if r.name == rivals.OURS)
         async with self.running(router) as (address, process):
             if name == "slow_reader":
-                row = await extra.slow_reader(address, process.pid, self.replicas, plan.rate_per_s)
+                row = await slow_and_long.slow_reader(address, process.pid, self.replicas, plan.rate_per_s)
             else:
-                row = await extra.long_prompts(address, self._folder, LONG_PROMPTS_S, self._plan.rounds)
+                row = await slow_and_long.long_prompts(address, self._folder, LONG_PROMPTS_S, self._plan.rounds)
         told()
         return [replace(row, replicas=len(self.urls))]
 

@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.overhead import answers
-from loadtest.overhead import bodies
 from loadtest.common.processes import Spent, spent, usage
+from loadtest.overhead import answers, bodies
 
 ANSWER_TIMEOUT_S = 20.0
 SETTLE_S, STARTING_S = 0.3, 1.0  # all streams have begun so long; the time for that

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from statistics import median
 
-from loadtest.overhead.load import Measured
 from loadtest.common.report import Row
+from loadtest.overhead.load import Measured
 
 CASES = ("short", "mid", "long")
 RATIO_MAX = 1.05

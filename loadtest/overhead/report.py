@@ -15,9 +15,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.overhead.load import Measured
 from loadtest.common.report import Column, Row, percentile, svg_chart
 from loadtest.common.rivals import OURS, RIVALS, YARDSTICK
+from loadtest.overhead.load import Measured
 
 SLACK_TTFT_MS = 10.0  # of absolute allowance, for a slack of 1: the p99 of a second of probes moves by milliseconds
 

@@ -25,11 +25,20 @@ from statistics import median
 
 import uvloop
 
-from loadtest.overhead import answers
-from loadtest.overhead import bodies
-from loadtest.overhead.load import ANSWER_TIMEOUT_S, Address, Connection, Connections, LoadError, StreamLoad, Tally, streams, until
 from loadtest.common.processes import rss_mb, started
 from loadtest.common.report import Row, percentile
+from loadtest.overhead import answers, bodies
+from loadtest.overhead.load import (
+    ANSWER_TIMEOUT_S,
+    Address,
+    Connection,
+    Connections,
+    LoadError,
+    StreamLoad,
+    Tally,
+    streams,
+    until,
+)
 
 FLOOD_BYTES = 150_000_000
 STALL_S, STALLED_S, STALL_TIMEOUT_S = 0.2, 1.0, 20.0

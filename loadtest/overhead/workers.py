@@ -24,11 +24,11 @@ import aiohttp
 
 from loadtest.common.children import LISTENING, START_TIMEOUT_S, Child, ChildError, child, engines
 from loadtest.common.client import ReplayError
-from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS, SESSIONS_PER_REPLICA
-from loadtest.overhead.load import Measured
-from loadtest.replay.command import ReplaySettings, run_replay
 from loadtest.common.report import Row
 from loadtest.common.traces import read_trace
+from loadtest.overhead.load import Measured
+from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS, SESSIONS_PER_REPLICA
 
 NUMBERS = (1, 2)  # of workers, compared
 CASE = "stream300"

@@ -1,1 +1,1 @@
-"""Pages."""
+"""Renders documents from what instruments wrote."""

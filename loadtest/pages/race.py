@@ -17,9 +17,9 @@ from typing import Any
 from loadtest.agree.report import HEADS, HTTP, SIMULATED, peer_cells
 from loadtest.agree.report import markdown as peers_table
 from loadtest.agree.table import JUDGED, table_cells, verdict_lines
-from loadtest.pages.markdown import ReadmeError, rows_of, table, where
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
+from loadtest.pages.markdown import ReadmeError, rows_of, table, where
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import ladder, tables
 from loadtest.simulate.results.charts import write_charts

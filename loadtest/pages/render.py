@@ -1,23 +1,23 @@
-"""`python -m loadtest.pages.render`: the parts of README.md and loadtest/README.md that are rendered and never typed.
+"""`python -m loadtest pages`: the parts of README.md and loadtest/README.md that are rendered and never typed.
 
 A figure that was typed by hand is wrong one release later. So the demo's table comes from the JSON that the demo
 wrote, and the tables of settings, metrics and policies come from the code itself; the test suite fails while README
 differs from what this renders. Each part stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 
-    python -m loadtest.pages.render demo.json            put the demo's figures into README.md
-    python -m loadtest.pages.render --overhead FILE      put the figures of `loadtest overhead` there, from its JSON
-    python -m loadtest.pages.render --faults FILE        put the figures of `loadtest faults` there, from its JSON
-    python -m loadtest.pages.render --sizing FILE        put the figures of `loadtest sizing` there, from its JSON
-    python -m loadtest.pages.render --race FILE          put the figures of `loadtest simulate --race` on both pages, from its
-                                                   JSON, and its pictures beside the second
-    python -m loadtest.pages.render --peers FILE         put the figures of `loadtest agree --peers` there, from its JSON
-    python -m loadtest.pages.render --agree FILE         put the figures of `loadtest agree` into loadtest/README.md
-    python -m loadtest.pages.render --http FILE          put the figures of `loadtest agree --peers --table` there
-    python -m loadtest.pages.render --ladder FILE        put the figures of `loadtest simulate --ladder` there
-    python -m loadtest.pages.render --tables             put the tables of settings, metrics and policies there, and those of
-                                                   the race's scenarios and rows into loadtest/README.md
-    python -m loadtest.pages.render --check demo.json    exit 1 unless the demo kept what README promises; of several runs the
-                                                   medians are judged
+    python -m loadtest pages demo.json            put the demo's figures into README.md
+    python -m loadtest pages --overhead FILE      put the figures of `loadtest overhead` there, from its JSON
+    python -m loadtest pages --faults FILE        put the figures of `loadtest faults` there, from its JSON
+    python -m loadtest pages --sizing FILE        put the figures of `loadtest sizing` there, from its JSON
+    python -m loadtest pages --race FILE          put the figures of `loadtest simulate --race` on both pages, from its
+                                                  JSON, and its pictures beside the second
+    python -m loadtest pages --peers FILE         put the figures of `loadtest agree --peers` there, from its JSON
+    python -m loadtest pages --agree FILE         put the figures of `loadtest agree` into loadtest/README.md
+    python -m loadtest pages --http FILE          put the figures of `loadtest agree --peers --table` there
+    python -m loadtest pages --ladder FILE        put the figures of `loadtest simulate --ladder` there
+    python -m loadtest pages --tables             put the tables of settings, metrics and policies there, and those of
+                                                  the race's scenarios and rows into loadtest/README.md
+    python -m loadtest pages --check demo.json    exit 1 unless the demo kept what README promises; of several runs the
+                                                  medians are judged
 """
 
 from __future__ import annotations
@@ -35,31 +35,43 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
-from loadtest.replay.demo import POLICIES as COMPARED
+from loadtest.common.report import COLUMNS, Row, shown
+from loadtest.common.rivals import OURS
+from loadtest.common.traces import TraceError, read_trace
+from loadtest.cost.sizing_report import HEADERS as SIZING_HEADS
+from loadtest.cost.sizing_report import SizingError, rule_lines
+from loadtest.cost.sizing_report import cells as sizing_cells
 from loadtest.faults.matrix import GOALS
 from loadtest.faults.report import beside, by_case, kept
 from loadtest.overhead.observatory import TEXT as OF_OBSERVATORY
 from loadtest.overhead.report import CASES, EXTRAS, HEADS, cells, measured
 from loadtest.overhead.workers import TEXT as OF_WORKERS
-from loadtest.pages.race import agree_block, cells_block, http_block, ladder_block, peers_block, race_block, rows_table, scenarios_table, write_pictures
 from loadtest.pages.markdown import ReadmeError, rows_of, table, where, with_block
-from loadtest.common.report import COLUMNS, Row, shown
-from loadtest.common.rivals import OURS
-from loadtest.cost.sizing_report import HEADERS as SIZING_HEADS
-from loadtest.cost.sizing_report import SizingError, rule_lines
-from loadtest.cost.sizing_report import cells as sizing_cells
-from loadtest.common.traces import TraceError, read_trace
-from router.settings import schema as settings
-from router.core.facts.requests import Grade, Load, Priority, Reason, Receipt, Replica, Usage
+from loadtest.pages.race import (
+    agree_block,
+    cells_block,
+    http_block,
+    ladder_block,
+    peers_block,
+    race_block,
+    rows_table,
+    scenarios_table,
+    write_pictures,
+)
+from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
+from loadtest.replay.demo import POLICIES as COMPARED
 from router.core.cache.knowledge import Held
 from router.core.facts.misses import Breakdown, Miss
+from router.core.facts.placements import Grade, Reason, Receipt, Usage
+from router.core.facts.replicas import Load, Replica
+from router.core.facts.requests import Priority
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.settings import schema as settings
 from router.telemetry.metrics import Figures, Metrics, RequestRecord
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 PAGE = Path("loadtest/README.md")
 """Beside README.md."""
 COMMAND = 'make run ARGS="--exit --json demo.json"'
@@ -424,7 +436,7 @@ PAGE_FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.pages.render", description="Render README.md's own parts.")
+    parser = argparse.ArgumentParser(prog="python -m loadtest pages", description="Render README.md's own parts.")
     parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
     parser.add_argument("--tables", action="store_true", help="render the tables that the code has")
     of_readme = {name: instrument for name, (instrument, _) in FIGURES.items()}

@@ -1,1 +1,1 @@
-"""Replay."""
+"""A trace over HTTP, and the demo that is made of it."""

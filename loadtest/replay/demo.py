@@ -25,9 +25,9 @@ from rich.console import Console
 
 from loadtest.common.children import ChildError, engines, router
 from loadtest.common.client import ReplayError
-from loadtest.replay.command import ReplaySettings, run_replay
 from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
 from loadtest.common.traces import TraceError, read_trace
+from loadtest.replay.command import ReplaySettings, run_replay
 
 HOST = "127.0.0.1"
 REPLICAS = 4

@@ -26,19 +26,19 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.common.report import Row, progress_bar, table, write_json
+from loadtest.common.traces import TraceError
+from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import baseline, ladder, sweep
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
 from loadtest.simulate.results.race import Changes, Entrant, Job, race, run_job
+from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
-from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
-from loadtest.common.traces import TraceError
 
 SAVED_EVERY_S = 60.0
 WIDTH = 160  # of tables where nobody has a terminal

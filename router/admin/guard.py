@@ -2,7 +2,7 @@
 
 With a token every page needs it but `/healthz` and `/readyz`, which kubelets ask, and the files that the dashboard is
 made of, which hold nothing secret and ask for the token themselves. Without one the listener is on
-loopback (settings_loading.py), where other programs of the machine are trusted, but browsers are not: what they send
+loopback (commands/loading.py), where other programs of the machine are trusted, but browsers are not: what they send
 for a web page names that page's host (`Host`, also where its name was made to resolve to 127.0.0.1) or comes with an
 `Origin`. So a request must name this machine by address, `localhost` or the configured name; what changes something
 comes with no `Origin`, and as JSON, which no form can send.
@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from router.admin import dashboard
-from router.edge.callers import OPEN, is_admin
+from router.settings.keys import OPEN, is_admin
 
 BODY_BYTES_MAX = 4 << 10
 READS = ("GET", "HEAD")

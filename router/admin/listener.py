@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from router.admin import dashboard
 from router.admin.guard import BODY_BYTES_MAX, guarding
-from router.loop import cannot_listen, url_of
+from router.http.accepting import cannot_listen, url_of
 from router.settings.schema import Settings
 
 CLOSE_S = 0.1  # for connections to close

@@ -15,13 +15,13 @@ import msgspec
 from aiohttp import web
 
 from router import __version__
-from router.core.fleet.member import Member
 from router.core.facts.misses import Template
+from router.core.fleet.member import Member
+from router.core.learned.token_ratio import BYTES_PER_TOKEN
 from router.core.observatory.ledger.branches import MAP_MAX, Views
 from router.core.observatory.ledger.ledger import WINDOW_S, Ledger
 from router.core.observatory.ledger.timeline import STEP_S
 from router.core.placement.router import Router
-from router.core.learned.token_ratio import BYTES_PER_TOKEN
 from router.settings.schema import ObservatorySettings
 
 JSON = "application/json"

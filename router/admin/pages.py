@@ -13,16 +13,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from router.core.fleet.breaker import State
-from router.core.facts.requests import Candidate
-from router.core.fleet.member import Member
 from router.core.facts.misses import Difference
+from router.core.facts.placements import Candidate
+from router.core.fleet.breaker import State
+from router.core.fleet.member import Member
 from router.core.placement.router import Router
+from router.placer import JSON, MODELS, Page, json_page, no_model_page
 from router.telemetry.metrics import CONTENT_TYPE, Metrics, RequestRecord
-from router.placer import Page
 
-MODELS = "/v1/models"
-TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+TEXT = "text/plain; charset=utf-8"
 
 
 class Pages:
@@ -77,14 +76,14 @@ class Pages:
         if path == "/metrics":
             return Page(200, CONTENT_TYPE, await self._metrics.page_in_slices())
         if path == MODELS:
-            return _page({"object": "list", "data": list(self._models().values())})
+            return json_page({"object": "list", "data": list(self._models().values())})
         if path.startswith(MODELS + "/"):
             return self._model(path.removeprefix(MODELS + "/"))
         return None
 
     def _model(self, name: str) -> Page:
         row = self._models().get(name)
-        return _no_model(name) if row is None else _page(row)
+        return no_model_page(name) if row is None else json_page(row)
 
     async def _shown(self, request: web.Request) -> web.Response:
         page = await self.page(request.path)
@@ -183,22 +182,6 @@ def _breaker(member: Member, now_s: float) -> dict[str, Any]:
     return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}
 
 
-def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
-    """A page below /v1/models as somebody sees it who may not use all of them: what is not allowed does not exist."""
-    if path != MODELS:
-        name = path.removeprefix(MODELS + "/")
-        return page if allows(name) else _no_model(name)
-    if page.status != 200:
-        return page
-    listed = msgspec.json.decode(page.body)
-    return _page({**listed, "data": [row for row in listed["data"] if allows(row["id"])]})
-
-
-def _no_model(name: str) -> Page:
-    error = {"message": f"The model '{name}' does not exist.", "type": "not_found_error", "param": "model"}
-    return _page({"error": {**error, "code": "model_not_found"}}, status=404)
-
-
 def _decision(record: RequestRecord) -> dict[str, Any]:
     receipt = record.receipt
     return {
@@ -265,7 +248,3 @@ def _fields(record: msgspec.Struct) -> dict[str, Any]:
 
 def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
     return web.Response(body=msgspec.json.encode(value), content_type=JSON)
-
-
-def _page(value: Any, status: int = 200) -> Page:  # noqa: ANN401 - anything JSON
-    return Page(status, JSON, msgspec.json.encode(value))

@@ -14,9 +14,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.core.prompts.bodies import UNREADABLE
-from router.core.placement.router import Router
 from router.admin.guard import refused
+from router.core.placement.router import Router
+from router.core.prompts.bodies import UNREADABLE
 from router.prewarm.prefixes import Prefix, PrefixesError, Row, given
 from router.prewarm.warmer import Busy, Warmer
 

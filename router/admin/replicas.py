@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from router.engines.discovery.static import StaticDiscovery
 from router.admin.guard import refused
+from router.engines.discovery.static import StaticDiscovery
 from router.settings.networks import Allowed, NotAllowed, checked
 
 log = logging.getLogger(__name__)

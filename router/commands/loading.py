@@ -19,14 +19,14 @@ from typing import Any, get_type_hints
 import msgspec
 import yaml
 
-from router.settings import secrets as secret
-from router.settings.pairs import event_problems, token_problems, url_problems
 from router.core.dialects.repairs import REPAIRS
 from router.core.placement.policies import POLICIES
 from router.engines.discovery import SOURCES
+from router.prewarm.prefixes import file_problems
+from router.settings import secrets
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.settings.networks import allowed_problems
-from router.prewarm.prefixes import file_problems
+from router.settings.pairs import event_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
 from router.telemetry.tracing import problems as tracing_problems
@@ -218,9 +218,9 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
 def _check_access(settings: Settings) -> list[str]:
     """Who may do what: keys, tokens, secrets, and the files that they are in."""
     admin, auth, upstream = settings.admin, settings.auth, settings.upstream
-    problems = secret.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
-    problems += secret.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
-    problems += secret.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
+    problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
+    problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
+    problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
     problems += allowed_problems(admin.replicas_allowed)
     host = settings.listen.admin_host
     if host and not _is_loopback(host) and not (admin.token or admin.token_file):

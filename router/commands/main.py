@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__
-from router.telemetry import logs
+from router.commands.loading import load
 from router.core.facts.requests import Priority
 from router.core.placement.policies import POLICIES
 from router.settings.keys import KeysError, entry_of, make_key
 from router.settings.schema import Settings, SettingsError
-from router.commands.loading import load
+from router.telemetry import logs
 
 
 def main(argv: Sequence[str] | None = None) -> int:

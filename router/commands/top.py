@@ -20,9 +20,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from router.engines import fetch as pages
-from router.settings import secrets as secret
 from router.core.facts.misses import AVOIDABLE, Miss
+from router.engines import fetch
+from router.settings import secrets
 
 ANSWER_S = 5.0
 PAGE_BYTES_MAX = 16 << 20
@@ -49,7 +49,7 @@ class NoPage(Exception):
 def main(url: str, token_file: Path | None, *, interval_s: float, once: bool) -> int:
     """The command. Returns the exit status."""
     try:
-        token = secret.read("", str(token_file)) if token_file else ""
+        token = secrets.read("", str(token_file)) if token_file else ""
     except (OSError, UnicodeDecodeError) as error:
         return _complain(f"{token_file}: {getattr(error, 'strerror', None) or 'is no text'}")
     console = Console()
@@ -71,13 +71,13 @@ def _complain(problem: str) -> int:
 
 
 async def _print_once(url: str, token: str, console: Console) -> None:
-    async with pages.session(token, ANSWER_S) as session:
+    async with fetch.session(token, ANSWER_S) as session:
         console.print(screen(await asked(session, url)))
 
 
 async def _watch(url: str, token: str, interval_s: float, console: Console) -> None:
     """Until interrupted. A router that does not answer at first is an error; one that stops to is waited for."""
-    async with pages.session(token, ANSWER_S) as session:
+    async with fetch.session(token, ANSWER_S) as session:
         page = await asked(session, url)
         with Live(screen(page, live=True), console=console, screen=True, auto_refresh=False) as shown:
             while True:
@@ -94,7 +94,7 @@ async def asked(session: aiohttp.ClientSession, url: str) -> Any:  # noqa: ANN40
     """The observatory's page. Raises NoPage."""
     try:
         async with session.get(f"{url.rstrip('/')}/admin/observatory", allow_redirects=False) as response:
-            body = await pages.read(response, PAGE_BYTES_MAX)
+            body = await fetch.read(response, PAGE_BYTES_MAX)
     except aiohttp.InvalidURL as error:
         raise NoPage(f"{url} is no URL: http://127.0.0.1:8001 is one") from error
     except (aiohttp.ClientError, OSError, ssl.SSLError) as error:  # TimeoutError is an OSError

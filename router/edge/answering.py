@@ -6,9 +6,30 @@ and never another tenant's.
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Iterator
+from math import ceil
 from urllib.parse import quote
 
+import msgspec
+
+from router.core.dialects import Dialect
 from router.core.facts.misses import Difference, Sighting
+from router.http.request import BadRequest, Refusal, Request, date_line
+from router.placer import MODELS, Page, json_page, no_model_page
+from router.telemetry.record import RequestRecord
+
+RETRY_AFTER_S = 2
+ID_CHARS_MAX = 128
+ID_BYTES = 16
+IDS_AT_ONCE = 64
+DETAIL_CHARS_MAX = 300
+
+
+HISTORY_CHANGED = "history_changed"
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+
 
 _PATH_CHARS_MAX = 200
 _PLAIN = "[].$/:,;=@+!*()'"  # besides letters, digits and _.-~
@@ -20,13 +41,13 @@ def change_of(sighting: Sighting | None) -> Difference | None:
     return sighting.difference if sighting is not None and not sighting.appended else None
 
 
-def where(found: Difference) -> str:
+def change_header(found: Difference) -> str:
     """For a header: printable ASCII, without spaces in its values."""
     path = quote(found.path[:_PATH_CHARS_MAX], safe=_PLAIN, errors="replace")
     return f"message={found.message} path={path} at_bytes={found.at_bytes} change={found.change}"
 
 
-def message(found: Difference, *, own: bool) -> str:
+def change_message(found: Difference, *, own: bool) -> str:
     """For the client's eyes. What stood there is quoted only if it is their `own` for certain: tenants who share caches
     may share a session's name, or a message, and so be compared with each other."""
     place = f"message {found.message} ({found.role})" if found.message >= 0 else "what stands before its messages"
@@ -35,3 +56,59 @@ def message(found: Difference, *, own: bool) -> str:
     if own and (found.before or found.after):
         said += f" It was {found.before!r} and is {found.after!r}."
     return said
+
+
+def made_response(head: bytes) -> str | None:
+    """The response id at the beginning of an answer."""
+    found = _RESPONSE_ID.search(head, 0, 65_536)
+    return found[1].decode() if found else None
+
+
+def none_ready() -> Refusal:
+    """The answer when nobody can take a request now."""
+    return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")
+
+
+def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
+    """The router's own error, in the words of the dialect."""
+    record.status, record.ending = refusal.status, "refused"
+    record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
+    lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
+    param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
+    if refusal.status == 401:
+        lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
+    if refusal.code == HISTORY_CHANGED:  # else the official clients send it again, as any 409
+        lines.append(b"x-should-retry: false\r\n")
+    if refusal.status in (429, 503):
+        lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
+
+
+def request_id(request: Request) -> str:
+    """The client's own id if it is a sane one, else a new one."""
+    given = request.header(b"x-request-id")
+    if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
+        return given
+    return next(_ids)
+
+
+def _new_ids() -> Iterator[str]:
+    """Not to be guessed: engines refuse an id that is under way. Many are made of what one system call gives."""
+    while True:
+        random = os.urandom(ID_BYTES * IDS_AT_ONCE).hex()
+        for start in range(0, len(random), 2 * ID_BYTES):
+            yield random[start : start + 2 * ID_BYTES]
+
+
+_ids = _new_ids()
+
+
+def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
+    """A page below /v1/models as somebody sees it who may not use all of them: what is not allowed does not exist."""
+    if path != MODELS:
+        name = path.removeprefix(MODELS + "/")
+        return page if allows(name) else no_model_page(name)
+    if page.status != 200:
+        return page
+    listed = msgspec.json.decode(page.body)
+    return json_page({**listed, "data": [row for row in listed["data"] if allows(row["id"])]})

@@ -20,18 +20,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.http.breaks import Failure
-from router.core.dialects import sse
-from router.core.dialects import PATHS, Dialect
-from router.core.facts.requests import Ending, Outcome, Shed
-from router.core.fleet.health import RetryBudget
+from router.core.dialects import PATHS, Dialect, sse
+from router.core.dialects.ranks import for_rank
+from router.core.facts.placements import Ending, Outcome, Shed
+from router.core.facts.replicas import Replica
 from router.core.fleet.models import NoReplica
+from router.edge.answering import made_response, none_ready
+from router.edge.question import RESPONSES, Question
+from router.edge.retry_budget import RetryBudget
 from router.http.exchange import Answer
-from router.http.failures import ConnectFailed, EngineFailed, EngineShed, NotStream, ReplicaLeft, Stale, TimedOut
-from router.placer import LEFT, Placed, Placer, UnknownResponse
-from router.edge.reader import RESPONSES, Question, Refusal, made_response, none_ready
-from router.telemetry.tallies import RequestRecord
+from router.http.failures import (
+    ConnectFailed,
+    EngineFailed,
+    EngineShed,
+    Failure,
+    NotStream,
+    ReplicaLeft,
+    Stale,
+    TimedOut,
+)
+from router.http.request import Refusal
 from router.http.upstream import Upstream
+from router.placer import LEFT, Placed, Placer, UnknownResponse
+from router.telemetry.record import RequestRecord
 
 UNSENT_MAX = 3
 RESPONSE_ID_CHARS_MAX = 128
@@ -175,9 +186,10 @@ class Attempts:
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
         hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
-        answer = await self._upstream.call(
-            lease.replica, request.method, request.target, lines, question.body, hold=hold
-        )
+        replica, body = lease.replica, question.body
+        if "#" in replica and (rank := Replica(replica).rank) is not None:
+            lines, body = for_rank(rank, request.path, lines, body)
+        answer = await self._upstream.call(replica, request.method, request.target, lines, body, hold=hold)
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:

@@ -9,14 +9,11 @@ Without a keys file a request may say who asks and how urgent it is, and nobody 
 
 from __future__ import annotations
 
-from hmac import compare_digest
-
 from router.core.facts.requests import Priority
-from router.settings.keys import ANYBODY, Caller, Keys, priority_of, sane_name
-from router.edge.reader import CREDENTIALS, PRIORITY, TENANT, Refusal
-from router.http.receiver import Request
+from router.edge.reader import CREDENTIALS, PRIORITY, TENANT
+from router.http.request import Refusal, Request
+from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
 
-OPEN = ("/healthz", "/readyz")
 METRICS = "/metrics"
 
 
@@ -46,12 +43,6 @@ class Callers:
             raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
         wished = _wished(request) if PRIORITY in fields else tenant.priority
         return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the lower of both
-
-
-def is_admin(authorization: bytes, token: str) -> bool:
-    """Whether this header's value has the admin's token; False where there is none. In constant time."""
-    scheme, _, given = authorization.partition(b" ")
-    return scheme.lower() == b"bearer" and bool(token) and compare_digest(given.strip(), token.encode())
 
 
 def _key(request: Request) -> bytes:

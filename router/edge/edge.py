@@ -1,5 +1,5 @@
 """What faces clients: listener, reader, proxy, connections to replicas. One per process; whoever places is elsewhere
-(placing.py)."""
+(placer.py)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from router.settings import secrets as secret, tls
-from router.telemetry import logs
-from router.admin.pages import MODELS, filtered
-from router.edge.callers import Callers
 from router.core.dialects import PATHS, spoken_on
-from router.core.fleet.health import RetryBudget
 from router.core.facts.misses import Template
-from router.settings.keys import ANYBODY, Caller, Keys
+from router.edge.answering import filtered, refuse, request_id
+from router.edge.callers import Callers
 from router.edge.observer import Observer
-from router.http.outbox import Outbox
+from router.edge.proxy import Proxy
+from router.edge.question import RESPONSES
+from router.edge.reader import Reader
+from router.edge.retry_budget import RetryBudget
+from router.http.accepting import cannot_listen, url_of
 from router.http.deadlines import ClientLimits
-from router.placer import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED, Page, Placer
-from router.tokens.encoder import Prompts
-from router.edge.proxy import Proxy, refuse, request_id
-from router.edge.reader import RESPONSES, Reader, Refusal
-from router.http.receiver import BadRequest, Request
-from router.loop import cannot_listen, files_of_settings, in_background, keys_of, make_prompts, url_of
-from router.http.server import Server, date_line
-from router.settings.schema import Settings
-from router.telemetry.tallies import RequestRecord
-from router.tokens.request_tokens import Asker, Tokens
-from router.telemetry.tracing import Tracer
+from router.http.outbox import Outbox
+from router.http.request import BadRequest, Refusal, Request, date_line
+from router.http.server import Server
 from router.http.upstream import Upstream
+from router.loop import in_background
+from router.placer import MODELS, Page, Placer
+from router.settings import secrets, tls
+from router.settings.keys import ANYBODY, Caller, Keys, files_of_settings, keys_of
+from router.settings.schema import Settings
+from router.telemetry import logs
+from router.telemetry.process_counts import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry.record import RequestRecord
+from router.telemetry.tracing import Tracer
+from router.tokens.encoder import Prompts, make_prompts
+from router.tokens.request_tokens import Asker, Tokens
 
 RESPONSE_METHODS = ("GET", "DELETE")
 RESPONSE_ACTIONS = ("cancel", "input_items")
@@ -109,8 +112,8 @@ class Edge:
         s = settings
         with files_of_settings():
             keys = keys_of(s)
-            admin_token = secret.read(s.admin.token, s.admin.token_file)
-            api_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
+            admin_token = secrets.read(s.admin.token, s.admin.token_file)
+            api_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
             listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
             tls.renew(self._asking_tls, s.upstream)
         self._settings, self._callers.keys = s, keys
@@ -207,7 +210,7 @@ class Edge:
             self._tokens() if s.events.enabled else None,
             offload_bytes_min=s.limits.offload_bytes_min,
             ask_usage=s.api.ask_usage,
-            secret=secret.read(s.auth.secret, s.auth.secret_file),
+            secret=secrets.read(s.auth.secret, s.auth.secret_file),
             json_depth_max=s.limits.json_depth_max,
             observer=self._observer,
             repairs=s.observatory.repairs,
@@ -218,8 +221,8 @@ class Edge:
         self._stack.callback(self.reader.close)
         self._callers = Callers(keys_of(s), "")
         self.show(
-            admin_token=secret.read(s.admin.token, s.admin.token_file),
-            api_key=secret.read(s.upstream.api_key, s.upstream.api_key_file),
+            admin_token=secrets.read(s.admin.token, s.admin.token_file),
+            api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
         )
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self.proxy = Proxy(

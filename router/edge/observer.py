@@ -14,13 +14,13 @@ import secrets
 import time
 from concurrent.futures import Executor
 
-from router.core.prompts.blocks import Chain
-from router.core.facts.requests import Ask, Prompt
 from router.core.facts.misses import Sighting, Template
+from router.core.facts.requests import Ask, Prompt
 from router.core.observatory.difference.compare import Compared, compare
 from router.core.observatory.memory.suspect import Look
 from router.core.observatory.memory.watcher import Watcher
-from router.http.receiver import Request
+from router.core.prompts.blocks import Chain
+from router.http.request import Request
 
 INLINE_BYTES_MAX = 16 << 10  # of either text, and of the body: places in it are named by decoding all of it
 
@@ -94,7 +94,8 @@ class Observer:
         again."""
         try:
             if look.lacks and ask.prompt is not None and ask.prompt.joint is not None:
-                read = ask.prompt.joint.whole  # its beginning came earlier, and is forgotten here: see seen.py
+                # Its beginning came earlier, and is forgotten here: see core/prompts/beginnings.py.
+                read = ask.prompt.joint.whole
                 whole = await asyncio.get_running_loop().run_in_executor(thread, read) if aside else read()
                 seen = self._look(ask, chain, request, whole, sure=sure) if whole is not None else look
                 if not isinstance(seen, Look):

@@ -11,42 +11,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from math import ceil
 
-from router.edge.attempts import Attempts, judge_of
-from router.http.breaks import BrokeMidway
-from router.http.client_connection import ClientLeft
 from router.core.dialects import Dialect, spoken_on
-from router.core.facts.requests import Ending, Outcome
-from router.core.fleet.health import RetryBudget
+from router.core.facts.placements import Ending, Outcome
 from router.core.observatory.explain import settled
-from router.http.exchange import Answer
-from router.http.failures import Stalled
-from router.settings.keys import ANYBODY, Caller
-from router.telemetry.spans import Moments
-from router.placer import LEFT, Placed, Placer
-from router.edge.reader import HISTORY_CHANGED, RESPONSES, STORED, Question, Reader, Refusal
-from router.http.receiver import BadRequest, Request
+from router.edge.answering import refuse, request_id
+from router.edge.attempts import Attempts, judge_of
+from router.edge.question import RESPONSES, STORED, Question
+from router.edge.reader import Reader
 from router.edge.relay import Relay
-from router.http.server import date_line
-from router.telemetry.tallies import RequestRecord
-from router.telemetry.tracing import Tracer
+from router.edge.retry_budget import RetryBudget
+from router.http.client_connection import ClientLeft
+from router.http.exchange import Answer
+from router.http.failures import BrokeMidway, Stalled
+from router.http.request import Refusal, Request
 from router.http.upstream import Upstream
+from router.placer import LEFT, Placed, Placer
+from router.settings.keys import ANYBODY, Caller
+from router.telemetry.record import RequestRecord
+from router.telemetry.spans import Moments
+from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 2
 DRAINED = "drained"  # cut when the router ended
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
 COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # of others nobody knows whether any token of the prompt was
 _OK = Ending.OK  # to look an enum's member up costs as much as a call
-ID_CHARS_MAX = 128
-ID_BYTES, IDS_AT_ONCE = 16, 64
-DETAIL_CHARS_MAX = 300
 
 WAITED_MIN_S = 0.0005  # less is told to nobody
 
@@ -280,40 +274,6 @@ def _stalled(dialect: Dialect, tail: bytes) -> bytes:
 
 def _drained(dialect: Dialect, tail: bytes) -> bytes:
     return dialect.error_event(503, DRAINED, "The router stops: this is not all of the answer.", tail)
-
-
-def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
-    """The router's own error, in the words of the dialect."""
-    record.status, record.ending = refusal.status, "refused"
-    record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
-    lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
-    param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
-    if refusal.status == 401:
-        lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
-    if refusal.code == HISTORY_CHANGED:  # else the official clients send it again, as any 409
-        lines.append(b"x-should-retry: false\r\n")
-    if refusal.status in (429, 503):
-        lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
-    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
-
-
-def request_id(request: Request) -> str:
-    """The client's own id if it is a sane one, else a new one."""
-    given = request.header(b"x-request-id")
-    if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
-        return given
-    return next(_ids)
-
-
-def _new_ids() -> Iterator[str]:
-    """Not to be guessed: engines refuse an id that is under way. Many are made of what one system call gives."""
-    while True:
-        random = os.urandom(ID_BYTES * IDS_AT_ONCE).hex()
-        for start in range(0, len(random), 2 * ID_BYTES):
-            yield random[start : start + 2 * ID_BYTES]
-
-
-_ids = _new_ids()
 
 
 def _route(path: str) -> str:

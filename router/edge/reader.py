@@ -15,32 +15,30 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from msgspec import Struct
-
-from router.edge import answering as history
-from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, spoken_on, tenancy
 from router.core.dialects.forms import form_model
 from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
 from router.core.dialects.repairs import Repairs, in_order
-from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import nests_deeper, step_of
-from router.core.facts.requests import Ask
-from router.core.prompts.identity import FEWER_TOOLS, with_fewer_tools
 from router.core.facts.misses import Sighting
+from router.core.facts.requests import Ask
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.observatory.memory.suspect import Look
 from router.core.observatory.memory.templates import TOOLS
-from router.http.exchange import HOP_HEADERS
-from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
-from router.telemetry.spans import Moments
+from router.core.placement.wanted import Wanted
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.blocks import Chain, chain_of, ring_key
+from router.core.prompts.bodies import nests_deeper, step_of
+from router.core.prompts.identity import FEWER_TOOLS, with_fewer_tools
+from router.edge import answering
+from router.edge.answering import HISTORY_CHANGED, none_ready
 from router.edge.observer import Observer
-from router.placer import Placer, Wanted
-from router.http.receiver import Request
+from router.edge.question import RESPONSES, STORED, Question
+from router.http.exchange import HOP_HEADERS
+from router.http.request import Refusal, Request
+from router.placer import Placer
+from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.tokens.request_tokens import Tokens
 
-RESPONSES = "/v1/responses"
-STORED = RESPONSES + "/"  # and the id of one
 # They need no prefill.
 FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
 BYTES_PER_TOKEN = 4  # of a body whose prompt is unknown
@@ -48,44 +46,12 @@ PAUSE_BYTES_MIN, PAUSE_BYTES_PER_S = 1 << 20, 1 << 29  # beyond a MiB its thread
 SEEN_BYTES_MAX = 16 << 20  # remembered of the beginnings of bodies, by each of the two threads that read them
 REPAIRED_BYTES_MAX = 4 << 20  # likewise, of tools and what they became
 
-HISTORY_CHANGED = "history_changed"
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # hints, which are for us alone
 
 _NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
-
-
-class Refusal(Exception):
-    """The router itself answers, in the dialect's error body."""
-
-    def __init__(
-        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
-
-
-class Question(Struct, eq=False):  # see core/facts.py
-    """A request as far as it is understood before placing."""
-
-    request: Request
-    lines: list[bytes]  # header lines for the engine
-    body: bytes
-    dialect: Dialect
-    wanted: Wanted
-    strip_usage: bool
-    receipts: bool = True  # whether its caller may be told where the prompt was found
-    trace: Moments | None = None  # of one that is traced
-    repairs: tuple[str, ...] = ()  # that its body needed
-    warning: str = ""  # for the client
-
-    @property
-    def stored(self) -> bool:
-        """Whether the engine may keep the answer, so that it must not be made twice."""
-        return self.request.path.startswith(RESPONSES) and self.wanted.ask.stored is not False
 
 
 class Reader:
@@ -165,10 +131,10 @@ class Reader:
             sighting = await self._settled(seen, request, ask, chain, append_only) if isinstance(seen, Look) else seen
             if sighting is not None:
                 sighting.step = ask.step
-        changed = history.change_of(sighting) if append_only != OFF else None
+        changed = answering.change_of(sighting) if append_only != OFF else None
         if changed is not None and append_only == REJECT:
             own = tenant is None or tenant.isolated
-            raise Refusal(409, HISTORY_CHANGED, history.message(changed, own=own), changed.path or None)
+            raise Refusal(409, HISTORY_CHANGED, answering.change_message(changed, own=own), changed.path or None)
         if ask.prompt is not None:
             ask.prompt.let_go()
         body = request.body if caller.tenant is None else await self._own_body(request, ask, model, caller.tenant)
@@ -178,7 +144,7 @@ class Reader:
             tokens = await self._tokens.of(dialect, path, body, ask, model, view) if view is not None else None
         ask.decoded, ask.metadata = None, b""  # not kept while the answer comes
         strip_usage = self.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
-        return Question(  # by place: see core/routing.py
+        return Question(  # by place: see core/placement/router.py
             request,
             self._forward_lines(request, request_id),
             dialect.with_usage(body) if strip_usage and dialect else body,
@@ -201,7 +167,7 @@ class Reader:
             tenant is None or tenant.receipts,
             None,
             repairs,
-            f"{HISTORY_CHANGED} {history.where(changed)}" if changed is not None else "",
+            f"{HISTORY_CHANGED} {answering.change_header(changed)}" if changed is not None else "",
         )
 
     def _step(self, request: Request, ask: Ask) -> str:
@@ -338,7 +304,7 @@ def _may_have_tools(ask: Ask) -> bool:
 
 
 def _hashed(ask: Ask, model: str | None, placer: Placer, *, fewer_tools: bool = False) -> Chain | None:
-    """In the thread in which it was parsed (core/dialects/seen.py)."""
+    """In the thread in which it was parsed (core/prompts/beginnings.py)."""
     if ask.prompt is None or model is None:
         return None
     if fewer_tools:
@@ -439,14 +405,3 @@ def _parse_other(request: Request, depth_max: int, limited: bool) -> Ask:
 def _response_id(path: str) -> str | None:
     """Of a path below /v1/responses."""
     return path.removeprefix(STORED).partition("/")[0] if path.startswith(STORED) else None
-
-
-def made_response(head: bytes) -> str | None:
-    """The response id at the beginning of an answer."""
-    found = _RESPONSE_ID.search(head, 0, 65_536)
-    return found[1].decode() if found else None
-
-
-def none_ready() -> Refusal:
-    """The answer when nobody can take a request now."""
-    return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")

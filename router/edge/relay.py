@@ -19,13 +19,12 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from router.http.breaks import Unfinished
-from router.core.dialects import sse
-from router.core.dialects import Dialect
-from router.core.facts.requests import Ending
+from router.core.dialects import Dialect, sse
 from router.core.dialects.sse import EventSplitter
+from router.core.facts.placements import Ending
 from router.http.exchange import Answer
-from router.http.receiver import Stream
+from router.http.failures import Unfinished
+from router.http.request import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
 TAIL_BYTES = 8 << 10  # kept of each

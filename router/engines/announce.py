@@ -5,7 +5,7 @@ An engine never repeats what it stored before we listened. vLLM (0.30 and later)
 answer shows more cached tokens than the events knew, a request of one token with just those tokens is sent, at most
 one every INTERVAL_S. Every router of the engine hears the answer, so where any of them asks, all have to know that
 stores may be repetitions and no second copies: `events.announce` is to be on in all of them, or in none (see
-core/kv_ledger.py).
+core/cache/engine_blocks.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from array import array
 
 import aiohttp
 
-from router.engines import fetch as pages
-from router.core.facts.requests import Replica
-from router.core.prompts.token_keys import ID_BYTES
+from router.core.facts.replicas import Replica
 from router.core.placement.learner import Unannounced
 from router.core.placement.router import Router
+from router.core.prompts.token_keys import ID_BYTES
+from router.engines import fetch
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Announcer:
 
     def __init__(self, router: Router, *, api_key: str, tls: ssl.SSLContext | None = None) -> None:
         self._router = router
-        self._session = pages.session(api_key, TIMEOUT_S, tls)
+        self._session = fetch.session(api_key, TIMEOUT_S, tls)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -25,10 +25,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.engines import fetch as pages
-from router.core.facts.requests import Load, Replica, ServedModel
-from router.core.placement.router import Router
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.engine_metrics import parse_load
+from router.core.placement.router import Router
+from router.engines import fetch
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ class Prober:
         self._models_rounds = max(1, round(models_interval_s / interval_s))
         self._page_bytes_max = page_bytes_max
         self._kv_tokens_max = kv_tokens_max
-        self._session = pages.session(api_key, timeout_s, tls)
+        self._session = fetch.session(api_key, timeout_s, tls)
         self._soon: dict[str, int] = {}  # rounds at four times the pace, by replica
         self._wakes: dict[str, asyncio.Event] = {}
 
@@ -211,7 +211,7 @@ class Prober:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise ProbeFailed(f"{URL(url).path}: status {response.status}", status=response.status)
-                page = await pages.read(response, self._page_bytes_max)
+                page = await fetch.read(response, self._page_bytes_max)
         except TimeoutError as error:
             raise ProbeFailed("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:

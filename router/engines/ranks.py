@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from router.engines import fetch as pages
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.core.fleet.engine_metrics import engines
+from router.engines import fetch
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -83,7 +83,7 @@ class Ranks:
         self._instances: dict[str, str] = {}  # of engines, where discovery knows
         self._settled_s: dict[str, float] = {}  # until when each is waited for; 0: it was asked
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-        self._session = pages.session(api_key, timeout_s, tls)
+        self._session = fetch.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Stop asking, and close all connections."""
@@ -218,7 +218,7 @@ class Ranks:
                     raise _Silent
                 if response.status != 200:
                     return None
-                page = await pages.read(response, self._page_bytes_max)
+                page = await fetch.read(response, self._page_bytes_max)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _Silent from error
         try:

@@ -88,3 +88,15 @@ async def bound(loop: asyncio.AbstractEventLoop, host: str, port: int, backlog: 
     """A listening socket. Raises OSError."""
     found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))[0]
     return socket.create_server((str(found[4][0]), int(found[4][1])), family=found[0], backlog=backlog)
+
+
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
+    """The URL of a bound address."""
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def cannot_listen(error: OSError, host: str, port: int) -> OSError:
+    """Says which address it was, and which settings name it."""
+    why = f"cannot listen on {host}:{port} (listen.host, listen.port, listen.admin_port): {error.strerror}"
+    return OSError(error.errno, why)

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol, cast
 
-from router.http import deadlines as patience
-from router.http.outbox import Outbox
+from router.http import deadlines
 from router.http.deadlines import ClientLimits, Patience, acknowledged
-from router.http.receiver import BETWEEN, BadRequest, Receiver, Request, Sender
+from router.http.outbox import Outbox
+from router.http.receiver import BETWEEN, Receiver
+from router.http.request import BadRequest, Request, Sender
 
 WAITING_MAX = 8  # requests sent ahead
 WAITING_BYTES_MAX = 1 << 20  # of their bodies; the one that goes beyond is kept
@@ -327,7 +328,7 @@ class Client(asyncio.Protocol):
         if unread_bytes and self._transport is not None:
             taken_bytes = acknowledged(self._transport.get_extra_info("socket"), unread_bytes)
         if not self._patience.reads(now_s, limits, unread_bytes, taken_bytes):
-            return patience.SEND_TIMEOUT
+            return deadlines.SEND_TIMEOUT
         answering = receiver.stage == BETWEEN and self.busy
         if answering or unread_bytes or self._holding or self._discarding or self._refusal is not None:
             self._patience.pause()
@@ -336,9 +337,9 @@ class Client(asyncio.Protocol):
 
     def expire(self, why: str) -> None:
         """Close it, and say why where that can still be said."""
-        if why in (patience.HEAD_TIMEOUT, patience.BODY_TIMEOUT):
+        if why in (deadlines.HEAD_TIMEOUT, deadlines.BODY_TIMEOUT):
             self._refuse(BadRequest(408, "request_timeout", "The request came too slowly."))
-        elif why == patience.SEND_TIMEOUT and self._transport is not None:
+        elif why == deadlines.SEND_TIMEOUT and self._transport is not None:
             _reset(self._transport)  # or the kernel would keep for it what it does not read
         else:
             self.abort()

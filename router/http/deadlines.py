@@ -33,7 +33,7 @@ _ACKED_AT, _INFO_BYTES = 120, 128  # tcpi_bytes_acked in struct tcp_info (linux/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What clients may send, and how long they may take; see settings.py for each."""
+    """What clients may send, and how long they may take; see settings/schema.py for each."""
 
     body_bytes_max: int
     keepalive_s: float

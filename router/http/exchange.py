@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from router.http.breaks import BrokeEarly, BrokeMidway
+from router.http.failures import BrokeEarly, BrokeMidway
 from router.http.outbox import Outbox
 
 SIZE_LINE_BYTES_MAX = 10

@@ -23,13 +23,44 @@ other status is the engine's answer, and passed on: 4xx is the request's fault a
 Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
 body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation
 has no side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
+
+None of this is compiled (deploy/compiled.py): attributes of a compiled exception's class are none of its instances.
 """
 
 from __future__ import annotations
 
-from router.http.breaks import BrokeMidway, Failure
-from router.core.facts.requests import Ending
-from router.http.exchange import Answer
+from typing import TYPE_CHECKING
+
+from router.core.facts.placements import Ending
+
+if TYPE_CHECKING:
+    from router.http.exchange import Answer  # which raises failures of this file
+
+
+class Failure(Exception):
+    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another may try."""
+
+    kind = "failed"
+    retry = True
+    ending = Ending.FAILED  # whose fault it is
+
+
+class BrokeEarly(Failure):
+    """The connection broke, or the body ended, before it had begun (or was whole, for held answers)."""
+
+    kind = "broke_early"
+
+
+class BrokeMidway(Exception):
+    """The answer broke off after its beginning; nothing can be retried. `kind` is a metric label."""
+
+    kind = "broke_midway"
+
+
+class Unfinished(BrokeMidway):
+    """The stream ended well as HTTP goes, and did not say that it was whole."""
+
+    kind = "unfinished"
 
 
 class ConnectFailed(Failure):

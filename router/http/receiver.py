@@ -8,11 +8,12 @@ parser: its pieces are only collected. Everything that comes in has a limit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import unquote
 
 import httptools
+
+from router.http.request import BadRequest, Connection, Request
 
 HEAD_BYTES_MAX = 64 << 10
 VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
@@ -24,112 +25,6 @@ BETWEEN, HEAD, BODY = range(3)  # where in a request the reader is
 
 # A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
-
-
-class BadRequest(Exception):
-    """What came is not HTTP, or over a limit."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-
-class Sender(Protocol):
-    """Who stops sending while a client does not read."""
-
-    def pause(self) -> None:
-        """Send no more for now."""
-
-    def resume(self) -> None:
-        """Go on."""
-
-    def gone(self) -> None:
-        """The client left."""
-
-
-class Stream(Protocol):
-    """Where the pieces of a body go."""
-
-    chunked: bool
-    sender: Sender | None
-
-    @property
-    def write(self) -> Callable[[bytes], None]:
-        """Writes bytes as they are; framing is the sender's."""
-
-    def end(self) -> None:
-        """All was written."""
-
-    def cut(self) -> None:
-        """All was written that there is, and it is not the whole: see Request.cut."""
-
-
-class Connection(Protocol):
-    """What a request came on, and its answer goes to."""
-
-    def arrived(self, request: Request) -> None:
-        """It is whole."""
-
-    def expected(self) -> None:
-        """The client waits for leave to send a body (RFC 9110 section 10.1.1)."""
-
-    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """See Request.answer."""
-
-    def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Stream:
-        """See Request.begin."""
-
-    def cut(self) -> None:
-        """See Request.cut."""
-
-
-class Request:
-    """One request, whole. Header names are lower case; of a repeated one the first value counts."""
-
-    __slots__ = ("_body", "_pieces", "body_bytes", "client", "fields", "lines", "method", "path", "target", "version")
-
-    def __init__(self, client: Connection) -> None:
-        self.client = client
-        self.method = ""
-        self.target = ""  # path and query as the client encoded them
-        self.path = ""  # decoded, without the query
-        self.version = "1.1"
-        self.fields: dict[bytes, bytes] = {}
-        self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value) as they came
-        self.body_bytes = 0
-        self._body = b""
-        self._pieces: list[bytes | bytearray] = []
-
-    @property
-    def body(self) -> bytes:
-        """All of it, put together when first asked for: of 8 MB that takes milliseconds, and any thread may ask."""
-        if self._pieces:
-            self._body, self._pieces = b"".join(self._pieces), []
-        return self._body
-
-    def bring(self, pieces: list[bytes | bytearray], body_bytes: int) -> None:
-        """What its body consists of."""
-        self._pieces, self.body_bytes = pieces, body_bytes
-
-    def header(self, name: bytes) -> str:
-        """A header's value, "" without one; bytes that are not UTF-8 are kept as surrogates."""
-        value = self.fields.get(name)
-        return value.decode("utf-8", "surrogateescape") if value else ""
-
-    # -- the answer ----------------------------------------------------------------------------------------------
-
-    def answer(self, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """A whole answer; `lines` are header lines, each with its CRLF. Raises ClientLeft."""
-        self.client.answer(self, status, lines, body)
-
-    def begin(self, status: int, lines: Iterable[bytes]) -> Stream:
-        """Send the head of an answer whose length is not known; its body is written to what this returns, chunked
-        where `chunked` says so, and ended with `end`. Raises ClientLeft."""
-        return self.client.begin(self, status, lines)
-
-    def cut(self) -> None:
-        """Break the connection: the client must not take what it has for a whole answer."""
-        self.client.cut()
 
 
 class Receiver:

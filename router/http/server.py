@@ -1,7 +1,7 @@
 """The main listener: HTTP/1.1 from clients, at a third of what a general server costs.
 
 aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (both in trials before it was
-replaced); a router that is to cost some 100 us in all cannot spend that. Requests come from receiving.py. What is left
+replaced); a router that is to cost some 100 us in all cannot spend that. Requests come from receiver.py. What is left
 to do with each connection is in client_connection.py; here is what all of them have in common: who is let in, who takes
 too long, and how to stop.
 """
@@ -14,13 +14,12 @@ import select
 import socket
 import ssl
 from collections import Counter
-from email.utils import formatdate
 
-from router.http import deadlines as patience
+from router.http import deadlines
 from router.http.accepting import Acceptor, Places, bound
 from router.http.client_connection import NO_LINGER, Client, Handler, Refuse
-from router.http.outbox import Outbox
 from router.http.deadlines import ClientLimits
+from router.http.outbox import Outbox
 
 ACCEPT_S = 1.0  # that the last of the kernel's queue may take
 LOOKED_AT_ONCE_MAX = 256  # connections, in one turn of the loop
@@ -55,7 +54,7 @@ class Server:
         self.clients: set[Client] = set()
         self.closing = False  # answers end their connections
         self._draining = False  # so do those that wait for no answer
-        self.closed = Counter(dict.fromkeys(patience.REASONS, 0))  # connections, by why we closed them
+        self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections, by why we closed them
         self._places = Places(limits)
         self._listener: asyncio.Server | Acceptor | None = None
         self._shared = False  # other processes accept on the same socket
@@ -130,7 +129,7 @@ class Server:
                 ssl_shutdown_timeout=self.limits.send_timeout_s,
             )
         except OSError:
-            self.closed[patience.NO_HANDSHAKE] += 1
+            self.closed[deadlines.NO_HANDSHAKE] += 1
         finally:
             if client.address is not None and client not in self.clients:
                 client.address = None
@@ -226,8 +225,3 @@ def close_queue(listening: socket.socket) -> None:
     request, and be reset with it."""
     with socket.socket(fileno=os.dup(listening.fileno())) as same:
         same.listen(0)
-
-
-def date_line() -> bytes:
-    """The Date header (RFC 9110 section 6.6.1) of our own answers."""
-    return b"date: %b\r\n" % formatdate(usegmt=True).encode()

@@ -8,23 +8,27 @@ requests in flight without a byte or a close).
 from __future__ import annotations
 
 import asyncio
-import errno
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from functools import cache
-from urllib.parse import urlsplit
 
-from router.http.breaks import BrokeEarly, BrokeMidway
-from router.core.dialects.sglang import with_rank
-from router.core.facts.requests import Replica
-from router.http.exchange import Answer, Connection, say
-from router.http.failures import ConnectFailed, EngineFailed, EngineShed, ReplicaLeft, ReplicaLost, ReplicaStuck, Stale, Stalled, TimedOut
+from router.core.facts.replicas import REST_MAX_S, Replica
+from router.http.exchange import Answer
+from router.http.failures import (
+    BrokeEarly,
+    BrokeMidway,
+    EngineFailed,
+    EngineShed,
+    ReplicaLost,
+    ReplicaStuck,
+    Stale,
+    Stalled,
+    TimedOut,
+)
 from router.http.outbox import Outbox
-from router.placer import REST_MAX_S
-from router.settings.tls import replica_context
+from router.http.pool import Server, client_tls
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
@@ -33,76 +37,6 @@ STATUS_SHED = (429, 503)
 RETRY_AFTER_S = 1.0  # of a 429 that does not say
 STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
-# vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
-RANK_HEADER = "X-data-parallel-rank"
-
-
-class Server:
-    """One engine's address and the free connections to it, those used last on top."""
-
-    __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path")
-
-    def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
-        self._outbox = outbox
-        self._loop = asyncio.get_running_loop()  # which is a system call each time that it is asked for
-        parts = urlsplit(url)
-        self._host = parts.hostname or ""
-        self._tls = tls if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
-        self._free: list[Connection] = []
-        self._forgotten = False
-        self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
-        self.path = parts.path
-
-    def free(self, since_s: float) -> Connection | None:
-        """A connection that waits for a request, and has not since before this time, if there is one."""
-        while self._free:
-            connection = self._free.pop()
-            if not connection.usable:
-                continue
-            if connection.idle_since_s >= since_s:
-                return connection
-            connection.abort()  # the watchdog is late, as on a machine that stood still: the engine may be closing it
-        return None
-
-    async def connect(self, timeout_s: float) -> Connection:
-        """A new connection. Raises ConnectFailed, and ReplicaLeft if it is forgotten meanwhile."""
-        loop, connection = self._loop, Connection(self._give_back, self._outbox)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await loop.create_connection(
-                    lambda: connection, self._host, self._port, ssl=self._tls() if self._tls else None
-                )
-        except asyncio.CancelledError:
-            connection.connection_lost(None)  # uvloop closes it, and does not always say so
-            raise
-        except TimeoutError as late:
-            raise ConnectFailed("timed out", timed_out=True) from late
-        except OSError as error:
-            raise ConnectFailed(say(error), refused=_refused(error)) from error
-        if self._forgotten:
-            connection.abort()
-            raise ReplicaLeft("its replica left")
-        return connection
-
-    def close_idle(self, before_s: float) -> None:
-        """Close connections that wait since before this time."""
-        stale = [each for each in self._free if each.idle_since_s < before_s]
-        self._free = [each for each in self._free if each.idle_since_s >= before_s and each.usable]
-        for connection in stale:
-            connection.abort()
-
-    def forget(self) -> None:
-        """Close free connections, and those in use when they are given back."""
-        self._forgotten = True
-        self.close_idle(float("inf"))
-
-    def _give_back(self, connection: Connection) -> None:
-        if self._forgotten:
-            connection.abort()
-            return
-        connection.idle_since_s = self._loop.time()
-        self._free.append(connection)
 
 
 class Upstream:
@@ -217,10 +151,8 @@ class Upstream:
         """
         server = self._servers.get(replica)
         if server is None:
-            server = self._servers[replica] = Server(Replica(replica).url, self._outbox, lambda: self.tls or _tls())
-        rank = Replica(replica).rank if "#" in replica else None
-        if rank is not None:
-            lines, body = _for_rank(rank, target, lines, body)
+            server = Server(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
+            self._servers[replica] = server
         head = b"".join(
             (f"{method} {server.path}{target} HTTP/1.1\r\n".encode("latin-1"), server.host_line, *lines,
              b"content-length: %d\r\n\r\n" % len(body))
@@ -273,28 +205,3 @@ def _retry_after_s(answer: Answer) -> float | None:
         with suppress(ValueError):
             after_s = parsedate_to_datetime(said.decode("latin-1")).timestamp() - time.time()
     return after_s if after_s is None else min(max(0.0, after_s), REST_MAX_S)
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """One for all: to read the machine's certificates takes 20 ms, and a megabyte."""
-    return replica_context("", "", "")
-
-
-def _for_rank(rank: int, target: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:
-    """Headers and body that reach one rank of a server; a client's own wish gives way to the placement."""
-    name = RANK_HEADER.lower().encode()
-    kept = [line for line in lines if line.partition(b":")[0].lower() != name]
-    kept.append(f"{RANK_HEADER}: {rank}\r\n".encode())
-    is_generate = target.partition("?")[0] == "/generate" and body
-    return kept, with_rank(body, rank) if is_generate else body
-
-
-def _refused(error: OSError) -> bool:
-    """A name with several addresses is refused when all are; then there is a message and no number."""
-    if error.errno is not None:
-        return error.errno == errno.ECONNREFUSED
-    said = str(error)
-    return said.startswith("Multiple exceptions") and said.count("[Errno") == said.count(
-        f"[Errno {errno.ECONNREFUSED}]"
-    )

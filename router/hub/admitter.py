@@ -1,5 +1,5 @@
-"""Who is placed now, who waits, who is turned away: rates (core/quotas.py), then places (core/admission.py), then
-whether it had better be held back (core/holding.py).
+"""Who is placed now, who waits, who is turned away: rates (core/admission/rates.py), then places
+(core/admission/windows.py), then whether it had better be held back (core/admission/holding.py).
 
 A request that waits is a ticket and a function to call when its turn has come: no task and no timer of its own.
 Turns are given when a lease comes back, and a few times a second for whatever else makes room. A retry neither waits
@@ -7,7 +7,7 @@ nor counts: its request had its turn, and was taken in.
 
 All waiting is one wait with one end, `wait_s` from a request's arrival: for `hold_s` of that it may be held back, then
 it takes a place, or waits for one with all others. One that leaves or is turned away while it waits, and comes again
-within a minute, goes on waiting where it was (core/returning.py).
+within a minute, goes on waiting where it was (core/admission/returning.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Generic, Protocol, TypeVar, cast
 
-from router.core.admission.windows import Admission, Limits
-from router.core.facts.requests import Ending, Held, Outcome, Priority, Shed
-from router.core.admission.queue import Pool, Ticket
 from router.core.admission.holding import Holding
-from router.core.fleet.member import Lease
+from router.core.admission.queue import Pool, Ticket
 from router.core.admission.rates import Quotas, Rates
 from router.core.admission.returning import Returning
+from router.core.admission.windows import Admission, Limits
+from router.core.facts.placements import Ending, Held, Outcome, Shed
+from router.core.facts.requests import Priority
+from router.core.fleet.lease import Lease
 from router.core.placement.router import Router
 
 NOBODY: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""What knows the replicas and places: index, probes, events, metrics, admin pages. One for all edges (placing.py)."""
+"""What knows the replicas and places: index, probes, events, metrics, admin pages. One for all edges (placer.py)."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from typing import Any, Self
 
 import msgspec
 
-from router.settings import secrets as secret, tls
-from router.admin.replicas import Additions
-from router.settings.pairs import event_endpoints, event_topics
-from router.admin.pages import Pages
 from router.admin.listener import listen
-from router.engines.announce import Announcer
-from router.core.fleet.breaker import State
-from router.core.facts.requests import Grade, Replica
+from router.admin.observatory import Observatory
+from router.admin.pages import Pages
+from router.admin.prewarm import Page as PrewarmPage
+from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
-from router.core.kv_events.stream import Limits
 from router.core.facts.misses import Template
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
+from router.core.fleet.breaker import State
+from router.core.kv_events.stream import Limits
 from router.core.observatory.explain import Explainer
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.engines.announce import Announcer
+from router.engines.discovery.sources import source_of
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
-from router.settings.keys import Keys
-from router.telemetry.metrics import Figures, Metrics, RequestRecord
-from router.settings.networks import allowed
-from router.admin.observatory import Observatory
-from router.placer import HUB_LOST, LocalPlacer
-from router.admin.prewarm import Page as PrewarmPage
+from router.engines.probe import Prober
+from router.engines.ranks import Ranks
+from router.hub.local_placer import LocalPlacer
+from router.loop import guarded, in_background
 from router.prewarm.sending import Sender
 from router.prewarm.warmer import Warmer
-from router.engines.probe import Prober
-from router.tokens.encoder import Prompts
-from router.engines.ranks import Ranks
-from router.loop import files_of_settings, guarded, in_background, keys_of, make_prompts, source_of
+from router.settings import secrets, tls
+from router.settings.keys import Keys, files_of_settings, keys_of
+from router.settings.networks import allowed
+from router.settings.pairs import event_endpoints, event_topics
 from router.settings.schema import Settings
+from router.telemetry.metrics import Figures, Metrics, RequestRecord
+from router.telemetry.process_counts import HUB_LOST, Totals
+from router.tokens.encoder import Prompts, make_prompts
 from router.tokens.request_tokens import Asker
-from router.telemetry.process_counts import Totals
 from router.tokens.trust import Trust
 
 log = logging.getLogger(__name__)
@@ -145,8 +147,8 @@ class Hub:
         )
         self._stack.push_async_callback(self._prober.close)
         self.metrics = Metrics(self.router, time.monotonic, self._figures(), process=True)
-        self.admin_token = secret.read(s.admin.token, s.admin.token_file)
-        self._upstream_key = secret.read(s.upstream.api_key, s.upstream.api_key_file)
+        self.admin_token = secrets.read(s.admin.token, s.admin.token_file)
+        self._upstream_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
         self._replicas = StaticDiscovery(s.replicas)
         self._discoveries = Together(self._replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
         self.pages = Pages(
@@ -319,8 +321,8 @@ class Hub:
         upstream = settings.upstream
         with files_of_settings():
             keys = keys_of(settings)
-            admin_token = secret.read(settings.admin.token, settings.admin.token_file)
-            upstream_key = secret.read(upstream.api_key, upstream.api_key_file)
+            admin_token = secrets.read(settings.admin.token, settings.admin.token_file)
+            upstream_key = secrets.read(upstream.api_key, upstream.api_key_file)
             tls.renew(self._tls, upstream)  # sessions of probes go on with it
         self.settings, self.keys, self.admin_token = settings, keys, admin_token
         self._upstream_key = upstream_key

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from router.core.facts.requests import Usage
+from router.core.facts.placements import Usage
 from router.prewarm.prefixes import Prefix
 
 ERRORS_MAX = 10  # told of one job

@@ -15,17 +15,19 @@ from typing import Protocol
 
 import aiohttp
 
-from router.engines import fetch as pages
-from router.core.prompts.blocks import Chain, chain_of
 from router.core.dialects import PATHS, BadBody, warming
+from router.core.dialects.ranks import RANK_HEADER
 from router.core.dialects.sglang import with_rank
 from router.core.dialects.tenancy import GENERATE
-from router.core.facts.requests import Ask, Ending, Outcome, Replica, Shed, Usage
-from router.core.fleet.member import PREFILL, Lease
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.facts.replicas import Replica
+from router.core.facts.requests import Ask
+from router.core.fleet.lease import PREFILL, Lease
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.router import Router
+from router.core.prompts.blocks import Chain, chain_of
+from router.engines import fetch
 from router.prewarm.prefixes import Prefix
-from router.http.upstream import RANK_HEADER
 
 ANSWER_BYTES_MAX = 1 << 20
 BYTES_PER_TOKEN = 4  # of a body whose prompt cannot be read
@@ -85,7 +87,7 @@ class Sender:
         self._books = books
         self._clock = clock
         self._api_key = api_key
-        self._session = pages.session("", 0.0, tls)  # no limit
+        self._session = fetch.session("", 0.0, tls)  # no limit
 
     async def close(self) -> None:
         """Close all connections."""
@@ -158,7 +160,7 @@ class Sender:
             async with self._session.post(
                 replica.url + path, data=io.BytesIO(body), headers=headers, allow_redirects=False
             ) as response:
-                answer = await pages.read(response, ANSWER_BYTES_MAX)
+                answer = await fetch.read(response, ANSWER_BYTES_MAX)
                 if response.status != 200:
                     raise Failed(f"status {response.status}")
         except (aiohttp.ClientError, OSError) as error:

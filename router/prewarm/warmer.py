@@ -19,8 +19,8 @@ from typing import Any
 
 from router.core.facts.misses import Template
 from router.core.placement.router import Router
-from router.prewarm.prefixes import Prefix, PrefixesError, read
 from router.prewarm.jobs import Job, State, Why
+from router.prewarm.prefixes import Prefix, PrefixesError, read
 from router.prewarm.sending import Failed, Sender, Skipped
 from router.settings.schema import PrewarmSettings
 

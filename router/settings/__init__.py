@@ -1,1 +1,1 @@
-"""Every setting, the files they name, secrets, TLS, API keys."""
+"""Every setting, the files that they name, secrets, TLS, API keys."""

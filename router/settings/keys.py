@@ -18,8 +18,10 @@ import difflib
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +31,10 @@ from msgspec import Meta
 
 from router.core.dialects.repairs import REPAIRS, in_order
 from router.core.facts.requests import Priority
+from router.settings.schema import Settings, SettingsError
+
+OPEN = ("/healthz", "/readyz")
+
 
 PREFIX = "wr-"
 KEY_BYTES = 32
@@ -249,3 +255,36 @@ def entry_of(key: str, tenant: str, **fields: Any) -> str:  # noqa: ANN401 - fie
         raise KeysError(problems)
     lines = (f"{name}: {msgspec.json.encode(value).decode()}" for name, value in given.items())  # JSON is YAML
     return "- " + "\n  ".join(lines) + "\n"
+
+
+def is_admin(authorization: bytes, token: str) -> bool:
+    """Whether this header's value has the admin's token; False where there is none. In constant time."""
+    scheme, _, given = authorization.partition(b" ")
+    return scheme.lower() == b"bearer" and bool(token) and compare_digest(given.strip(), token.encode())
+
+
+def keys_of(settings: Settings) -> Keys | None:
+    """The keys file that the settings name, as it is now; None where they name none. Raises KeysError."""
+    auth, observatory = settings.auth, settings.observatory
+    if not auth.keys_file:
+        return None
+    return Keys.load(
+        Path(auth.keys_file),
+        isolate=auth.isolate,
+        receipts=auth.receipts,
+        repairs=in_order(observatory.repairs),
+        append_only=observatory.append_only,
+    )
+
+
+@contextmanager
+def files_of_settings() -> Iterator[None]:
+    """What is wrong with a file that settings name is a SettingsError: it was checked, but that is a moment ago."""
+    try:
+        yield
+    except KeysError as error:
+        raise SettingsError(error.problems) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(["a file that the settings name is no text"]) from error
+    except OSError as error:  # of TLS too
+        raise SettingsError([f"{error.filename or 'a file of TLS'}: {error.strerror or error}"]) from error

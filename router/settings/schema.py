@@ -1,6 +1,6 @@
 """Every setting: nested frozen dataclasses, one docstring a field (unit, default, reason).
 
-Where values come from, and whether they make sense, is in settings_loading.py.
+Where values come from, and whether they make sense, is in commands/loading.py.
 """
 
 from __future__ import annotations

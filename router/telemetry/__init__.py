@@ -1,1 +1,1 @@
-"""What is counted, logged and traced."""
+"""What is counted, logged and traced: the record of a request, metrics, log lines, spans."""

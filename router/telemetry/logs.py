@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from router.core.facts.misses import Miss
 from router.telemetry.log_writer import Writer, sink
-from router.telemetry.tallies import RequestRecord
+from router.telemetry.record import RequestRecord
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("router.requests")

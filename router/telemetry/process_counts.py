@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from router.telemetry import logs
 from router.http.deadlines import REASONS
-from router.placer import CLOSED, CONNECTIONS, CPU_MS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry import logs
 from router.telemetry.stalls import Stalls, with_figures
+
+# What an edge of another process counts for the hub's metrics, by name.
+HUB_LOST = "hub_lost"  # placements without the hub
+LINES_DROPPED = "lines_dropped"  # of its log
+SPANS_DROPPED = "spans_dropped"  # of its traces
+UNEXPLAINED = "unexplained"  # prompts that were not compared, for want of time
+CONNECTIONS = "connections"  # of clients, open
+CLOSED = "closed:"  # and one of patience.REASONS: connections of clients that we closed
+CPU_MS = "cpu_ms"  # of its process
+PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids
 
 
 class Totals:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from router.core.facts.requests import Ending, Receipt, Replica
+from router.core.facts.placements import Ending, Receipt
+from router.core.facts.replicas import Replica
+from router.telemetry.record import RequestRecord
 from router.telemetry.trace_context import Parent, traceparent
-from router.telemetry.tallies import RequestRecord
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
 

@@ -3,7 +3,7 @@
 That is on the path of every request, so these are plain numbers in lists, found by label values; prometheus_client's
 own counters take a lock, a search and a call or two an update. What requests of one kind add to is found once, and kept
 (`OfModel`, `Kind`, `Place`). Families are made of series (metrics) when a scrape asks. What the observatory counts
-(core/observatory/ledger.py) is taken over then.
+(core/observatory/ledger/ledger.py) is taken over then.
 Labels are bounded: routes and reasons are fixed sets, models are those that replicas serve (the first MODELS_MAX of
 them, anything else is `other`), replicas are those discovered.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 
-from msgspec import Struct
-
 from router.core.dialects.repairs import REPAIRS
-from router.core.facts.requests import Ending, Grade, Priority, Reason, Receipt, Usage
-from router.core.facts.misses import Breakdown, Change, Miss, Sighting
+from router.core.facts.misses import Change, Miss
+from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
+from router.core.facts.requests import Priority
+from router.core.learned.prefill import PrefillModel
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.ledger.sums import AT, HIT, REPLAY, REPLAYS, FadingRatio
-from router.core.learned.prefill import PrefillModel
 from router.core.placement.spill import Cause
 from router.settings.keys import NONE, OTHER
+from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram, Kind, OfModel, Place
 
 HIT_RATE_WINDOW_S = 300.0
@@ -42,35 +42,6 @@ RESULTS = ("equal", "over", "under")
 PREWARM_RESULTS = ("ok", "failed", "skipped")
 HITS = _GENUINE, _REPLAY = ("genuine",), ("replay",)
 _OK = Ending.OK
-
-
-class RequestRecord(Struct):  # see core/facts.py
-    """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
-
-    id: str
-    route: str
-    at_s: float = 0.0  # Unix time
-    model: str = ""
-    status: int = 0
-    ending: str = ""
-    error: str | None = None
-    detail: str | None = None  # what the client was told of it
-    stream: bool = False
-    duration_s: float = 0.0
-    overhead_s: float | None = None  # from the whole request read to the call of the first replica
-    ttft_s: float | None = None
-    inter_token_s: float | None = None
-    events: int = 0
-    receipt: Receipt | None = None
-    usage: Usage | None = None
-    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
-    tenant: str = ""
-    queued_s: float = 0.0  # waited in the router for a place
-    trace_id: str = ""  # of one that is traced
-    sighting: Sighting | None = None
-    miss: Breakdown | None = None  # by the engine's own count where it told, else as predicted; None if not computed
-    repairs: tuple[str, ...] = ()  # that its body needed
-    warning: str = ""  # that its client was given
 
 
 class Tallies:

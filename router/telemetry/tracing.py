@@ -1,6 +1,6 @@
 """OpenTelemetry traces; the only importer of opentelemetry, and only where `tracing.endpoint` is set.
 
-While a request lives nothing is done for its trace but to note moments (moments.py). Spans are made of them once the
+While a request lives nothing is done for its trace but to note moments (spans.py). Spans are made of them once the
 answer is written, of sampled requests alone, and wait in a queue of bounded length for OpenTelemetry's own thread,
 which sends them by OTLP over HTTP. A collector that is slow or away costs spans, which are counted, and no request.
 
@@ -25,11 +25,20 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from router import __version__
-from router.telemetry.trace_context import SPAN_ID_BITS, TRACE_ID_BITS, TRACEPARENT, TRACESTATE, Parent, chosen, parse, traceparent
 from router.http.exchange import say
+from router.http.request import Request
+from router.telemetry.record import RequestRecord
 from router.telemetry.spans import Moments, Span, spans_of
-from router.http.receiver import Request
-from router.telemetry.tallies import RequestRecord
+from router.telemetry.trace_context import (
+    SPAN_ID_BITS,
+    TRACE_ID_BITS,
+    TRACEPARENT,
+    TRACESTATE,
+    Parent,
+    chosen,
+    parse,
+    traceparent,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -1,1 +1,1 @@
-"""How requests become token ids: templates and tokenizers of the served models, behind router.tokens.encoder."""
+"""A request's token ids, as the engine would make them: chat template and tokenizer, off the event loop."""

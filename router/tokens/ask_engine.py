@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.core.prompts.template_chat import Unfit
 from router.core.facts.requests import TemplateInput
+from router.core.prompts.template_chat import Unfit
 from router.tokens.templates import SGLANG
 
 

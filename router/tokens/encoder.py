@@ -25,8 +25,10 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_digest
 
-from router.core.prompts.template_chat import Unfit, packed
 from router.core.facts.requests import TemplateInput
+from router.core.prompts.template_chat import Unfit, packed
+from router.settings.pairs import template_kwargs, tokenizers
+from router.settings.schema import Settings
 from router.tokens.ask_engine import ask_body
 from router.tokens.extra import MissingExtra
 from router.tokens.probes import PROMPTS, difference
@@ -320,3 +322,14 @@ def _longer(given: TemplateInput, bytes_max: int) -> bool:
         elif isinstance(value, list):
             left += value
     return size > bytes_max
+
+
+def make_prompts(settings: Settings) -> Prompts:
+    """Templates and tokenizers as the settings name them."""
+    s = settings.tokens
+    return Prompts(
+        tokenizers(s.sources),
+        deadline_s=s.deadline_s,
+        cache_bytes_max=s.cache_bytes_max,
+        template_kwargs=template_kwargs(s.template_kwargs),
+    )

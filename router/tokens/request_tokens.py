@@ -1,6 +1,6 @@
 """A request's token ids and their keys, for replicas whose events are followed.
 
-Ids come from prompts.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of what is known are
+Ids come from encoder.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of what is known are
 looked up; a long new part is hashed off the event loop. Whether our ids can be trusted is trust.py's business.
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from router.engines import fetch as pages
 from router.core.dialects import Dialect
-from router.core.facts.requests import Ask, Replica
+from router.core.facts.replicas import Replica
+from router.core.facts.requests import Ask
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
+from router.engines import fetch
 from router.placer import TokenView
 from router.tokens.encoder import Ask as AskReplica
 from router.tokens.encoder import Prompts
@@ -30,7 +31,7 @@ class Asker:
     """Asks replicas for `/tokenize`, over one HTTP session that `close` ends."""
 
     def __init__(self, *, api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
-        self._session = pages.session(api_key, timeout_s, tls)
+        self._session = fetch.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -42,7 +43,7 @@ class Asker:
         async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
             url = f"{Replica(replica).url}{path}"
             async with self._session.post(url, json=body | {"model": model}, allow_redirects=False) as response:
-                answer = await pages.read(response, ANSWER_BYTES_MAX)
+                answer = await fetch.read(response, ANSWER_BYTES_MAX)
                 if response.status >= 500:
                     raise ConnectionError(f"{path}: status {response.status}")
             decoded: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.core.prompts.engine_messages import Rendering, Traits, for_sglang, for_vllm
 from router.core.facts.requests import TemplateInput
+from router.core.prompts.engine_messages import Rendering, Traits, for_sglang, for_vllm
 from router.tokens.sandbox import CannotRender, compiled
 from router.tokens.traits import refuses_inline_system, sglang_wants_parts, vllm_wants_parts
 

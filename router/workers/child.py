@@ -22,18 +22,18 @@ from pathlib import Path
 
 import msgspec
 
-from router.telemetry import logs
 from router.edge.edge import Edge
 from router.hub.hub import Hub
-from router.placer import CPU_MS
-from router.settings.reloading import REFUSED
 from router.loop import in_background, run
+from router.settings.reloading import REFUSED
 from router.settings.schema import Settings, SettingsError
+from router.telemetry import logs
+from router.telemetry.process_counts import CPU_MS
 from router.telemetry.stalls import Stalls
-from router.workers import messages as wire
-from router.workers.remote_placer import RemotePlacer
+from router.workers import messages
 from router.workers.hub_server import HubServer
 from router.workers.orders import READY, SPEC_BYTES_MAX, LameDuck, Order, Reload, Spec, order_of
+from router.workers.remote_placer import RemotePlacer
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class _Orders:
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()  # set at SIGTERM and at the end of standard input
-        self._frames = wire.Frames(SPEC_BYTES_MAX)
+        self._frames = messages.Frames(SPEC_BYTES_MAX)
         self._lame_duck = False  # the supervisor was told to end, and will say when
         self._kept: list[Order] = []
         self._do: Callable[[Order], None] = self._kept.append

@@ -9,12 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from router.core.facts.placements import Outcome, Receipt, Usage
+from router.core.facts.requests import Ask, Prompt
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
-from router.core.facts.requests import Ask, Outcome, Prompt, Receipt, Usage
 from router.core.prompts.token_keys import TokenPrompt
-from router.placer import Wanted
-from router.telemetry.tallies import RequestRecord
-from router.workers import messages as wire
+from router.telemetry.record import RequestRecord
+from router.workers import messages
 
 PLACE_BYTES_MAX = 8 << 20  # what a placement may take on the wire: a prompt of a million tokens, ids included
 KEY_BYTES = 8
@@ -29,11 +30,11 @@ def carried_bytes(wanted: Wanted) -> int:
     return size
 
 
-def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> wire.Place:
+def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.Place:
     """A placement as it is asked for; `ids`: with token ids."""
     ask, chain, tokens = wanted.ask, wanted.chain, wanted.tokens
     prompt = ask.prompt
-    return wire.Place(
+    return messages.Place(
         id_,
         wanted.model,
         wanted.ring_key,
@@ -57,7 +58,7 @@ def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, by
     return tokens.tokens, tokens.ids if ids else b"", tokens.adapter, tokens.salt, keys
 
 
-def wanted_of(place: wire.Place) -> Wanted:
+def wanted_of(place: messages.Place) -> Wanted:
     """The request as the hub needs it. Raises wire.WireError when keys are not whole."""
     prompt, chain, tokens = None, None, None
     if place.prompt is not None:
@@ -106,23 +107,23 @@ def _unpacked(packed: bytes) -> list[int]:
     try:
         keys.frombytes(packed)
     except ValueError as error:
-        raise wire.WireError(f"{len(packed)} bytes of keys") from error
+        raise messages.WireError(f"{len(packed)} bytes of keys") from error
     return keys.tolist()
 
 
-def finish_of(id_: int, outcome: Outcome, now_s: float) -> wire.Finish:
+def finish_of(id_: int, outcome: Outcome, now_s: float) -> messages.Finish:
     """A lease's end."""
-    return wire.Finish(id_, outcome.ending, _usage_parts(outcome.usage), outcome.events, now_s)
+    return messages.Finish(id_, outcome.ending, _usage_parts(outcome.usage), outcome.events, now_s)
 
 
-def outcome_of(finish: wire.Finish) -> Outcome:
+def outcome_of(finish: messages.Finish) -> Outcome:
     """What became of the lease."""
     return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
 
 
-def placed_of(id_: int, receipt: Receipt) -> wire.Placed:
+def placed_of(id_: int, receipt: Receipt) -> messages.Placed:
     """A lease as a worker is told of it."""
-    return wire.Placed(
+    return messages.Placed(
         id_,
         receipt.replica,
         receipt.policy,
@@ -135,14 +136,14 @@ def placed_of(id_: int, receipt: Receipt) -> wire.Placed:
     )
 
 
-def report_of(record: RequestRecord, lease: int | None) -> wire.Report:
+def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
     """A request's end; its receipt goes along unless the hub has it, under the lease."""
     receipt = record.receipt
     parts = None
     if receipt is not None and lease is None:
         tokens = (receipt.prompt_tokens, receipt.predicted_cached_tokens)
         parts = (receipt.replica, receipt.policy, receipt.reason, receipt.grade, *tokens)
-    return wire.Report(
+    return messages.Report(
         record.id,
         record.route,
         record.at_s,
@@ -170,7 +171,7 @@ def report_of(record: RequestRecord, lease: int | None) -> wire.Report:
     )
 
 
-def record_of(report: wire.Report, receipt: Receipt | None) -> RequestRecord:
+def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord:
     """The record again; `receipt` is the hub's own, if it made one."""
     if receipt is None and report.receipt is not None:
         receipt = Receipt(*report.receipt)

@@ -15,15 +15,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
-from router.core.facts.requests import Ask, Receipt, Shed
 from router.core.admission.queue import Ticket
-from router.core.fleet.member import Lease
 from router.core.facts.misses import Template
+from router.core.facts.placements import Receipt, Shed
+from router.core.facts.requests import Ask
+from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.router import Router
-from router.placer import CONNECTIONS, LEFT, LocalPlacer, UnknownResponse, Wanted
-from router.telemetry.tallies import RequestRecord
-from router.workers import codec as carrying, messages as wire
+from router.core.placement.wanted import Wanted
+from router.hub.local_placer import LocalPlacer
+from router.placer import LEFT, UnknownResponse
+from router.telemetry.process_counts import CONNECTIONS
+from router.telemetry.record import RequestRecord
+from router.workers import codec, messages
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class HubServer:
     """Serves workers on a bound unix socket: `async with HubServer(hub, sock) as server`."""
 
     def __init__(
-        self, hub: Hub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = wire.QUEUE_BYTES_MAX
+        self, hub: Hub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
     ) -> None:
         """`ids`: workers shall send token ids too, not only their keys."""
         self.hub = hub
@@ -64,7 +68,7 @@ class HubServer:
         self.links: set[Link] = set()
         self.empty = asyncio.Event()  # no worker is connected
         self.empty.set()
-        self.view = wire.frame([])
+        self.view = messages.frame([])
         self._spreading: asyncio.Handle | None = None
 
     async def __aenter__(self) -> Self:
@@ -92,20 +96,20 @@ class HubServer:
     def lost(self, replica: str) -> None:
         """Nobody listens there any more: workers end what is silent there, and learn the new view."""
         for link in self.links:
-            link.say(wire.Lost(replica))
+            link.say(messages.Lost(replica))
             link.flush()
         self._spread()
 
     def stuck(self, replica: str) -> None:
         """It accepts and does not answer: workers try what is silent there elsewhere."""
         for link in self.links:
-            link.say(wire.Stuck(replica))
+            link.say(messages.Stuck(replica))
             link.flush()
 
     def left(self, replica: str) -> None:
         """The replica is no longer one."""
         for link in self.links:
-            link.say(wire.Left(replica))
+            link.say(messages.Left(replica))
             link.flush()
 
     def news(self) -> None:
@@ -145,7 +149,7 @@ class HubServer:
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
         names = dict(router.models.names.others)
-        return wire.frame([wire.View(list(ready.items()), unready, default, tokens, self._ids, engines, names)])
+        return messages.frame([messages.View(list(ready.items()), unready, default, tokens, self._ids, engines, names)])
 
 
 class Link(asyncio.Protocol):
@@ -158,31 +162,31 @@ class Link(asyncio.Protocol):
         self._hub = server.hub
         self._placer = server.hub.placer
         self._router = server.hub.router
-        self._frames = wire.Frames()
+        self._frames = messages.Frames()
         self._leases: dict[int, Lease] = {}
         self._waiting: dict[int, asyncio.Task[None]] = {}  # for an event
         self._queued: dict[int, Ticket] = {}
         self._receipts: OrderedDict[int, Receipt] = OrderedDict()
-        self._out: list[wire.FromHub] = []
+        self._out: list[messages.FromHub] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
         self._connections = 0  # of its clients
         self.worker = -1
         self._does: dict[type, Callable[[Any], None]] = {
-            wire.Hello: self._hello,
-            wire.Place: self._place,
-            wire.Adopt: self._adopt,
-            wire.FirstToken: self._first_token,
-            wire.Finish: self._finish,
-            wire.Report: self._report,
-            wire.Refused: lambda said: self._placer.refused(said.replica),
-            wire.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
-            wire.Failed: lambda said: self._placer.failed(said.replica, said.kind),
-            wire.Alive: lambda said: self._placer.alive(said.replica),
-            wire.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
-            wire.Counts: self._counts,
-            wire.PageWanted: self._page,
-            wire.Templates: lambda said: self._hub.know(said.templates, f"worker {self.worker}"),
+            messages.Hello: self._hello,
+            messages.Place: self._place,
+            messages.Adopt: self._adopt,
+            messages.FirstToken: self._first_token,
+            messages.Finish: self._finish,
+            messages.Report: self._report,
+            messages.Refused: lambda said: self._placer.refused(said.replica),
+            messages.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
+            messages.Failed: lambda said: self._placer.failed(said.replica, said.kind),
+            messages.Alive: lambda said: self._placer.alive(said.replica),
+            messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
+            messages.Counts: self._counts,
+            messages.PageWanted: self._page,
+            messages.Templates: lambda said: self._hub.know(said.templates, f"worker {self.worker}"),
         }
 
     # -- connection ----------------------------------------------------------------------------------------------
@@ -198,11 +202,11 @@ class Link(asyncio.Protocol):
         """Do what it says, and answer in one frame."""
         try:
             for body in self._frames.feed(data):
-                batch = wire.batch_of(body)
+                batch = messages.batch_of(body)
                 self.in_flight = batch.in_flight
                 for message in batch.messages:
                     self._does[type(message)](message)
-        except wire.WireError as error:
+        except messages.WireError as error:
             fields = {"worker": self.worker, "why": str(error)}
             log.error("a worker is not understood", extra={"fields": fields})  # noqa: TRY400 - no trace
             self.transport.abort()
@@ -226,7 +230,7 @@ class Link(asyncio.Protocol):
         log.log(logging.WARNING if self._leases else logging.INFO, "a worker left", extra={"fields": fields})
         self._leases.clear()
 
-    def say(self, message: wire.FromHub) -> None:
+    def say(self, message: messages.FromHub) -> None:
         """Send with the next frame."""
         self._out.append(message)
 
@@ -234,7 +238,7 @@ class Link(asyncio.Protocol):
         """Send the frame."""
         if self._out:
             out, self._out = self._out, []
-            self.write(wire.frame(out))
+            self.write(messages.frame(out))
 
     def write(self, frame: bytes) -> None:
         """Send a whole frame, unless the worker has not read for so long that it counts as gone."""
@@ -246,14 +250,14 @@ class Link(asyncio.Protocol):
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _hello(self, hello: wire.Hello) -> None:
+    def _hello(self, hello: messages.Hello) -> None:
         self.worker = hello.worker
         log.info("a worker joined", extra={"fields": {"worker": hello.worker, "pid": hello.pid}})
 
-    def _place(self, place: wire.Place) -> None:
+    def _place(self, place: messages.Place) -> None:
         if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
-            raise wire.WireError(f"placement {place.id}: too many leases, or one of that name")
-        wanted, exclude = carrying.wanted_of(place), frozenset(place.exclude)
+            raise messages.WireError(f"placement {place.id}: too many leases, or one of that name")
+        wanted, exclude = codec.wanted_of(place), frozenset(place.exclude)
         if wanted.response_id or (self._placer.behind(wanted) and not exclude):
             task = asyncio.create_task(self._place_later(place.id, wanted, exclude))
             self._waiting[place.id] = task
@@ -283,7 +287,7 @@ class Link(asyncio.Protocol):
             return
         if isinstance(answer, Ticket):
             self._queued[id_] = answer
-            self.say(wire.Queued(id_))
+            self.say(messages.Queued(id_))
         else:
             self._answer(id_, answer)
 
@@ -291,26 +295,26 @@ class Link(asyncio.Protocol):
         if isinstance(answer, Lease):
             self._placed(id_, answer)
         elif isinstance(answer, NoReplica):
-            self.say(wire.Unplaced(id_, failed=False))
+            self.say(messages.Unplaced(id_, failed=False))
         elif isinstance(answer, Shed):
-            self.say(wire.Unplaced(id_, failed=False, shed=(answer.code, str(answer), answer.retry_after_s)))
+            self.say(messages.Unplaced(id_, failed=False, shed=(answer.code, str(answer), answer.retry_after_s)))
         elif isinstance(answer, UnknownResponse):
-            self.say(wire.Unplaced(id_, failed=False, unknown_response=str(answer)))
+            self.say(messages.Unplaced(id_, failed=False, unknown_response=str(answer)))
         else:
             log.error("bug: placing failed inside the hub", exc_info=answer)
-            self.say(wire.Unplaced(id_, failed=True))
+            self.say(messages.Unplaced(id_, failed=True))
 
     def _waited(self, id_: int, task: asyncio.Task[None]) -> None:
         self._waiting.pop(id_, None)
         if task.cancelled():  # by a worker that is not waiting for it: but it hears that we are there
-            self.say(wire.Unplaced(id_, failed=True))
+            self.say(messages.Unplaced(id_, failed=True))
         self.flush()
 
     def _placed(self, id_: int, lease: Lease) -> None:
         self._leases[id_] = lease
-        self.say(carrying.placed_of(id_, lease.receipt))
+        self.say(codec.placed_of(id_, lease.receipt))
 
-    def _adopt(self, said: wire.Adopt) -> None:
+    def _adopt(self, said: messages.Adopt) -> None:
         """Its work counts where it is; a replica that is not known or not ready is somebody else's trouble."""
         ask, now_s = Ask(said.model, stream=said.stream), time.monotonic()
         try:
@@ -324,12 +328,12 @@ class Link(asyncio.Protocol):
         if said.first_token_s is not None:
             self._router.first_token(lease, now_s)
 
-    def _first_token(self, said: wire.FirstToken) -> None:
+    def _first_token(self, said: messages.FirstToken) -> None:
         lease = self._leases.get(said.id)
         if lease is not None:
             self._router.first_token(lease, said.now_s)
 
-    def _finish(self, said: wire.Finish) -> None:
+    def _finish(self, said: messages.Finish) -> None:
         lease = self._leases.pop(said.id, None)
         if lease is None:
             ticket = self._queued.pop(said.id, None)
@@ -339,23 +343,23 @@ class Link(asyncio.Protocol):
             if waiting is not None:
                 waiting.cancel()
             return
-        self._placer.finish(lease, carrying.outcome_of(said), said.now_s)
+        self._placer.finish(lease, codec.outcome_of(said), said.now_s)
         self._receipts[said.id] = lease.receipt
         if len(self._receipts) > RECEIPTS_MAX:
             self._receipts.popitem(last=False)
 
-    def _report(self, said: wire.Report) -> None:
+    def _report(self, said: messages.Report) -> None:
         receipt = self._receipts.pop(said.lease, None) if said.lease is not None else None
-        self._hub.observe(carrying.record_of(said, receipt))
+        self._hub.observe(codec.record_of(said, receipt))
 
-    def _counts(self, said: wire.Counts) -> None:
+    def _counts(self, said: messages.Counts) -> None:
         self._connections += said.counts.get(CONNECTIONS, 0)
         self._hub.count(said.counts)
 
-    def _page(self, said: wire.PageWanted) -> None:
+    def _page(self, said: messages.PageWanted) -> None:
         async def answer() -> None:
             page = await self._placer.page(said.path)
-            self.say(wire.PageAnswer(said.id, (page.status, page.content_type, page.body) if page else None))
+            self.say(messages.PageAnswer(said.id, (page.status, page.content_type, page.body) if page else None))
             self.flush()
 
         task = asyncio.create_task(answer())

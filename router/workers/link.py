@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from router.workers import messages as wire
+from router.workers import messages
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ class Line:
         self,
         path: str,
         *,
-        opened: Callable[[], list[wire.FromWorker]],
-        heard: Callable[[list[wire.FromHub]], None],
-        broken: Callable[[list[wire.FromWorker]], None],
+        opened: Callable[[], list[messages.FromWorker]],
+        heard: Callable[[list[messages.FromHub]], None],
+        broken: Callable[[list[messages.FromWorker]], None],
         in_flight: Callable[[], int],
         queue_bytes_max: int,
     ) -> None:
@@ -43,7 +43,7 @@ class Line:
         self._broken = broken
         self._in_flight = in_flight
         self._queue_bytes_max = queue_bytes_max
-        self._out: list[wire.FromWorker] = []
+        self._out: list[messages.FromWorker] = []
         self._told_in_flight = 0
         self._link: _Link | None = None
         self._flushing = False
@@ -82,7 +82,7 @@ class Line:
             await asyncio.sleep(again_s)
             again_s = min(again_s * 2, AGAIN_S_MAX)
 
-    def say(self, message: wire.FromWorker) -> None:
+    def say(self, message: messages.FromWorker) -> None:
         """Send, soon; lost where there is no connection: the hub has returned all leases then."""
         if self._link is None:
             return
@@ -99,8 +99,8 @@ class Line:
             return
         self._out, self._told_in_flight = [], in_flight
         try:
-            link.transport.write(wire.frame(wire.Batch(in_flight, out)))
-        except wire.WireError as error:
+            link.transport.write(messages.frame(messages.Batch(in_flight, out)))
+        except messages.WireError as error:
             link.give_up(error)
             return
         if link.transport.get_write_buffer_size() > self._queue_bytes_max:
@@ -114,7 +114,7 @@ class Line:
         self._link, self._out = link, self._opened()
         self.flush()
 
-    def received(self, answers: list[wire.FromHub]) -> None:
+    def received(self, answers: list[messages.FromHub]) -> None:
         """One frame of the hub's."""
         self._heard(answers)
 
@@ -133,7 +133,7 @@ class _Link(asyncio.Protocol):
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._frames = wire.Frames()
+        self._frames = messages.Frames()
         self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,11 +143,11 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
-                self._line.received(wire.answers_of(body))
-        except wire.WireError as error:
+                self._line.received(messages.answers_of(body))
+        except messages.WireError as error:
             self.give_up(error)
 
-    def give_up(self, error: wire.WireError) -> None:
+    def give_up(self, error: messages.WireError) -> None:
         """Close, and say why."""
         log.error("the hub is not understood, or cannot be told", extra={"fields": {"why": str(error)}})
         self.transport.abort()

@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from router.core.facts.requests import Ending, Grade, Priority, Reason
 from router.core.facts.misses import Breakdown, Sighting, Template
+from router.core.facts.placements import Ending, Grade, Reason
+from router.core.facts.requests import Priority
 from router.placer import TokenView
 
 FRAME_BYTES_MAX = 64 << 20  # a prompt of a million tokens takes some 2 MB
@@ -143,7 +144,7 @@ class Failed(Struct, tag=8, array_like=True, gc=False):
 
 
 class Counts(Struct, tag=9, array_like=True, gc=False):
-    """What else was counted in the worker since this was last said; see placing.py for the names."""
+    """What else was counted in the worker since this was last said; see placer.py for the names."""
 
     counts: dict[Name, int]  # a level, such as connections that are open, may also fall
 

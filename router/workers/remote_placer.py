@@ -17,15 +17,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from router.core.facts.requests import Outcome, Receipt, Shed
 from router.core.facts.misses import Template
+from router.core.facts.placements import Outcome, Receipt, Shed
 from router.core.fleet.models import NoReplica
-from router.placer import CONNECTIONS, HUB_LOST, LEFT, Page, ResponseOwners, TokenView, UnknownResponse, Wanted
-from router.telemetry.tallies import RequestRecord
-from router.workers import codec as carrying, messages as wire
-from router.workers.view import Known
+from router.core.placement.wanted import Wanted
+from router.hub.owners import ResponseOwners
+from router.placer import LEFT, Page, TokenView, UnknownResponse
+from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
+from router.telemetry.record import RequestRecord
+from router.workers import codec, messages
 from router.workers.link import Line
 from router.workers.template_news import Telling
+from router.workers.view import Known
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ class RemotePlacer:
         timeout_s: float,
         response_ids_max: int,
         private_responses: bool = False,
-        queue_bytes_max: int = wire.QUEUE_BYTES_MAX,
+        queue_bytes_max: int = messages.QUEUE_BYTES_MAX,
     ) -> None:
         """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
         `left(replica)` that it is no longer one, `stuck(replica)` that it accepts and does not answer; `figures` are
@@ -119,7 +122,7 @@ class RemotePlacer:
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
         self._check: tuple[int, float] | None = None  # page asked for to see whether the hub is there, and since when
         self._checked_s = 0.0
-        self._kept: deque[wire.Report] = deque(maxlen=REPORTS_MAX)
+        self._kept: deque[messages.Report] = deque(maxlen=REPORTS_MAX)
         self._alone = 0  # placements without the hub, since it was lost
         self._alone_total = 0
         self._next_id = 1
@@ -170,7 +173,7 @@ class RemotePlacer:
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and
         UnknownResponse."""
-        if not self._why_lost and carrying.carried_bytes(wanted) <= carrying.PLACE_BYTES_MAX:
+        if not self._why_lost and codec.carried_bytes(wanted) <= codec.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
             if lease is not None:
                 return lease
@@ -181,7 +184,7 @@ class RemotePlacer:
         id_ = self._new_id()
         future: asyncio.Future[RemoteLease | None] = self._loop.create_future()
         self._placing[id_] = _Asked(wanted, future, self._clock())
-        self._line.say(carrying.place_of(id_, wanted, exclude, ids=self._known.ids))
+        self._line.say(codec.place_of(id_, wanted, exclude, ids=self._known.ids))
         try:
             return await future
         except asyncio.CancelledError:
@@ -191,7 +194,7 @@ class RemotePlacer:
             if lease is not None:
                 self.finish(lease, LEFT, self._clock())
             else:
-                self._line.say(carrying.finish_of(id_, LEFT, self._clock()))
+                self._line.say(codec.finish_of(id_, LEFT, self._clock()))
             raise
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
@@ -220,7 +223,7 @@ class RemotePlacer:
         """The first body event of a stream arrived."""
         if lease.first_token_s is None:
             lease.first_token_s = now_s
-            self._line.say(wire.FirstToken(lease.id, now_s))
+            self._line.say(messages.FirstToken(lease.id, now_s))
 
     def finish(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, whatever the end. A second time changes nothing."""
@@ -230,22 +233,22 @@ class RemotePlacer:
         loads[lease.replica] -= 1
         if not loads[lease.replica]:
             del loads[lease.replica]
-        self._line.say(carrying.finish_of(lease.id, outcome, now_s))
+        self._line.say(codec.finish_of(lease.id, outcome, now_s))
 
     def refused(self, replica: str) -> None:
         """Nobody listens there any more. The hub tells all workers; without it, it is known here at least."""
         if self._why_lost:
             self._known.drop(replica)
             self._lost(replica)
-        self._line.say(wire.Refused(replica))
+        self._line.say(messages.Refused(replica))
 
     def alive(self, replica: str) -> None:
         """Something came of its work."""
-        self._line.say(wire.Alive(replica))
+        self._line.say(messages.Alive(replica))
 
     def rest(self, replica: str, for_s: float) -> None:
         """It asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
-        self._line.say(wire.Rest(replica, for_s))
+        self._line.say(messages.Rest(replica, for_s))
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these, by the hub's last view."""
@@ -254,12 +257,12 @@ class RemotePlacer:
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response: known to all through the hub, and here when there is none."""
         self._owners.learn(response_id, replica, tenant)
-        self._line.say(wire.Made(response_id, replica, tenant))
+        self._line.say(messages.Made(response_id, replica, tenant))
         self._line.flush()  # before the client hears of it, and asks another worker
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
-        self._line.say(wire.Failed(replica, kind))
+        self._line.say(messages.Failed(replica, kind))
 
     def report(self, record: RequestRecord) -> None:
         """A request ended: metrics are the hub's, now or when it is back."""
@@ -267,7 +270,7 @@ class RemotePlacer:
         if receipt is not None and receipt.at_hub is not None and self._line.up:
             given, connection = receipt.at_hub
             lease = given if connection == self._line.number else None
-        report = carrying.report_of(record, lease)
+        report = codec.report_of(record, lease)
         if not self._line.up:
             self._kept.append(report)
         else:
@@ -280,7 +283,7 @@ class RemotePlacer:
         id_ = self._new_id()
         future: asyncio.Future[Page | None] = self._loop.create_future()
         self._paging[id_] = future
-        self._line.say(wire.PageWanted(id_, path))
+        self._line.say(messages.PageWanted(id_, path))
         try:
             async with asyncio.timeout(PAGE_S):
                 return await future
@@ -291,28 +294,28 @@ class RemotePlacer:
 
     # -- what the hub says ---------------------------------------------------------------------------------------
 
-    def _heard(self, answers: list[wire.FromHub]) -> None:
+    def _heard(self, answers: list[messages.FromHub]) -> None:
         """One frame of the hub's."""
         for answer in answers:
-            if isinstance(answer, wire.Placed):
+            if isinstance(answer, messages.Placed):
                 self._answered(answer.id, self._receipt(answer))
-            elif isinstance(answer, wire.Unplaced):
+            elif isinstance(answer, messages.Unplaced):
                 self._answered(answer.id, _why_not(answer))
-            elif isinstance(answer, wire.Queued):
+            elif isinstance(answer, messages.Queued):
                 self._wait(answer.id)
-            elif isinstance(answer, wire.View):
+            elif isinstance(answer, messages.View):
                 self._known.take(answer)
                 self._viewed = True
                 self.viewed.set()
-            elif isinstance(answer, wire.Lost):
+            elif isinstance(answer, messages.Lost):
                 self._known.drop(answer.replica)
                 self._lost(answer.replica)
-            elif isinstance(answer, wire.Left):
+            elif isinstance(answer, messages.Left):
                 for lease in self._leases.values():
                     if lease.replica == answer.replica:
                         lease.stands = False
                 self._left(answer.replica)
-            elif isinstance(answer, wire.Stuck):
+            elif isinstance(answer, messages.Stuck):
                 self._stuck(answer.replica)
             else:
                 if self._check is not None and answer.id == self._check[0]:
@@ -323,7 +326,7 @@ class RemotePlacer:
         if self._viewed and self._why_lost:
             self._back()
 
-    def _receipt(self, placed: wire.Placed) -> Receipt:
+    def _receipt(self, placed: messages.Placed) -> Receipt:
         tokens = (placed.prompt_tokens, placed.predicted_cached_tokens)
         head = (placed.replica, placed.policy, placed.reason, placed.grade)
         at_hub = (placed.id, self._line.number)
@@ -365,27 +368,27 @@ class RemotePlacer:
         self._why_lost, self._check = why, None
         now_s = self._clock()
         for id_ in [*self._placing, *self._queued]:
-            self._line.say(carrying.finish_of(id_, LEFT, now_s))
+            self._line.say(codec.finish_of(id_, LEFT, now_s))
             self._answered(id_, None)
 
     # -- connection ----------------------------------------------------------------------------------------------
 
-    def _opened(self) -> list[wire.FromWorker]:
+    def _opened(self) -> list[messages.FromWorker]:
         """What the hub must hear first: what is open, and what happened without it."""
         self._viewed = False
         self._telling.again()
         self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}  # no total, but a level
-        told: list[wire.FromWorker] = [
-            wire.Hello(self._worker, os.getpid()),
+        told: list[messages.FromWorker] = [
+            messages.Hello(self._worker, os.getpid()),
             *map(_adopt, self._leases.values()),
             *self._kept,
         ]
         self._kept.clear()
         return told
 
-    def _broken(self, unsaid: list[wire.FromWorker]) -> None:
+    def _broken(self, unsaid: list[messages.FromWorker]) -> None:
         """The hub, or the way to it, is gone."""
-        self._kept.extend(message for message in unsaid if isinstance(message, wire.Report))
+        self._kept.extend(message for message in unsaid if isinstance(message, messages.Report))
         self._gone(BROKEN)
         for future in self._paging.values():
             if not future.done():
@@ -402,11 +405,11 @@ class RemotePlacer:
             self._gone(SILENT)
         elif self._queued and not owed_s and now_s - self._checked_s > CHECK_S:
             self._check, self._checked_s = (self._new_id(), now_s), now_s
-            self._line.say(wire.PageWanted(self._check[0], CHECK_PAGE))
+            self._line.say(messages.PageWanted(self._check[0], CHECK_PAGE))
         if self._viewed and self._line.up:
             self._count()
             if templates := self._telling.due(now_s):
-                self._line.say(wire.Templates(templates))
+                self._line.say(messages.Templates(templates))
         self._line.flush()
 
     def _count(self) -> None:
@@ -414,10 +417,10 @@ class RemotePlacer:
         if figures != self._told:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
-            self._line.say(wire.Counts(more))
+            self._line.say(messages.Counts(more))
 
 
-def _why_not(unplaced: wire.Unplaced) -> Exception | None:
+def _why_not(unplaced: messages.Unplaced) -> Exception | None:
     """None where the hub cannot say."""
     if unplaced.failed:
         return None
@@ -426,9 +429,11 @@ def _why_not(unplaced: wire.Unplaced) -> Exception | None:
     return NoReplica() if unplaced.unknown_response is None else UnknownResponse(unplaced.unknown_response)
 
 
-def _adopt(lease: RemoteLease) -> wire.Adopt:
+def _adopt(lease: RemoteLease) -> messages.Adopt:
     receipt = lease.receipt
-    return wire.Adopt(lease.id, lease.replica, lease.model, lease.streams, receipt.prompt_tokens, lease.first_token_s)
+    return messages.Adopt(
+        lease.id, lease.replica, lease.model, lease.streams, receipt.prompt_tokens, lease.first_token_s
+    )
 
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")

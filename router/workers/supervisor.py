@@ -23,11 +23,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from router.telemetry import logs
-from router.settings.reloading import Reloader
-from router.loop import cannot_listen, url_of
+from router.http.accepting import cannot_listen, url_of
 from router.http.server import close_queue
+from router.settings.reloading import Reloader
 from router.settings.schema import Settings
+from router.telemetry import logs
 from router.workers.orders import READY, LameDuck, Order, Refused, Reload, Spec, framed
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """What a worker knows of the replicas: the hub's last view, and the ring for when there is no hub.
 
-Names of models are resolved by the view as the hub would (core/models.py). Without the hub requests go by the
+Names of models are resolved by the view as the hub would (core/fleet/models.py). Without the hub requests go by the
 consistent-hash ring with bounded load, over the replicas last known as ready and what this worker has open there:
 all workers, and their hub before, send a conversation to the same place as long as loads allow.
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.core.facts.requests import Grade, Reason, Receipt, Replica
+from router.core.facts.placements import Grade, Reason, Receipt
+from router.core.facts.replicas import Replica
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.ring import Ring, under_bound
-from router.placer import TokenView, Wanted
+from router.core.placement.wanted import Wanted
+from router.placer import TokenView
 from router.workers.messages import View
 
 POLICY = "ring"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.dialects import OPENAI, PATHS, BadBody, spoken_on
 from router.core.dialects.base import Dialect
-from router.core.facts.requests import Ending
+from router.core.facts.placements import Ending
 from tests.fakes import events, generate_events, message_events, response_events
 
 ROWS = pytest.mark.parametrize(("path", "dialect"), PATHS.items(), ids=PATHS)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Candidate, Choice, Grade, Question
+from router.core.facts.placements import Candidate, Choice, Grade, Question
 from router.core.placement.policies import POLICIES, Policy
 from router.core.placement.policies.warm import Warm, Weights, price
 from router.core.placement.ring import Ring

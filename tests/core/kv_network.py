@@ -1,9 +1,9 @@
 """A wire between a model engine and the code under test, which loses, repeats, delays and reorders.
 
-`Rig` is the owner of a KvStream as events.py is one: it feeds what it hears, takes the steps, applies batches to a
-Ledger. A notice of a connection's end or start comes before any batch that is heard after it, and after a new
-connection nothing of an older one is fed; replays are a connection of their own each. `Rig.check` compares the ledger
-with what the engine held when it said the batch that was applied last.
+`Rig` is the owner of a KvStream as engines/kv_events/subscriber.py is one: it feeds what it hears, takes the steps,
+applies batches to a Ledger. A notice of a connection's end or start comes before any batch that is heard after it, and
+after a new connection nothing of an older one is fed; replays are a connection of their own each. `Rig.check` compares
+the ledger with what the engine held when it said the batch that was applied last.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.core.prompts.blocks import token_chain, token_root
-from router.core.facts.requests import Grade
 from router.core.cache.engine_blocks import Ledger
-from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Suspend
 from router.core.cache.masks import Masks
+from router.core.facts.placements import Grade
+from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Suspend
+from router.core.prompts.blocks import token_chain, token_root
 from tests.core.kv_data import id_bytes
 from tests.core.kv_engine import BLOCK_TOKENS, Content, Engine
 

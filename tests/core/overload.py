@@ -14,12 +14,16 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from router.core.facts.requests import Ask, Ending, Load, Outcome, Priority, Shed, Usage
-from router.core.admission.queue import Ticket
 from router.core.admission.holding import TICK_S
-from router.core.fleet.member import Lease
+from router.core.admission.queue import Ticket
 from router.core.admission.rates import Rates
-from router.placer import LocalPlacer, Page, Wanted
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.facts.replicas import Load
+from router.core.facts.requests import Ask, Priority
+from router.core.fleet.lease import Lease
+from router.core.placement.wanted import Wanted
+from router.hub.local_placer import LocalPlacer
+from router.placer import Page
 from router.settings.schema import AdmissionSettings
 from tests.core.placing import MODEL, World
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from router.core.prompts.blocks import chain_of, ring_key
 from router.core.dialects import OPENAI
-from router.core.facts.requests import Ask, Ending, Outcome, Replica, ServedModel, Usage
-from router.core.fleet.member import Lease
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.replicas import Replica, ServedModel
+from router.core.facts.requests import Ask
+from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.prompts.blocks import chain_of, ring_key
 
 MODEL = "m"
 CHAT = "/v1/chat/completions"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import Ask
 from router.core.fleet.breaker import State
-from router.core.facts.requests import Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
-from router.core.fleet.member import Lease
+from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router

@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.admission.windows import BURST_MAX, WINDOW_MIN, Admission, TurnRate
-from router.core.prompts.blocks import chain_of
-from router.core.facts.requests import Ask, Ending, Load, Outcome, Priority, Replica, ServedModel, Shed, Usage
 from router.core.admission.queue import Ticket
-from router.core.fleet.member import Lease
+from router.core.admission.windows import BURST_MAX, WINDOW_MIN, Admission, TurnRate
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import Ask, Priority
+from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
-from router.placer import LocalPlacer, Wanted
+from router.core.placement.wanted import Wanted
+from router.core.prompts.blocks import chain_of
+from router.hub.local_placer import LocalPlacer
 from router.settings.schema import AdmissionSettings
 from tests.core.overload import _no_page
 from tests.core.placing import MODEL, World, chat

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import chain_of
 from router.core.dialects.anthropic import Anthropic
-from router.core.dialects.base import BadBody
 from router.core.dialects.openai import OpenAI
-from router.core.facts.requests import Ask, Prompt, Usage
+from router.core.facts.placements import Usage
+from router.core.facts.requests import Ask, Prompt
+from router.core.prompts.blocks import chain_of
+from router.core.prompts.bodies import BadBody
 
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 ANTHROPIC, OPENAI = Anthropic(), OpenAI()

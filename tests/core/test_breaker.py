@@ -1,11 +1,13 @@
 """What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
 
-from router.core.prompts.blocks import chain_of
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.replicas import Replica, ServedModel
+from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
-from router.core.facts.requests import Ask, Ending, Outcome, Prompt, Replica, ServedModel, Usage
-from router.core.fleet.member import Lease
+from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.prompts.blocks import chain_of
 
 IDS = ["http://a", "http://b", "http://c", "http://d"]
 

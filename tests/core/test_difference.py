@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.dialects import PATHS
 from router.core.facts.misses import Change, Difference
-from router.core.observatory.difference import overlap as pieces
+from router.core.observatory.difference import overlap
 from router.core.observatory.difference.compare import Compared, compare
 from router.core.observatory.difference.json_changes import change_of
 
@@ -660,13 +660,13 @@ def test_sentences_of_many_lines_are_paired_up_to_a_limit(monkeypatch: pytest.Mo
         paired += 1
         return of_pair(*given)
 
-    of_pair = pieces._of_pair
-    monkeypatch.setattr(pieces, "_of_pair", counted)
+    of_pair = overlap._of_pair
+    monkeypatch.setattr(overlap, "_of_pair", counted)
     one, other = [
         "\n".join(". ".join(f"{which} {line} {n} is so" for n in range(200)) for line in range(300)) for which in "ab"
     ]
-    pieces.repeated_lines([one.encode()], [other.encode()])
-    assert 0 < paired <= pieces.PARTS_MAX + pieces.PAIRS_MAX
+    overlap.repeated_lines([one.encode()], [other.encode()])
+    assert 0 < paired <= overlap.PARTS_MAX + overlap.PAIRS_MAX
 
 
 def test_a_deep_value_is_walked_as_far_as_it_is_worth() -> None:

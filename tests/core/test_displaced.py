@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.placement.evictions import AGAIN_MAX, RENEWED_MAX, SUMS_S, TOUCHES_MAX, Displaced
 from router.core.cache.estimate import Holder
 from router.core.learned.reuse import BUCKETS, bucket
+from router.core.placement.evictions import AGAIN_MAX, RENEWED_MAX, SUMS_S, TOUCHES_MAX, Displaced
 
 EVEN = [0.5] * BUCKETS
 

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
-from router.core.facts.requests import Ask, Ending, Grade, Load, Reason, Receipt, Usage
 from router.core.facts.misses import Breakdown, Miss, Sighting
+from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
+from router.core.facts.replicas import Load
+from router.core.facts.requests import Ask
 from router.core.observatory import explain
 from router.core.observatory.explain import Explainer, settled
+from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
 from tests.core.placing import World, chat, words
 
 WINDOW_S = 3_600.0

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.facts.requests import Priority
 from router.core.admission.queue import FairQueue, Pool, Ticket
+from router.core.facts.requests import Priority
 
 POOLS: tuple[Pool, ...] = (("m", None), ("n", None), ("m", "http://a"))
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Ending, Grade, Load, Outcome, Reason, Receipt, Replica, ServedModel, Usage
+from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import SHARE_TOKENS_MIN, Batch, Lease, Member
+from router.core.fleet.lease import Batch, Lease
+from router.core.fleet.member import SHARE_TOKENS_MIN, Member
 
 RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from router.core.facts.requests import Load, Usage
+from router.core.facts.placements import Usage
+from router.core.facts.replicas import Load
 from router.core.fleet.fleet import GUESS_LEAST, GUESS_RIGHT
-from router.core.fleet.member import Lease
+from router.core.fleet.lease import Lease
 from router.core.placement.policies.warm import ELSEWHERE_MIN
 from router.core.placement.ring import Ring
 from tests.core.placing import World, chat

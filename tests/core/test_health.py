@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.fleet.health import FAILURES_MAX, Health, RetryBudget
+from router.core.fleet.health import FAILURES_MAX, Health
+from router.edge.retry_budget import RetryBudget
 
 
 def test_a_replica_starts_unfit_and_one_good_check_brings_it_in() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from router.core.dialects import PATHS
-from router.core.prompts.beginnings import Seen
 from router.core.dialects.tenancy import CHAT, MESSAGES, RESPONSES
+from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import METADATA_BYTES_MAX, step_of
 
 MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}

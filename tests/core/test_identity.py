@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.dialects import OPENAI, PATHS
 from router.core.prompts.beginnings import Seen
+from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.prompts.identity import with_fewer_tools
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -8,7 +8,9 @@ from random import Random
 import pytest
 
 from router.core.dialects import OPENAI
-from router.core.facts.requests import OPAQUE_BYTES, Ask, Load, Prompt, Usage
+from router.core.facts.placements import Usage
+from router.core.facts.replicas import Load
+from router.core.facts.requests import OPAQUE_BYTES, Ask, Prompt
 from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens
 from tests.core.placing import CHAT, MODEL, World, words
 

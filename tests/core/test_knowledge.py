@@ -5,15 +5,16 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from router.core.prompts.blocks import token_chain, token_root
-from router.core.facts.requests import Grade, Load
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.cache.knowledge import DISTRUST_S, HYBRID, SETTLE_S, Held, Knowledge
-from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.cache.engine_blocks import BLOCK_BYTES
-from router.core.kv_events.stream import RESTARTED
+from router.core.cache.knowledge import DISTRUST_S, HYBRID, SETTLE_S, Held, Knowledge
 from router.core.cache.lateness import LATE_S_MAX
 from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load
+from router.core.kv_events.decoding import Cleared, Removed, Stored
+from router.core.kv_events.stream import RESTARTED
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.token_keys import TokenPrompt
 
 BLOCK = 16
 

@@ -9,14 +9,15 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from router.core.prompts.blocks import token_chain, token_root
-from router.core.facts.requests import Grade, Load
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.cache.knowledge import HYBRID, Held, Knowledge
-from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.cache.engine_blocks import BLOCK_BYTES
-from router.core.kv_events.stream import RESTARTED
+from router.core.cache.knowledge import HYBRID, Held, Knowledge
 from router.core.cache.selfcheck import CHECKS
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load
+from router.core.kv_events.decoding import Cleared, Removed, Stored
+from router.core.kv_events.stream import RESTARTED
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.token_keys import TokenPrompt
 
 SIZES = (8, 16)  # tokens of a block, of engines that differ
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -69,7 +70,7 @@ class Machine(RuleBasedStateMachine):
     def _cleared(self, name: str) -> None:
         self.knowledge.apply(name, Cleared(), self.now_s)
         known = self.knowledge._known[name]
-        if known.stream_grade is Grade.CATCHING_UP:  # kv_stream.py
+        if known.stream_grade is Grade.CATCHING_UP:  # core/kv_events/stream.py
             self.knowledge.grade(name, Grade.EXACT, "joined at a clear", self.now_s)
 
     @rule(name=NAMES, what=st.sampled_from(["clear", "restart", "suspend", "resume", "forget", "untokened", "tokened"]))

@@ -7,12 +7,12 @@ from collections import Counter
 import msgspec
 import pytest
 
-from router.core.prompts.blocks import token_chain, token_root
-from router.core.facts.requests import Grade
-from router.core.kv_events.decoding import decode
 from router.core.cache.engine_blocks import Ledger
-from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Phase, Step
 from router.core.cache.masks import Masks
+from router.core.facts.placements import Grade
+from router.core.kv_events.decoding import decode
+from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Phase, Step
+from router.core.prompts.blocks import token_chain, token_root
 from tests.core import kv_data
 from tests.core.kv_data import NAMES, Asked, Batch, Recording, encoded, recording
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from router.core.kv_events import decoding as kv_events
+from router.core.kv_events import decoding
 from router.core.kv_events.decoding import Batch, Cleared, Event, MalformedBatch, Removed, Stored, decode, slices
 
 HASH = 15228142305651824730  # vLLM 0.32, over 2**63
@@ -309,12 +309,12 @@ def test_bytes_that_are_no_batch_are_refused_in_one_way(payload: bytes) -> None:
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes and events of a batch, and blocks of an event, have a limit."""
-    monkeypatch.setattr(kv_events, "BLOCKS_MAX", 1)
+    monkeypatch.setattr(decoding, "BLOCKS_MAX", 1)
     assert _batch_of(_a_map()).skipped == 1
-    monkeypatch.setattr(kv_events, "EVENTS_MAX", 1)
+    monkeypatch.setattr(decoding, "EVENTS_MAX", 1)
     with pytest.raises(MalformedBatch, match="over the limit"):
         _batch_of(["AllBlocksCleared"], ["AllBlocksCleared"])
-    monkeypatch.setattr(kv_events, "BATCH_BYTES_MAX", 10)
+    monkeypatch.setattr(decoding, "BATCH_BYTES_MAX", 10)
     with pytest.raises(MalformedBatch, match="over the limit"):
         _batch_of(["AllBlocksCleared"])
 

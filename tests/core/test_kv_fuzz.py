@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.kv_events.decoding import Batch, MalformedBatch, decode, slices
 from router.core.cache.engine_blocks import Ledger
 from router.core.cache.masks import Masks
+from router.core.kv_events.decoding import Batch, MalformedBatch, decode, slices
 from tests.core.kv_data import EVENTS, NAMES, encoded, recording
 
 FRAMES = 100_000  # mutated frames

@@ -14,10 +14,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from router.core.prompts.blocks import token_chain, token_root
-from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.cache.engine_blocks import BLOCK_BYTES, JOIN_BLOCKS, Ledger
 from router.core.cache.masks import Masks
+from router.core.kv_events.decoding import Cleared, Removed, Stored
+from router.core.prompts.blocks import token_chain, token_root
 
 SIZE = 2  # tokens of a block
 MANY = 1_000

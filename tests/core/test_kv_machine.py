@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from router.core.kv_events import stream as kv_stream
-from router.core.facts.requests import Grade
+from router.core.facts.placements import Grade
+from router.core.kv_events import stream
 from router.core.kv_events.stream import Limits
 from tests.core.kv_engine import Engine, Flavour, Identity
 from tests.core.kv_network import Rig
@@ -244,7 +244,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(1_800)
 def test_equal_or_not_exact(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]) -> None:
     """Whatever the network does to the batches of an engine that works, evicts and restarts."""
-    monkeypatch.setattr(kv_stream, "CONFIRM_BATCHES", 6)
+    monkeypatch.setattr(stream, "CONFIRM_BATCHES", 6)
     TALLY.clear()
     run_state_machine_as_test(
         Machine,

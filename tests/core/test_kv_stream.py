@@ -8,9 +8,22 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from router.core.facts.requests import Grade
+from router.core.facts.placements import Grade
 from router.core.kv_events.replay import PROOFS_BURST
-from router.core.kv_events.stream import CONFIRM_BATCHES, RESTARTED, Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Step, Suspend
+from router.core.kv_events.stream import (
+    CONFIRM_BATCHES,
+    RESTARTED,
+    Apply,
+    Ask,
+    Clear,
+    KvStream,
+    Limits,
+    Phase,
+    Regrade,
+    Resume,
+    Step,
+    Suspend,
+)
 
 LIMITS = Limits(silence_s=1.0, asks_max=3, suspended_max_s=20.0, look_s=10.0)
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Grade, Reason, Receipt
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting, Template
+from router.core.facts.placements import Grade, Reason, Receipt
 from router.core.observatory.ledger.branches import BODIES_BYTES_MAX, BODY_BYTES_MAX, Views
 from router.core.observatory.ledger.groups import GROUP_TTFT_S, REST
 from router.core.observatory.ledger.ledger import KINDS_MAX, WINDOW_S, Ledger
 from router.core.observatory.ledger.losses import LOSSES_MAX, Losses
 from router.core.observatory.ledger.sums import RAISE_WINDOWS, REQUESTS, TTFT_S, Fading, percentile
 from router.core.observatory.ledger.timeline import STEP_S, STEPS, Timeline
-from router.telemetry.tallies import RequestRecord
+from router.telemetry.record import RequestRecord
 
 BEGAN_S = 1_700_000_000.0
 CANARY = "the canary sings"

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import BLOCK_BYTES
-from router.core.facts.requests import Load, Usage
+from router.core.facts.placements import Usage
+from router.core.facts.replicas import Load
 from router.core.fleet.kv_room import STRIDE, Live, behind_marks
+from router.core.prompts.blocks import BLOCK_BYTES
 from tests.core.placing import World, chat, words
 
 BLOCK_TOKENS = BLOCK_BYTES // 4

@@ -9,11 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.facts.requests import Ending, Grade, Load, Reason, Replica, ServedModel, Usage
-from router.core.kv_events.decoding import Stored
+from router.core.facts.placements import Ending, Grade, Reason, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.kv_room import behind_marks
-from router.core.fleet.member import Lease
+from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
+from router.core.kv_events.decoding import Stored
 from tests.core.placing import MODEL, World, chat, words
 from tests.core.test_knowledge import prompt_of
 

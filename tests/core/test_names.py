@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.facts.replicas import Replica, ServedModel
 from router.core.prompts.blocks import chain_of, ring_key
-from router.core.facts.requests import Replica, ServedModel
 from router.core.prompts.identity import Names
 from tests.core.placing import MODEL, World, chat, words
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.prompts import bodies as wire
+from router.core.prompts import bodies
 from router.core.prompts.bodies import nests_deeper
 
 TEXT = st.text(st.sampled_from('[]{}"\\:, \né\u2028x'), max_size=20)
@@ -32,11 +32,11 @@ def test_depth(value: object, depth_max: int, more: int, style: dict[str, Any], 
     for _ in range(more):
         value = {"a]": value} if more % 2 else ["[", value]
     body = json.dumps(value, **style).encode()
-    before, wire.SLICE_BYTES = wire.SLICE_BYTES, slice_bytes
+    before, bodies.SLICE_BYTES = bodies.SLICE_BYTES, slice_bytes
     try:
         assert nests_deeper(body, depth_max) == (depth(value) > depth_max)
     finally:
-        wire.SLICE_BYTES = before
+        bodies.SLICE_BYTES = before
 
 
 @given(st.binary(max_size=2_000) | st.text('[]{}"\\:, \n', max_size=2_000).map(str.encode), st.integers(1, 20))

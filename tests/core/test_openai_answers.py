@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects.openai import USAGE_BODY_BYTES_MAX, OpenAI
-from router.core.facts.requests import Ending, Usage
+from router.core.facts.placements import Ending, Usage
 
 OPENAI = OpenAI()
 COUNTS = {"prompt_tokens": 50, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}

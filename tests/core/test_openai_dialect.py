@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import chain_of
-from router.core.dialects.base import BadBody
-from router.core.prompts.canonical import OPAQUE_REPEATS
 from router.core.dialects.openai import OpenAI
 from router.core.facts.requests import Ask, Prompt
+from router.core.prompts.blocks import chain_of
+from router.core.prompts.bodies import BadBody
+from router.core.prompts.canonical import OPAQUE_REPEATS
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 OPENAI = OpenAI()

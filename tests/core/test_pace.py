@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from router.core.facts.requests import Ask
 from router.core.fleet import slow as pace
 from router.core.fleet.breaker import Cause
-from router.core.facts.requests import Ask
-from router.core.fleet.member import Timed
+from router.core.fleet.lease import Timed
 from tests.core.simulated import Engine, World
 
 

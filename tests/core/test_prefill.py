@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.learned.prefill import FADE_S, GUESS_WEIGHT, LEARN_TOKENS_MIN, OUTLIER, PRIOR_WEIGHT, PrefillFit, PrefillModel
 from router.core.fleet.stuck import LEARNED
+from router.core.learned.prefill import (
+    FADE_S,
+    GUESS_WEIGHT,
+    LEARN_TOKENS_MIN,
+    OUTLIER,
+    PRIOR_WEIGHT,
+    PrefillFit,
+    PrefillModel,
+)
 
 H100 = PrefillModel(floor_ms=12.0, per_token_ms=0.055, per_token_context_ms=1.1e-6)
 SLOW = PrefillModel(floor_ms=40.0, per_token_ms=0.9, per_token_context_ms=2e-5)

@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.core.cache import estimate as prefix
+from router.core.cache import estimate
 from router.core.cache.estimate import HELD_BYTES, KEY_BYTES, RENEWS_MAX, PrefixIndex
 from router.core.cache.recency import Recency, Touch
 from tests.compiled import COMPILED
 
-SWEEP_KEYS = prefix.SWEEP_KEYS if COMPILED else 16  # small, so that departed holders are purged in several goes
+SWEEP_KEYS = estimate.SWEEP_KEYS if COMPILED else 16  # small, so that departed holders are purged in several goes
 EVICT_KEYS = 64  # evicted at a time where the byte budget is exceeded
 NAMES = st.sampled_from("abcd")
 SEGMENTS = (4, 30, 2, 45)  # blocks of a tree's levels; two children a node
@@ -139,7 +139,7 @@ class _PrefixMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(prefix, "SWEEP_KEYS", SWEEP_KEYS)  # of compiled code this would change nothing
+        self.patch.setattr(estimate, "SWEEP_KEYS", SWEEP_KEYS)  # of compiled code this would change nothing
         self.leases: list[tuple[str, int]] = []  # open, whether their holders still know of them or not
 
     @initialize(pairs_max=st.sampled_from([70, 150, 400, 10_000]), drops=st.booleans())

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Shed
 from router.core.admission.rates import Quotas
+from router.core.facts.placements import Shed
 
 
 @dataclass

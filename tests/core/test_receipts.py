@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Candidate
-from router.core.fleet.member import Lease
+from router.core.facts.placements import Candidate
+from router.core.fleet.lease import Lease
 from router.core.placement.receipts import KEPT_MAX, NEXT, kept
 from tests.core.placing import World, chat, words
 

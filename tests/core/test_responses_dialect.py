@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects.base import BadBody
 from router.core.dialects.openai import OpenAI
 from router.core.dialects.responses import Responses
-from router.core.facts.requests import Ask, Prompt, Usage
+from router.core.facts.placements import Usage
+from router.core.facts.requests import Ask, Prompt
+from router.core.prompts.bodies import BadBody
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
 RESPONSES, OPENAI = Responses(), OpenAI()

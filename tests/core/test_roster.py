@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.facts.requests import Replica, ServedModel
+from router.core.facts.replicas import Replica, ServedModel
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from tests.core.work import interpreted, steps

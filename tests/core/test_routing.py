@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.prompts import blocks
 from router.core.dialects import OPENAI
-from router.core.facts.requests import Ask, Ending, Grade, Load, Reason, Replica, ServedModel
+from router.core.facts.placements import Ending, Grade, Reason
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import Ask
 from router.core.fleet.models import NoReplica, UnknownModel
+from router.core.prompts import blocks
 from tests.core.placing import MODEL, World, chat, words
 from tests.records import replace
 

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.dialects import OPENAI
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import OPAQUE_BYTES, Ask
+from router.core.fleet.lease import Lease
+from router.core.fleet.models import MODELS_MAX, NoReplica
 from router.core.prompts import blocks
 from router.core.prompts.blocks import chain_of, ring_key
-from router.core.dialects import OPENAI
-from router.core.facts.requests import OPAQUE_BYTES, Ask, Ending, Load, Outcome, Replica, ServedModel, Usage
-from router.core.fleet.member import Lease
-from router.core.fleet.models import MODELS_MAX, NoReplica
 from tests.core.placing import CHAT, MODEL, World, chat, words
 from tests.records import replace
 

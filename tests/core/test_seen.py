@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import SPANS_MAX, chain_of, ring_key
 from router.core.dialects import ANTHROPIC, OPENAI, PATHS, BadBody, Dialect
-from router.core.prompts.beginnings import Seen
 from router.core.facts.requests import Ask
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.blocks import SPANS_MAX, chain_of, ring_key
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 CELL = 64  # so small that short bodies have many

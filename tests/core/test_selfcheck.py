@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Load
 from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN, AnswerCheck, CounterCheck, counters_drift
+from router.core.facts.replicas import Load
 
 BLOCK = 16
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import BLOCK_BYTES, chain_of
 from router.core.dialects import OPENAI
 from router.core.dialects.sglang import SGLang, with_rank
-from router.core.facts.requests import Ask, TemplateInput, Usage
+from router.core.facts.placements import Usage
+from router.core.facts.requests import Ask, TemplateInput
+from router.core.prompts.blocks import BLOCK_BYTES, chain_of
 
 SGLANG = SGLang()
 # Answers as SGLang 0.5.23 gave them, shortened.

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Ask, Replica, ServedModel
+from router.core.facts.replicas import Replica, ServedModel
+from router.core.facts.requests import Ask
 from router.core.fleet.fleet import Fleet
+from router.core.fleet.stuck import Peers
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.fleet.stuck import Peers
 from tests.core.simulated import Engine, World
 from tests.core.work import interpreted, steps
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Candidate, Reason, Replica
+from router.core.facts.placements import Candidate, Reason
+from router.core.facts.replicas import Replica
 from router.core.placement.spill import Cause, spill
 from tests.core.placing import World, chat, words
 

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.facts.placements import Ending, Outcome, Shed
+from router.core.facts.replicas import Replica, ServedModel
+from router.core.facts.requests import Ask
 from router.core.fleet.breaker import BACKOFF_MIN_S, BREAKER_FAILURES, Cause, State
-from router.core.facts.requests import Ask, Ending, Outcome, Replica, ServedModel, Shed
-from router.core.fleet.member import Lease
+from router.core.fleet.fitness import SLOW_START_LEASES
+from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.fleet.fitness import SLOW_START_LEASES
 from tests.core.work import interpreted, steps
 
 IDS = ["http://a", "http://b", "http://c"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Load
+from router.core.facts.replicas import Load
 from router.core.fleet.engine_metrics import engines, parse_load
 
 # Lines as vLLM 0.32 prints them, look-alikes included.

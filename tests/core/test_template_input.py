@@ -11,9 +11,9 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from router.core import dialects
+from router.core.facts.requests import TemplateInput
 from router.core.prompts.engine_messages import Traits, for_sglang, for_vllm
 from router.core.prompts.template_chat import Unfit
-from router.core.facts.requests import TemplateInput
 from tests.engines import token_requests
 from tests.engines.token_requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
-from router.core.facts.requests import Ask, Beginning, Joint, Prompt
 from router.core.facts.misses import Sighting
+from router.core.facts.requests import Ask, Beginning, Joint, Prompt
 from router.core.observatory.memory import texts
 from router.core.observatory.memory.suspect import Look
 from router.core.observatory.memory.texts import LINKS_MAX, Record, Siblings, Text, Texts, common, piece
 from router.core.observatory.memory.watcher import Watcher
+from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
 
 MIB = 1 << 20
 

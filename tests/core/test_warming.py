@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.core.prompts.blocks import chain_of
 from router.core.dialects import PATHS, warming
+from router.core.prompts.blocks import chain_of
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SCHEMA = '{"b": 1.50, "a": 10000000000000000000000}'

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from router.core.prompts.blocks import chain_of
 from router.core.dialects import PATHS
 from router.core.facts.misses import Change, Sighting
-from router.core.observatory.memory import glance as glancing, watcher as watching
 from router.core.observatory.difference.compare import compare
+from router.core.observatory.memory import glance
+from router.core.observatory.memory import watcher as watching
 from router.core.observatory.memory.suspect import Look
 from router.core.observatory.memory.watcher import Watcher
+from router.core.prompts.blocks import chain_of
 
 CHAT = "/v1/chat/completions"
 Messages = list[dict[str, Any]]
@@ -313,7 +314,7 @@ def test_what_a_glance_tells_a_longer_look_would_tell(monkeypatch: pytest.Monkey
     glances: list[bool] = []
 
     def counted(*arguments: Any, **named: Any) -> Sighting | None:
-        seen = glancing.beside(*arguments, **named)
+        seen = glance.beside(*arguments, **named)
         glances.append(seen is not None)
         return seen
 

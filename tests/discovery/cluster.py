@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from router.engines.discovery import pod_watch as following
-from router.engines.discovery.pod_watch import Failed, Gone
+from router.engines.discovery import pod_watch
 from router.engines.discovery.kubernetes import CONNECT_S
+from router.engines.discovery.pod_watch import Failed, Gone
 from tests.podstore import Gone as Compacted
 from tests.podstore import Pod, PodStore, expired, pod
 
@@ -25,7 +25,7 @@ SELECTOR = "app=vllm"
 NAMESPACES = ("one", "two")
 ADDRESSES = [f"10.0.0.{number}" for number in range(1, 7)]
 TICK_S = 0.001  # loops wake up a little early
-WATCH_MAX_S = following.WATCH_S + following.SPREAD_S + following.LATE_S
+WATCH_MAX_S = pod_watch.WATCH_S + pod_watch.SPREAD_S + pod_watch.LATE_S
 
 
 @dataclass
@@ -98,7 +98,7 @@ class MemoryApi:
         if '"continue"' not in page.decode():
             self.lost.discard(namespace)
         took_s = asyncio.get_running_loop().time() - asked_s
-        self.dear = self.dear | {namespace} if took_s >= following.CHEAP_S else self.dear - {namespace}
+        self.dear = self.dear | {namespace} if took_s >= pod_watch.CHEAP_S else self.dear - {namespace}
         return page
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from random import Random
 import looptime
 import pytest
 
-from router.engines.discovery import pod_watch as following
+from router.engines.discovery import pod_watch
 from router.engines.discovery.kubernetes import KubernetesDiscovery
 from router.settings.schema import DiscoverySettings
 from tests.discovery.cluster import NAMESPACES, SELECTOR, WATCH_MAX_S, MemoryApi, Pods
@@ -60,7 +60,7 @@ class History(Pods):
     async def recover(self) -> None:
         """Two seconds later the view is the truth."""
         heal_s = self.api.recover()
-        if heal_s and (following.PAGE_PODS <= 2 or self.api.dear):
+        if heal_s and (pod_watch.PAGE_PODS <= 2 or self.api.dear):
             heal_s += RESYNC_S + WATCH_MAX_S  # lists are not cheap: what was lost is found at the next one that is due
         self.tally["dead or deaf"] += bool(heal_s)
         await asyncio.sleep(heal_s + RECOVERED_S)
@@ -154,8 +154,8 @@ class History(Pods):
 
 def history(seed: int) -> Counter[str]:
     """One, in a loop and a time of its own."""
-    pages = following.PAGE_PODS
-    following.PAGE_PODS = 50 if seed % 2 else 2  # one page, and the long way
+    pages = pod_watch.PAGE_PODS
+    pod_watch.PAGE_PODS = 50 if seed % 2 else 2  # one page, and the long way
     loop = looptime.new_event_loop()
     try:
         run = History(seed)
@@ -163,7 +163,7 @@ def history(seed: int) -> Counter[str]:
     except AssertionError as error:
         raise AssertionError(f"history {seed}: {error}") from error
     finally:
-        following.PAGE_PODS = pages
+        pod_watch.PAGE_PODS = pages
         loop.close()
     return run.tally
 

@@ -19,8 +19,8 @@ import trustme
 from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
-from router.core.facts.requests import Replica
-from router.engines.discovery import pod_watch as following
+from router.core.facts.replicas import Replica
+from router.engines.discovery import pod_watch
 from router.engines.discovery.kubernetes import Client, KubernetesDiscovery
 from router.settings.schema import DiscoverySettings
 from tests.apiserver import ApiServer
@@ -125,7 +125,7 @@ async def test_not_ready_for_a_while(api: ApiServer, tmp_path: Path) -> None:
 
 async def test_pages_of_a_list_are_one_view(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is yielded before the last page is there."""
-    monkeypatch.setattr(following, "PAGE_PODS", 2)
+    monkeypatch.setattr(pod_watch, "PAGE_PODS", 2)
     for number in range(2, 8):
         api.store.create(pod(f"p{number}", ip=f"10.0.0.{number}"))
     async with Followed(api, tmp_path) as view:
@@ -160,7 +160,7 @@ async def test_another_cause_is_told(
     api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outage that goes on for another reason than it began is one outage, and its log says both."""
-    monkeypatch.setattr(following, "TOLD_AGAIN_S", 0.0)
+    monkeypatch.setattr(pod_watch, "TOLD_AGAIN_S", 0.0)
     async with Followed(api, tmp_path) as view:
         await view.until_names("a")
         await api.down()
@@ -228,9 +228,9 @@ async def test_compacted_version(
     api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_status: bool
 ) -> None:
     """410, as a status or as an event: pods are listed again, and nobody is told that the view is stale."""
-    monkeypatch.setattr(following, "PAGE_PODS", 1)
-    monkeypatch.setattr(following, "WATCH_S", 1)
-    monkeypatch.setattr(following, "SPREAD_S", 0)
+    monkeypatch.setattr(pod_watch, "PAGE_PODS", 1)
+    monkeypatch.setattr(pod_watch, "WATCH_S", 1)
+    monkeypatch.setattr(pod_watch, "SPREAD_S", 0)
     api.gone_as_status, api.bookmark_s = as_status, 100.0
     api.store.create(pod("b", ip="10.0.0.2"))
     async with Followed(api, tmp_path) as view:
@@ -246,9 +246,9 @@ async def test_compacted_version(
 
 async def test_half_open_watch(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch whose connection is dead is given up soon after it should have ended."""
-    monkeypatch.setattr(following, "WATCH_S", 1)
-    monkeypatch.setattr(following, "SPREAD_S", 0)
-    monkeypatch.setattr(following, "LATE_S", 0.2)
+    monkeypatch.setattr(pod_watch, "WATCH_S", 1)
+    monkeypatch.setattr(pod_watch, "SPREAD_S", 0)
+    monkeypatch.setattr(pod_watch, "LATE_S", 0.2)
     async with Followed(api, tmp_path) as view:
         await view.until_names("a")
         api.stalled = True
@@ -490,7 +490,7 @@ async def test_a_watch_that_breaks_is_not_gone_on_with(
 ) -> None:
     """What breaks a watch may have lost its last events, which an API server in trouble never tells again: pods are
     listed, also where a list is dear."""
-    monkeypatch.setattr(following, "PAGE_PODS", 1)
+    monkeypatch.setattr(pod_watch, "PAGE_PODS", 1)
     api.store.create(pod("b", ip="10.0.0.2"))
     async with Followed(api, tmp_path) as view:
         await view.until_names("a", "b")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery.pods import Rule, Sighting, View, read, replicas_of
 from tests.podstore import Pod, merged, pod
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from router.admin import dashboard
 from router.admin.replicas import Additions
 from router.app import App
-from router.edge.callers import METRICS, OPEN
 from router.core.dialects import PATHS
-from router.engines.discovery.static import StaticDiscovery
+from router.edge.callers import METRICS
 from router.edge.edge import METHODS, RESPONSE_ACTIONS
+from router.edge.question import RESPONSES
+from router.engines.discovery.static import StaticDiscovery
+from router.settings.keys import OPEN
 from router.settings.networks import NotAllowed, allowed, checked
-from router.edge.reader import RESPONSES
 from tests.fakes import FakeEngine, running
 from tests.keyring import ADMIN, Keyring, bearer
 

@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from router.engines.announce import Announcer
-from router.core.prompts.blocks import token_chain, token_root
-from router.core.facts.requests import Grade, Replica
-from router.core.prompts.token_keys import TokenPrompt
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Removed, Stored
 from router.core.placement.learner import Unannounced
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.token_keys import TokenPrompt
+from router.engines.announce import Announcer
 from tests import fakes
 from tests.fakes import FakeEngine
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.app import App
-from router.core.facts.requests import Usage
+from router.core.facts.placements import Usage
 from router.telemetry.metrics import RequestRecord
 from tests.fakes import (
     GENERATED,

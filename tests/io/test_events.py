@@ -17,7 +17,8 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from router.core.facts.requests import Grade, Replica
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Cleared, Event, Removed, Stored
 from router.core.kv_events.stream import Limits
 from router.engines.kv_events.sources import Finder, Off, Source

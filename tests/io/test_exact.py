@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
 from loadtest.engine.model import Limits
 from router.app import App
-from router.core.facts.requests import Grade
+from router.core.facts.placements import Grade
 from tests import fakes
 
 BLOCK = 16

@@ -12,16 +12,16 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientSession
 
-from router.telemetry import logs
 from router.app import App
-from router.core.prompts.blocks import Chain
 from router.core.dialects.tenancy import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from router.core.facts.requests import Ask
 from router.core.facts.misses import Change, Difference, Sighting
+from router.core.facts.requests import Ask
 from router.core.observatory.memory.suspect import Look
 from router.core.observatory.memory.texts import Match
+from router.core.prompts.blocks import Chain
 from router.edge.observer import Observer
-from router.telemetry.tallies import RequestRecord
+from router.telemetry import logs
+from router.telemetry.record import RequestRecord
 from tests.fakes import FakeEngine, running
 from tests.keyring import Keyring
 

@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 
 from loadtest.observe import sidechannel
 from router.core.dialects import PATHS
-from router.core.facts.requests import Grade
+from router.core.facts.placements import Grade
 from router.edge.reader import FREE_PATHS
 from tests.fakes import FakeEngine, running
 from tests.io.test_exact import caught_up, graded, replicas, routing

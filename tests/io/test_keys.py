@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from router.app import App
 from router.core.facts.requests import Priority
-from router.placer import ResponseOwners, UnknownResponse, Wanted
+from router.core.placement.wanted import Wanted
+from router.hub.owners import ResponseOwners
+from router.placer import UnknownResponse
 from tests.fakes import FakeEngine, events, idle, running, settings, status
 from tests.keyring import ADMIN, Keyring, bearer
 

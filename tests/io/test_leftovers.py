@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from router.edge.relay import Relay
 from router.http.client_connection import Client as Served
 from router.http.exchange import Answer, Connection
-from router.http.receiver import Receiver, Request
-from router.edge.relay import Relay
+from router.http.receiver import Receiver
+from router.http.request import Request
 from tests.fakes import running
 from tests.io.recorded import SSE, head
 from tests.io.wire import CHAT, STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled

@@ -16,11 +16,11 @@ import pytest
 from aiohttp import ClientSession
 
 from router.app import App
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
 from router.http.failures import ReplicaLeft
-from router.settings.schema import SettingsError
 from router.http.upstream import Upstream
+from router.settings.schema import SettingsError
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, events, half_then_waits, idle, settings
 from tests.io.wire import CHAT

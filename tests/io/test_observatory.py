@@ -14,7 +14,7 @@ from router.app import App
 from router.core.facts.misses import Change, Difference, Miss, Template
 from router.core.observatory.ledger import branches
 from router.core.observatory.ledger.timeline import STEPS
-from router.telemetry.tallies import RequestRecord
+from router.telemetry.record import RequestRecord
 from tests.fakes import FakeEngine, running, status
 
 CHAT = "/v1/chat/completions"

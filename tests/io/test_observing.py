@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from router.edge import observer as observing
 from router.core.facts.misses import Change, Sighting
+from router.edge import observer as observing
 from router.edge.observer import Allowance, Observer, Watch
-from router.placer import Placer
 from router.edge.reader import Reader
-from router.http.receiver import Connection, Request
+from router.http.request import Connection, Request
+from router.placer import Placer
 
 CHAT = "/v1/chat/completions"
 

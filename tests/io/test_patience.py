@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.accepting import Places
 from router.app import App
+from router.http.accepting import Places
 from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, ClientLimits, Patience, acknowledged
-from router.http.receiver import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, BadRequest, Connection, Receiver, Request
+from router.http.receiver import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, Receiver
+from router.http.request import BadRequest, Connection, Request
 from tests.fakes import running
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.test_pressure import EVENT, asks_and_does_not_read, chunk

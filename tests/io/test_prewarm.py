@@ -16,8 +16,8 @@ from aiohttp import ClientSession, web
 
 from loadtest.engine.command import Engines, EngineSettings
 from router.app import App
-from router.core.facts.requests import Replica
 from router.core.facts.misses import Template
+from router.core.facts.replicas import Replica
 from router.prewarm.sending import Sender
 from router.settings.schema import SettingsError
 from tests.discovered import Told, told

@@ -19,10 +19,10 @@ pytest.importorskip("jinja2")
 
 from router.core.facts.requests import TemplateInput  # noqa: E402
 from router.tokens import tokenizers as own  # noqa: E402
+from router.tokens.encoder import Prompts  # noqa: E402
 from router.tokens.probes import PROMPTS  # noqa: E402
 from router.tokens.sandbox import CannotRender  # noqa: E402
 from router.tokens.templates import ChatTemplate  # noqa: E402
-from router.tokens.encoder import Prompts  # noqa: E402
 
 SPECIAL = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (

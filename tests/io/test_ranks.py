@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 from aiohttp import web
 
-from router.core.facts.requests import Load, Replica
+from router.core.dialects.ranks import RANK_HEADER, for_rank
+from router.core.facts.replicas import Load, Replica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.http.exchange import Answer
-from router.http.failures import ReplicaLost
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks, expand
-from router.http.upstream import RANK_HEADER, Upstream
+from router.http.exchange import Answer
+from router.http.failures import ReplicaLost
+from router.http.upstream import Upstream
 from tests.discovered import Told
 from tests.fakes import FakeEngine, mute
 
@@ -203,6 +204,9 @@ async def test_a_lost_server_loses_all_ranks(engine: FakeEngine, router: Router)
 async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> Answer:
     """One request."""
     lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+    rank = Replica(replica).rank
+    if rank is not None:
+        lines, body = for_rank(rank, path.partition("?")[0], lines, body)
     answer = await upstream.call(replica, "POST", path, lines, body, hold=True)
     upstream.done(answer)
     return answer

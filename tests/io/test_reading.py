@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 
 from router.core.dialects import PATHS
+from router.core.placement.wanted import Wanted
 from router.core.prompts.token_keys import TokenPrompt
-from router.placer import Placer, TokenView, Wanted
 from router.edge.reader import Reader
-from router.http.receiver import Connection, Request
+from router.http.request import Connection, Request
+from router.placer import Placer, TokenView
 from router.tokens.request_tokens import Tokens
 
 CHAT = [{"role": "user", "content": "Hello"}]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.http.client_connection import WAITING_BYTES_MAX
-from router.http.receiver import BadRequest, Request
+from router.http.request import BadRequest, Request
 from router.http.server import Server
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.test_patience import LIMITS

@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession, web
 
-from router.core.facts.requests import Ask, Shed
-from router.placer import Wanted
-from router.workers import messages as wire
+from router.core.facts.placements import Shed
+from router.core.facts.requests import Ask
+from router.core.placement.wanted import Wanted
+from router.workers import messages
 from tests.fakes import FakeEngine, events, half_then_waits, idle, named_event, running, silent
 from tests.workers.stubs import StubHub, serving, until, worker
 
@@ -160,8 +161,8 @@ async def test_rests_reach_the_hub(tmp_path: Path) -> None:
 
 def test_messages_survive_the_wire() -> None:
     """Every new message comes out as it went in."""
-    said = [wire.Alive("http://a"), wire.Rest("http://a", 2.5)]
-    frame = wire.frame(wire.Batch(0, list(said)))
-    assert wire.batch_of(frame[4:]).messages == said
-    answers = [wire.Stuck("http://a"), wire.Unplaced(1, failed=False, shed=("overloaded", "later", 2.5))]
-    assert wire.answers_of(wire.frame(answers)[4:]) == answers
+    said = [messages.Alive("http://a"), messages.Rest("http://a", 2.5)]
+    frame = messages.frame(messages.Batch(0, list(said)))
+    assert messages.batch_of(frame[4:]).messages == said
+    answers = [messages.Stuck("http://a"), messages.Unplaced(1, failed=False, shed=("overloaded", "later", 2.5))]
+    assert messages.answers_of(messages.frame(answers)[4:]) == answers

@@ -19,10 +19,10 @@ import pytest
 import trustme
 from aiohttp import ClientSession, web
 
-from router.settings import tls
-from router.commands.main import main
-from router.settings.schema import SettingsError
 from router.commands.loading import load
+from router.commands.main import main
+from router.settings import tls
+from router.settings.schema import SettingsError
 from tests.fakes import FakeEngine, events, idle, running
 from tests.io.recorded import SSE, head
 from tests.io.test_patience import flood

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery import Status, together
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together

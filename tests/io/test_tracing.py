@@ -14,9 +14,9 @@ import pytest
 from aiohttp import ClientSession, web
 from multidict import CIMultiDict
 
+from router.settings.schema import SettingsError
 from router.telemetry import logs
 from router.telemetry.trace_context import parse
-from router.settings.schema import SettingsError
 from tests.fakes import (
     FakeEngine,
     breaks_midway,

@@ -21,7 +21,7 @@ import h11
 import pytest
 import uvloop
 
-import router.http.upstream
+import router.http.pool
 from router.app import App
 from router.http.exchange import Connection
 from tests.compiled import COMPILED
@@ -333,7 +333,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
             super().connection_lost(exc)
             spied.gone()
 
-    monkeypatch.setattr(router.http.upstream, "Connection", Spied)
+    monkeypatch.setattr(router.http.pool, "Connection", Spied)
     async with running(engine.url, **settings) as app:
         yield app
         await settled(app)

@@ -24,8 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.engine import tokens
 from loadtest.common.children import Child, child
+from loadtest.engine import tokens
 from tests.apiserver import ApiServer
 from tests.io.wire import pass_on
 from tests.k8s.tools import NAMESPACE

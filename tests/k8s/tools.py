@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from router.settings.schema import Settings
 from router.commands.loading import load
+from router.settings.schema import Settings
 from tests.k8s import install
 
 REPO = install.REPO

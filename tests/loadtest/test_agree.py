@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from loadtest.agree import table as agree_table
-from loadtest.pages import render as readme
-from loadtest.replay import demo
-from loadtest.agree.command import main
 from loadtest.agree.cases import SLICES, shipped, spread
+from loadtest.agree.command import main
 from loadtest.agree.over_http import Behind, over_http
 from loadtest.agree.report import HEADS, HTTP, SIMULATED, Comparison, Part, Pooled, markdown, peer_cells, pooled
+from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE
-from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.common.client import Answer
-from loadtest.replay.command import ReplaySettings, Sent, row_of
 from loadtest.common.report import Row, write_json
+from loadtest.common.traces import Request
+from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.pages import render
+from loadtest.replay import demo
+from loadtest.replay.command import ReplaySettings, Sent, row_of
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.simulate.world.world import World
-from loadtest.common.traces import Request
 
 SETTINGS = ReplaySettings(
     url="",
@@ -175,7 +175,7 @@ def test_peers_are_multiples_of_ours() -> None:
 
 def test_comparison_is_rendered_for_the_page(tmp_path: Path) -> None:
     """The instruments' page has a line for each goal of each case, with what was got of it; no goals, no page."""
-    page, file = tmp_path / readme.PAGE, tmp_path / "agree.json"
+    page, file = tmp_path / render.PAGE, tmp_path / "agree.json"
     page.parent.mkdir()
     page.write_text("<!-- agree:begin -->\n<!-- agree:end -->\n")
     (tmp_path / "README.md").write_text("")
@@ -186,11 +186,11 @@ def test_comparison_is_rendered_for_the_page(tmp_path: Path) -> None:
     rows = [both.http.row, both.simulated.row, *both.verdicts()]
 
     write_json(file, "python -m loadtest agree", rows, {"warmroute": "0.1.0"})
-    assert readme.main(words) == 0
+    assert render.main(words) == 0
     assert "| 2.00 / 3.00 s | p90 TTFT in percent | 20 | +50.0 | does not |" in page.read_text()
     assert "| hit rate in points | 2 | +0.0 | agrees |" in page.read_text()
     write_json(file, "python -m loadtest agree", rows[:2])
-    assert readme.main(words) == 1
+    assert render.main(words) == 1
 
 
 def test_peers_are_rendered_for_readme(tmp_path: Path) -> None:
@@ -203,13 +203,13 @@ def test_peers_are_rendered_for_readme(tmp_path: Path) -> None:
 
     for _ in range(2):
         write_json(file, command, [ours, theirs], {"smg": "1.13.0"})
-        assert readme.main(["--peers", str(file), "--readme", str(page)]) == 0
+        assert render.main(["--peers", str(file), "--readme", str(page)]) == 0
         assert page.read_text().count("1.50 x") == 1
     assert "`python -m loadtest agree --peers --json peers.json`" in page.read_text()
     assert "smg 1.13.0" in page.read_text()
     for rows in ([ours], [theirs], [ours, theirs, replace(ours, case="agreement")]):
         write_json(file, command, rows)
-        assert readme.main(["--peers", str(file), "--readme", str(page)]) == 1
+        assert render.main(["--peers", str(file), "--readme", str(page)]) == 1
 
 
 def test_a_rival_that_is_missing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -381,7 +381,7 @@ def test_the_table_is_raced_judged_and_written(tmp_path: Path, capfd: pytest.Cap
 
 def test_the_table_is_rendered_for_the_page(tmp_path: Path) -> None:
     """The instruments' page has the rows and a line for each verdict; as the race on traces it is refused."""
-    page, file = tmp_path / readme.PAGE, tmp_path / "table.json"
+    page, file = tmp_path / render.PAGE, tmp_path / "table.json"
     page.parent.mkdir()
     page.write_text("<!-- http:begin -->\n<!-- http:end -->\n")
     (tmp_path / "README.md").write_text("<!-- peers:begin -->\n<!-- peers:end -->\n")
@@ -390,9 +390,9 @@ def test_the_table_is_rendered_for_the_page(tmp_path: Path) -> None:
 
     write_json(file, "python -m loadtest agree --peers --table", [*rows, *agree_table.judged(rows)], {"smg": "1.13.0"})
 
-    assert readme.main(["--http", *words]) == 0
+    assert render.main(["--http", *words]) == 0
     assert "| overfull_chats | smg | cache_aware |" in page.read_text()
     assert "- overfull_chats: p90 end-to-end 1.125 x, 1.05 x of smg cache_aware allowed: missed." in page.read_text()
-    assert readme.main(["--peers", *words]) == 1
+    assert render.main(["--peers", *words]) == 1
     write_json(file, "python -m loadtest agree --peers", rows)
-    assert readme.main(["--http", *words]) == 1
+    assert render.main(["--http", *words]) == 1

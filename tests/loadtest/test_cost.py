@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.cost import decision as cost, growth as cost_growth, conversations as cost_model
-from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
 from loadtest.common.report import Row
-from router.core.facts.requests import Grade
+from loadtest.cost import conversations as cost_model
+from loadtest.cost import decision as cost
+from loadtest.cost import growth as cost_growth
+from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
+from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import Removed, Stored, decode
 
 VOCABULARY, CORPUS_BYTES = 600, 150_000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.engine.decoding import Decoding, Running
-from loadtest.engine.model import Request
+from loadtest.engine.request import Request
 
 SIZE = 4
 MEMBERS = st.lists(st.tuples(st.integers(1, 30), st.integers(2, 12)), min_size=1, max_size=8)

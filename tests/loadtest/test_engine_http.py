@@ -21,8 +21,9 @@ import pytest
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.engine.command import Engines, EngineSettings, settings
-from loadtest.engine.model import EngineModel, Limits, Request
+from loadtest.engine.model import EngineModel, Limits
 from loadtest.engine.replica import Answer, Replica
+from loadtest.engine.request import Request
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 16

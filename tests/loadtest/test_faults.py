@@ -13,15 +13,16 @@ import pytest
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.faults import command as faults, matrix as faults_matrix
-from loadtest.pages import render as readme
+from loadtest.common.report import Row, write_json
+from loadtest.faults import command as faults
+from loadtest.faults import matrix
 from loadtest.faults.bench import Answer, Bench, NotForThis, Scale, row
 from loadtest.faults.judge import verdict
-from loadtest.faults.rows.memory import REPLICAS, Churn, churn
 from loadtest.faults.report import print_report
 from loadtest.faults.report import verdict as verdict_of
+from loadtest.faults.rows.memory import REPLICAS, Churn, churn
 from loadtest.faults.soak import catches, slope
-from loadtest.common.report import Row, write_json
+from loadtest.pages import render
 from router.core.cache.estimate import PrefixIndex
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -180,7 +181,7 @@ def test_unknown_goals_are_refused() -> None:
     """The command line names what there is."""
     with pytest.raises(SystemExit):
         faults.main(["--rows", "99"])
-    assert {1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 16, 18, 19, 20, 23, 27} <= faults_matrix.GOALS.keys()
+    assert {1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 16, 18, 19, 20, 23, 27} <= matrix.GOALS.keys()
 
 
 def test_the_report_says_what_was_missed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,9 +259,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     that it is of; runs of some goals, without warmroute, or with slack are refused."""
     target, file = tmp_path / "README.md", tmp_path / "faults.json"
     target.write_text("# x\n<!-- faults:begin -->\n<!-- faults:end -->\n")
-    ours = [
-        Row(router=rivals.OURS, goal=str(goal), case="a", expected=1, got=0.5, ok=True) for goal in faults_matrix.GOALS
-    ]
+    ours = [Row(router=rivals.OURS, goal=str(goal), case="a", expected=1, got=0.5, ok=True) for goal in matrix.GOALS]
     ours += [
         Row(router=rivals.OURS, goal="8", case="hung", expected=0.02, got=0.0, ok=True),
         Row(router=rivals.OURS, goal="8", case="... fail", expected=0, got=0, ok=True),
@@ -275,7 +274,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     ]
     write_json(file, "faults --json faults.json", [*ours, *other], {"other": "1.2"})
     for _ in range(2):
-        assert readme.main(["--faults", str(file), "--readme", str(target)]) == 0
+        assert render.main(["--faults", str(file), "--readme", str(target)]) == 0
         text = target.read_text()
         assert "| goal | case | promised | warmroute | other |" in text
         assert text.index("| 8 | hung | 0.02 | 0 | 0.5, missed |\n| 8 | ... fail | 0 | 0 | missed |") > 0
@@ -285,4 +284,4 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     loose = [(ours, f"faults {flag}") for flag in ("--slack 3", "--counts")]
     for some, command in ((ours[1:], "faults"), (other, "faults"), *loose):
         write_json(file, command, some)
-        assert readme.main(["--faults", str(file), "--readme", str(target)]) == 1
+        assert render.main(["--faults", str(file), "--readme", str(target)]) == 1

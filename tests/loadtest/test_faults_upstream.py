@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from loadtest.faults.judge import events, finished, verdict
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID, Behaviour
 from loadtest.faults.upstream.process import Replica
-from loadtest.faults.judge import events, finished, verdict
 
 
 @asynccontextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.pages import render as readme
-from loadtest.simulate import command as simulate
 from loadtest.common.report import Row, write_json
+from loadtest.pages import render
+from loadtest.simulate import command as simulate
 from loadtest.simulate.results import ladder
 
 
@@ -106,13 +106,13 @@ def test_how_far_off_is_said() -> None:
 
 def test_rendered_for_the_page(tmp_path: Path) -> None:
     """loadtest/README.md has both tables and what they come to; a part of the ladder is refused and changes nothing."""
-    home, page, file = tmp_path / "README.md", tmp_path / readme.PAGE, tmp_path / "ladder.json"
+    home, page, file = tmp_path / "README.md", tmp_path / render.PAGE, tmp_path / "ladder.json"
     page.parent.mkdir()
     home.write_text("# x\n")
     page.write_text("# y\n<!-- ladder:begin -->\n<!-- ladder:end -->\n")
     words = ["--ladder", str(file), "--readme", str(home)]
     write_json(file, f"simulate --ladder --jobs 1 --json {file}", whole())
-    assert readme.main(words) == 0
+    assert render.main(words) == 0
     text = page.read_text()
 
     assert "`ladder_full_honest`:" in text
@@ -120,7 +120,7 @@ def test_rendered_for_the_page(tmp_path: Path) -> None:
     assert "| `llmd_default` (estimated) | 0.80 s, 2.00 x 0.40 s |" in text
     for rows in (whole()[:-1], [row for row in whole() if row.case != "43/s"], [made("tiny", "warm", 60, 1.0)]):
         write_json(file, "simulate --ladder", rows)
-        assert readme.main(words) == 1
+        assert render.main(words) == 1
     assert page.read_text() == text
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from loadtest.engine.calibration import CALIBRATIONS, LinearTimes
 from loadtest.engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored, KvEvent
-from loadtest.engine.model import EngineModel, Limits, Request, RequestRefused, Step
+from loadtest.engine.model import EngineModel, Limits, Step
+from loadtest.engine.request import Request, RequestRefused
 
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-4, pair_s=1e-7, read_s=1e-6)
 SMALL = Limits(block_tokens=4, batched_tokens_max=24, sequences_max=5, context_tokens_max=64)

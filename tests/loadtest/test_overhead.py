@@ -20,13 +20,19 @@ from typing import Any
 import pytest
 
 from loadtest.common import rivals
-from loadtest.overhead import command as overhead, answers as overhead_answers, bodies as overhead_bodies, slow_and_long as overhead_extra, load as overhead_load, observatory as overhead_observatory, report as overhead_report, workers as overhead_workers
-from loadtest.pages import render as readme
-from loadtest.overhead.load import Connections, Loop, Measured, StreamLoad, Tally, chunks, closed_loop, streams
 from loadtest.common.processes import Usage, rss_mb, spent, started, tree, usage
+from loadtest.common.report import Row, write_json
+from loadtest.overhead import answers as overhead_answers
+from loadtest.overhead import bodies, slow_and_long
+from loadtest.overhead import command as overhead
+from loadtest.overhead import load as overhead_load
+from loadtest.overhead import observatory as overhead_observatory
+from loadtest.overhead import report as overhead_report
+from loadtest.overhead import workers as overhead_workers
+from loadtest.overhead.load import Connections, Loop, Measured, StreamLoad, Tally, chunks, closed_loop, streams
 from loadtest.overhead.report import CASES, Turn, goals, row_of
 from loadtest.overhead.upstream import Replica, Wheel, Written
-from loadtest.common.report import Row, write_json
+from loadtest.pages import render
 
 FAST_PER_S = 500.0  # events a second of a stream, so that tests take no time
 
@@ -100,7 +106,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 20])
 async def test_requests_may_come_in_any_pieces(piece: int) -> None:
     """Answers and streams are the same however a request is cut, one after the other on one connection."""
-    short, stream = overhead_bodies.single(512).request(1), overhead_bodies.stream(3).request(2)
+    short, stream = bodies.single(512).request(1), bodies.stream(3).request(2)
     async with upstream() as (address, _), connected(address) as (reader, writer):
         for request, expected in ((short, overhead_answers.answer(512)), (stream, overhead_answers.stream_body(3))):
             for at in range(0, len(request), piece):
@@ -111,7 +117,7 @@ async def test_requests_may_come_in_any_pieces(piece: int) -> None:
 
 async def test_requests_may_come_at_once_or_in_chunks() -> None:
     """Pipelined requests are answered in turn, one behind a stream after it; chunked bodies are understood."""
-    short, stream = overhead_bodies.single(512).request(1), overhead_bodies.stream(2).request(2)
+    short, stream = bodies.single(512).request(1), bodies.stream(2).request(2)
     body = stream.partition(b"\r\n\r\n")[2]
     chunked = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunked += overhead_answers.chunk(body[:200]) + overhead_answers.chunk(body[200:]) + overhead_answers.LAST_CHUNK
@@ -149,7 +155,7 @@ async def test_pages_that_routers_ask_for() -> None:
 async def test_streams_send_single_events() -> None:
     """Each event is an HTTP chunk of its own, and of the size that vLLM's have."""
     async with upstream() as (address, _), connected(address) as (reader, writer):
-        writer.write(overhead_bodies.stream(20).request(1))
+        writer.write(bodies.stream(20).request(1))
         await reader.readuntil(b"\r\n\r\n")
         found = list(chunks(await reader.readuntil(overhead_answers.LAST_CHUNK)))
     assert all(chunk.count(b"\n\n") == 1 and chunk.endswith(b"\n\n") for chunk in found)
@@ -160,7 +166,7 @@ async def test_streams_send_single_events() -> None:
 async def test_a_flood_stops_where_nobody_reads() -> None:
     """Of many MB no more is written than buffers take until the client reads, and then all of it."""
     size = 64 << 20
-    request = overhead_bodies.single(512, stream=True, flood_bytes=size).request(1)
+    request = bodies.single(512, stream=True, flood_bytes=size).request(1)
     loop = asyncio.get_running_loop()
     async with upstream() as (address, written):
         with socket.socket() as client:
@@ -204,7 +210,7 @@ async def answering(bytes_: bytes, *, close: bool = False) -> Counter[str]:
     server, tally = await asyncio.start_server(handle, "127.0.0.1", 0), Tally()
     async with server:
         async with Connections([server.sockets[0].getsockname()], 1, tally) as [connection]:
-            connection.ask(overhead_bodies.single(512).request(1), b"abcd")
+            connection.ask(bodies.single(512).request(1), b"abcd")
             await overhead_load.until(lambda: not connection.busy, 5.0, "no answer")
         await handled.wait()
     return tally.errors
@@ -248,8 +254,8 @@ async def test_streams_are_counted_while_all_run() -> None:
 
 def test_no_two_requests_are_alike() -> None:
     """Bodies are JSON of their case's size; short ones differ from the first message on, the others at their end."""
-    for case, size in overhead_bodies.SIZES.items():
-        made = overhead_bodies.requests(case)
+    for case, size in bodies.SIZES.items():
+        made = bodies.requests(case)
         found = [next(made).partition(b"\r\n\r\n") for _ in range(130)]
         assert len({body for _, _, body in found}) == 130
         for head, _, body in found[:3]:
@@ -610,7 +616,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value_s in (("SETTLE_S", 0.05), ("STARTING_S", 0.2)):
         monkeypatch.setattr(overhead_load, name, value_s)
     for name, value in (("FLOOD_BYTES", 20_000_000), ("STALLED_S", 0.3), ("STALL_S", 0.1)):
-        monkeypatch.setattr(overhead_extra, name, value)
+        monkeypatch.setattr(slow_and_long, name, value)
     workload = dataclasses.replace(overhead_workers.WORKLOAD, requests=40, time_scale=10_000.0)
     monkeypatch.setattr(overhead_workers, "WORKLOAD", workload)
     monkeypatch.setattr(overhead_workers, "RUNS", 1)
@@ -711,7 +717,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
     write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
     for _ in range(2):
-        assert readme.main(["--overhead", str(file), "--readme", str(target)]) == 0
+        assert render.main(["--overhead", str(file), "--readme", str(target)]) == 0
         text = target.read_text()
         assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
         assert "nginx 1.22.1" in text
@@ -722,7 +728,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     whole = [*rows, *alone]
     for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):
         write_json(file, command, some)
-        assert readme.main(["--overhead", str(file), "--readme", str(target)]) == 1
+        assert render.main(["--overhead", str(file), "--readme", str(target)]) == 1
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:

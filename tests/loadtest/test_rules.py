@@ -7,18 +7,18 @@ from itertools import count
 
 import pytest
 
-from loadtest.simulate.world.placer import Rule, Sight
+from loadtest.common.traces import Request
 from loadtest.simulate.rules import ROWS, aibrix, cache_aware
 from loadtest.simulate.rules.hash_unbounded import HashUnbounded
 from loadtest.simulate.rules.kubeai import PrefixHash
 from loadtest.simulate.rules.preble import ExploitExplore
 from loadtest.simulate.rules.prompt_tree import PromptTree
 from loadtest.simulate.rules.ray_serve import PrefixAffinity
+from loadtest.simulate.world.placer import Rule, Sight
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
 from loadtest.simulate.world.world import World
-from loadtest.common.traces import Request
-from router.core.facts.requests import Candidate, Grade, Question
+from router.core.facts.placements import Candidate, Grade, Question
 from router.core.placement.policies import Policy
 from router.core.placement.router import Router
 

@@ -12,16 +12,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from loadtest.pages import render as readme, race as readme_race
-from loadtest.simulate import command as simulate
 from loadtest.common.report import Row, write_json
+from loadtest.common.traces import Request
+from loadtest.pages import race as readme_race
+from loadtest.pages import render
+from loadtest.simulate import command as simulate
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import race, sweep
 from loadtest.simulate.results.race import Entrant, Job, run_job, shortened
 from loadtest.simulate.scenarios.table import LOADS, Scenario
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.turns import Workload, open_workload, prepare
-from loadtest.common.traces import Request
 
 BLOCK = 16
 TRACE = '{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [%d, %d]}\n'
@@ -234,13 +235,13 @@ def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.C
     """One command races all there is and says what is seen; README has the standings and how many claims hold, the
     instruments' page each cell, with pictures beside it; rows that were not judged or of another cluster are refused.
     """
-    path, page, cells = tmp_path / "race.json", tmp_path / "README.md", tmp_path / readme.PAGE
+    path, page, cells = tmp_path / "race.json", tmp_path / "README.md", tmp_path / render.PAGE
     cells.parent.mkdir()
     page.write_text("# x\n<!-- race:begin -->\n<!-- race:end -->\n")
     cells.write_text("# y\n<!-- cells:begin -->\n<!-- cells:end -->\n")
     run("--race", "--seeds", "1-2", "--policy", "warm", "least_loaded", "round_robin", "--json", str(path))
     out = capsys.readouterr().out
-    assert readme.main(["--race", str(path), "--readme", str(page)]) == 0
+    assert render.main(["--race", str(path), "--readme", str(page)]) == 0
     text = page.read_text()
 
     assert "load: above" in out
@@ -256,7 +257,7 @@ def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.C
     assert all(ET.parse(cells.parent / name).getroot().tag.endswith("svg") for name in readme_race.PICTURES)
     for words in (("--scenario", "tiny"), ("--race", "--requests", "9")):
         run(*words, "--policy", "warm", "least_loaded", "round_robin", "--json", str(path))
-        assert readme.main(["--race", str(path), "--readme", str(page)]) == 1
+        assert render.main(["--race", str(path), "--readme", str(page)]) == 1
     assert page.read_text() == text
 
 

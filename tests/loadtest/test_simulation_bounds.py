@@ -8,20 +8,20 @@ from math import inf
 
 import pytest
 
+from loadtest.common.traces import Request
 from loadtest.engine.calibration import Calibration, LinearTimes
 from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.scenarios.generated import Part, scenario
 from loadtest.simulate.results.race import shortened
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.rules.bounds.clairvoyant import Clairvoyant, Future
 from loadtest.simulate.rules.bounds.one_cache import SharedCache
 from loadtest.simulate.rules.bounds.truth import Truth, work
+from loadtest.simulate.scenarios.generated import Part, scenario
 from loadtest.simulate.scenarios.table import SCENARIOS, Scenario
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.shared_cache import known_depth
 from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
 from loadtest.simulate.world.world import Result, World
-from loadtest.common.traces import Request
 
 BLOCK = 128
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-4, pair_s=1e-9, read_s=1e-7)

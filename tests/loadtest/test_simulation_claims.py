@@ -11,7 +11,25 @@ import pytest
 
 from loadtest.common.report import Row
 from loadtest.simulate.results import baseline
-from loadtest.simulate.results.claims import BASELINE, E2E, FAILED, FIGURES, GOODPUT, HELD, MEAN, OUTPUT, P90, P99, TTFT, ClaimsError, Figure, beaten_bounds, judge, missed, paired
+from loadtest.simulate.results.claims import (
+    BASELINE,
+    E2E,
+    FAILED,
+    FIGURES,
+    GOODPUT,
+    HELD,
+    MEAN,
+    OUTPUT,
+    P90,
+    P99,
+    TTFT,
+    ClaimsError,
+    Figure,
+    beaten_bounds,
+    judge,
+    missed,
+    paired,
+)
 
 SEEDS = range(6, 16)
 

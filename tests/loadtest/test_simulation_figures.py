@@ -10,16 +10,16 @@ import pytest
 from rich.console import Console
 
 from loadtest.common.report import Row
+from loadtest.common.traces import Request
 from loadtest.simulate.results.charts import svg
 from loadtest.simulate.results.figures import over_seeds, row_of
+from loadtest.simulate.results.tables import grids, markdown, print_grids, standing_lines, standings
 from loadtest.simulate.scenarios.table import Scenario
 from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.results.tables import grids, markdown, print_grids, standing_lines, standings
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
 from loadtest.simulate.world.world import Result, Sent
-from loadtest.common.traces import Request
-from router.core.facts.requests import Grade, Reason, Receipt
-from router.core.fleet.member import Lease
+from router.core.facts.placements import Grade, Reason, Receipt
+from router.core.fleet.lease import Lease
 
 BLOCK = 16
 TIMEOUT_S = 100.0

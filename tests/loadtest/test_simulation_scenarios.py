@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.common.traces import Request, merged_runs
 from loadtest.simulate.scenarios import crowded, generated, recorded
-from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
 from loadtest.simulate.scenarios.table import LADDERS, SCENARIOS, loads_of
+from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
 from loadtest.simulate.world.setting import Setting, SettingError
 from loadtest.simulate.world.turns import MODEL, Turn, Workload, prepare
 from loadtest.simulate.world.world import World
-from loadtest.common.traces import Request, merged_runs
-from router.core.prompts import blocks
 from router.core.facts.requests import Ask, Prompt
 from router.core.placement.policies import POLICIES
+from router.core.prompts import blocks
 
 BLOCK_TOKENS = 64
 
@@ -368,7 +368,7 @@ def test_any_open_trace_becomes_a_scenario(tmp_path: Path) -> None:
 
 def test_any_sessions_become_a_scenario() -> None:
     """A file of sessions is replayed closed loop, with as many active as the caches hold."""
-    path = Path(recorded.__file__).parents[1] / "data" / "claude_code_sessions.jsonl.gz"
+    path = Path(recorded.__file__).parents[2] / "data" / "claude_code_sessions.jsonl.gz"
 
     scenario = recorded.trace_scenario(path, "below", Setting(replicas=2), requests_max=60)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest.common.traces import Request
 from loadtest.engine.calibration import Calibration, LinearTimes
 from loadtest.engine.model import Limits
-from loadtest.simulate.world.placer import Placer, Rule, Sight
-from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.rules.books import Booked
 from loadtest.simulate.rules.cold_pool import ColdPool
@@ -23,11 +22,13 @@ from loadtest.simulate.rules.mooncake_conductor import MooncakeConductor
 from loadtest.simulate.rules.prefill_times import prefill_s
 from loadtest.simulate.rules.remaining_work import WorkClasses
 from loadtest.simulate.rules.sticky_override import StickyOverride
+from loadtest.simulate.world.placer import Placer, Rule, Sight
+from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
 from loadtest.simulate.world.world import World
-from loadtest.common.traces import Request
-from router.core.facts.requests import Candidate, Load, Question
+from router.core.facts.placements import Candidate, Question
+from router.core.facts.replicas import Load
 from router.core.placement.policies import Policy
 
 BLOCK = 128  # tokens of a block of the router's

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.model import Request as EngineRequest
+from loadtest.engine.request import Request as EngineRequest
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
 from loadtest.simulate.world.world import Result, World
-from loadtest.common.traces import Request
-from router.core.facts.requests import Grade
+from router.core.facts.placements import Grade
 
 BLOCK = 16
 CALIBRATION = CALIBRATIONS["qwen3-32b-2xh100"]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.cost import sizing
-from loadtest.pages import render as readme
 from loadtest.common.report import Row, write_json
+from loadtest.cost import sizing
 from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, cells, rule, rule_lines
+from loadtest.pages import render
 
 REPLICAS, NUMBERS = (4, 32, 128), (100, 300, 1_000)
 
@@ -88,10 +88,10 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     target.write_text(before)
     for rows in (made()[:-1], [replace(made()[0], errors=1), *made()[1:]]):
         write_json(file, "sizing", rows)
-        assert readme.main(["--sizing", str(file), "--readme", str(target)]) == 1
+        assert render.main(["--sizing", str(file), "--readme", str(target)]) == 1
         assert target.read_text() == before
     write_json(file, "sizing", made())
-    assert readme.main(["--sizing", str(file), "--readme", str(target)]) == 0
+    assert render.main(["--sizing", str(file), "--readme", str(target)]) == 0
     text = target.read_text()
     assert sum(line.startswith("| ") for line in text.splitlines()) == len(made()) + 2
     assert all(f"- {line}." in text for line in rule_lines(made()))

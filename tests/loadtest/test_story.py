@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.observe import story
-from loadtest.pages import render as readme
 from loadtest.common.client import ReplayError
 from loadtest.common.report import Row, write_json
+from loadtest.observe import story
 from loadtest.observe.agents import CODER, REVIEWER, SERVICE, Agent, Clock, Conversation
+from loadtest.pages import render
 
 
 def bodies(agent: Agent, clock: Clock, turns: int = 4, seed: int = 3) -> list[dict[str, Any]]:
@@ -103,10 +103,10 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     ]
     write_json(file, "story --mend", rows)
     for _ in range(2):
-        assert readme.main(["--story", str(file), "--readme", str(target)]) == 0
+        assert render.main(["--story", str(file), "--readme", str(target)]) == 0
         assert target.read_text().count("| 20.0 % | 0.10 s | 0.20 s |") == 1
     write_json(file, "story", rows[:2])
-    assert readme.main(["--story", str(file), "--readme", str(target)]) == 1
+    assert render.main(["--story", str(file), "--readme", str(target)]) == 1
     rows[1].errors = 1
     write_json(file, "story --mend", rows)
-    assert readme.main(["--story", str(file), "--readme", str(target)]) == 1
+    assert render.main(["--story", str(file), "--readme", str(target)]) == 1

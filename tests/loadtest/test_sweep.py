@@ -72,7 +72,10 @@ def test_a_value_is_set_wherever_it_was_imported() -> None:
     """A constant of two modules is one entrant a value, with both set."""
     constant = sweep.Constant("SHARE_ALL", "router.core.fleet.member", (0.5,), ("router.core.fleet.fleet",))
     _, changed = sweep.entrants([constant])
-    assert changed.constants == (("router.core.fleet.member", "SHARE_ALL", 0.5), ("router.core.fleet.fleet", "SHARE_ALL", 0.5))
+    assert changed.constants == (
+        ("router.core.fleet.member", "SHARE_ALL", 0.5),
+        ("router.core.fleet.fleet", "SHARE_ALL", 0.5),
+    )
 
 
 def test_a_value_that_would_reach_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +85,7 @@ def test_a_value_that_would_reach_nobody_is_refused(monkeypatch: pytest.MonkeyPa
         assert member.SHARE_ALL == 0.5
     assert own == member.SHARE_ALL
     monkeypatch.setattr(member, "__file__", "member.cpython-311-x86_64-linux-gnu.so")
-    refused = pytest.raises(ValueError, match=r"router\.core\.member are compiled")
+    refused = pytest.raises(ValueError, match=r"router\.core\.fleet\.member are compiled")
     with refused, race.changed([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
         pass
     assert own == member.SHARE_ALL

@@ -1,7 +1,7 @@
 """The shipped agent sessions as a request log, with a time planted at the top of each system prompt, and what it costs.
 
-The trace knows which blocks of a prompt were the same; its text is made of that (loadtest/traces.py), four bytes a
-token. What a prompt has in common with an earlier one is found by comparing bytes, once without the time and once
+The trace knows which blocks of a prompt were the same; its text is made of that (loadtest/common/traces.py), four bytes
+a token. What a prompt has in common with an earlier one is found by comparing bytes, once without the time and once
 with it: the difference is what the time loses. Sessions share nothing, since their blocks are their own.
 """
 

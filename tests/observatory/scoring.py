@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from router.core.prompts.blocks import chain_of
 from router.core.dialects import PATHS
 from router.core.facts.misses import Change, Difference, Sighting
 from router.core.observatory.difference.compare import compare
 from router.core.observatory.memory.suspect import Look
 from router.core.observatory.memory.watcher import Watcher
+from router.core.prompts.blocks import chain_of
 from tests.observatory.conversations import path_of
 from tests.observatory.truth import Request, Truth
 

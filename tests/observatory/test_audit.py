@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from router.commands.main import main
 from router.commands.audit import lines
 from router.commands.audit.requests import Logged, NotRequest, logged
+from router.commands.main import main
 from router.core.dialects import PATHS
 from tests.observatory.planted import Planted, planted, shipped
 

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from router.core.admission.windows import Limits
-from router.core.facts.requests import Replica, ServedModel
 from router.core.facts.misses import Template
+from router.core.facts.replicas import Replica, ServedModel
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.placer import LocalPlacer, Page, Wanted
-from router.telemetry.tallies import RequestRecord
-from router.workers.remote_placer import RemotePlacer
+from router.core.placement.wanted import Wanted
+from router.hub.local_placer import LocalPlacer
+from router.placer import Page
+from router.telemetry.record import RequestRecord
 from router.workers.hub_server import HubServer
+from router.workers.remote_placer import RemotePlacer
 from tests.compiled import COMPILED
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.requests import Ask, Ending, Outcome, Priority, Shed, Usage
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.facts.requests import Ask, Priority
 from router.core.fleet.models import NoReplica
-from router.placer import Wanted
+from router.core.placement.wanted import Wanted
 from router.settings.schema import AdmissionSettings
 from router.workers.remote_placer import RemotePlacer
 from tests.patient import Patient

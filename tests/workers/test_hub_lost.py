@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from router.core.facts.requests import Ask, Ending, Grade, Outcome, Reason, Usage
-from router.core.prompts.token_keys import TokenPrompt
+from router.core.facts.placements import Ending, Grade, Outcome, Reason, Usage
+from router.core.facts.requests import Ask
 from router.core.fleet.models import NoReplica, UnknownModel
-from router.placer import CONNECTIONS, HUB_LOST, TokenView, Wanted
-from router.telemetry.tallies import RequestRecord
-from router.workers import messages as wire
+from router.core.placement.wanted import Wanted
+from router.core.prompts.token_keys import TokenPrompt
+from router.placer import TokenView
+from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
+from router.telemetry.record import RequestRecord
+from router.workers import messages
 from router.workers.view import Known
 from tests.workers.stubs import StubHub, serving, until, worker
 
@@ -37,7 +40,7 @@ def test_the_ring_leaves_a_failed_server() -> None:
     """Without a hub too another rank of a server that failed comes last."""
     known = Known()
     ids = ("http://a#dp0", "http://a#dp1", "http://b")
-    known.take(wire.View([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
+    known.take(messages.View([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
     for number in range(20):
         assert known.by_ring(want(str(number)), frozenset({"http://a#dp0"}), None).replica == "http://b"
     assert known.by_ring(want(), frozenset({"http://a#dp0", "http://b"}), None).replica == "http://a#dp1"
@@ -77,16 +80,16 @@ async def test_a_lease_lives_from_placement_to_finish(path: Path) -> None:
 
 async def test_a_stored_response_is_known_to_whoever_is_asked_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker tells of it before its client can ask another worker; the hub may hear of both at once, in any order."""
-    hub, heard = StubHub("http://a", "http://b", private=True), list[wire.FromHub]()
+    hub, heard = StubHub("http://a", "http://b", private=True), list[messages.FromHub]()
     async with serving(hub, path) as server, worker(path) as one, worker(path, 1) as two:
         await until(lambda: one.placing and two.placing)
         first, second = sorted(server.links, key=lambda link: link.worker)
         monkeypatch.setattr(second, "say", heard.append)
-        asks = wire.Place(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
-        second.data_received(wire.frame(wire.Batch(0, [asks])))
-        first.data_received(wire.frame(wire.Batch(0, [wire.Made("resp_1", "http://b", "t")])))
+        asks = messages.Place(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
+        second.data_received(messages.frame(messages.Batch(0, [asks])))
+        first.data_received(messages.frame(messages.Batch(0, [messages.Made("resp_1", "http://b", "t")])))
         await until(lambda: heard)
-        assert isinstance(heard[0], wire.Placed), heard
+        assert isinstance(heard[0], messages.Placed), heard
         monkeypatch.undo()
         one.made_response("resp_2", "http://a", "t")
         wanted = want(response_id="resp_2")
@@ -281,10 +284,12 @@ async def test_pages_come_from_the_hub(path: Path) -> None:
     "garbage",
     [
         b"GET / HTTP/1.1\r\n\r\n" * 20,
-        (wire.FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
+        (messages.FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
         (3).to_bytes(4, "little") + b"\xc1\xc1\xc1",
-        wire.frame(
-            wire.Batch(0, [wire.Place(1, "m", "k", False, None, 0, None, (), None, (b"odd", 0, 0, (), 0), None)])
+        messages.frame(
+            messages.Batch(
+                0, [messages.Place(1, "m", "k", False, None, 0, None, (), None, (b"odd", 0, 0, (), 0), None)]
+            )
         ),
     ],
 )

@@ -11,10 +11,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.core.facts.requests import Ending, Grade, Outcome, Reason, Replica, ServedModel
+from router.core.facts.placements import Ending, Grade, Outcome, Reason
+from router.core.facts.replicas import Replica, ServedModel
 from router.core.fleet.models import NoReplica
-from router.workers import child as processes, messages as wire
-from router.workers import hub_server as server_module
+from router.workers import child as processes
+from router.workers import hub_server, messages
 from router.workers.orders import Spec
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, half_then_waits, settings
@@ -42,8 +43,8 @@ async def test_a_placement_does_not_stand_when_its_replica_left(tmp_path: Path) 
         hub.stub.slow = True
         coming = asyncio.create_task(placer.place(want(), NOBODY))
         await until(lambda: placer._placing)
-        placed = wire.Placed(next(iter(placer._placing)), "http://b", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)
-        placer._heard([placed, wire.Left("http://b")])
+        placed = messages.Placed(next(iter(placer._placing)), "http://b", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)
+        placer._heard([placed, messages.Left("http://b")])
         lease = await coming
         assert not placer.stands(lease)
         for each in (*leases.values(), lease):
@@ -63,7 +64,7 @@ async def test_a_placement_that_came_too_late_is_given_back(tmp_path: Path) -> N
         coming = asyncio.create_task(placer.place(want(), NOBODY))
         await until(lambda: placer._placing)
         placer._heard(
-            [wire.Placed(next(iter(placer._placing)), "http://a", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)]
+            [messages.Placed(next(iter(placer._placing)), "http://a", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)]
         )
         assert len(placer._leases) == 1
         coming.cancel()
@@ -103,7 +104,7 @@ async def test_workers_hear_of_a_ready_replica_at_once(tmp_path: Path, monkeypat
     """Who has seen that the router is ready may ask any worker: none waits for its next look at what the hub knows."""
     hub = StubHub("http://a")
     hub.ready("http://a", ok=False)
-    monkeypatch.setattr(server_module, "VIEW_S", 3600.0)
+    monkeypatch.setattr(hub_server, "VIEW_S", 3600.0)
     async with serving(hub, tmp_path / "hub") as server, worker(tmp_path / "hub") as placer:
         await until(lambda: placer.placing)
         with pytest.raises(NoReplica):

@@ -8,12 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.core.prompts.blocks import Chain
-from router.core.facts.requests import Ask, Ending, Outcome, Prompt, Usage
 from router.core.facts.misses import Change, Difference, Miss, Sighting
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.requests import Ask, Prompt
 from router.core.observatory.explain import Explainer, settled
-from router.placer import Wanted
-from router.telemetry.tallies import RequestRecord
+from router.core.placement.wanted import Wanted
+from router.core.prompts.blocks import Chain
+from router.telemetry.record import RequestRecord
 from tests.fakes import FakeEngine
 from tests.workers.stubs import StubHub, serving, until, worker
 from tests.workers.test_hub_lost import NOBODY

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.facts.misses import Template
-from router.workers import template_news as telling
+from router.workers import template_news
 from router.workers.template_news import EVERY_S, TOLD_BYTES_MAX, TOLD_MAX, Telling
 from tests.workers.stubs import StubHub, serving, until, worker
 
@@ -43,12 +43,12 @@ def test_a_body_is_told_once_to_each_hub() -> None:
 
 def test_long_bodies_are_told_a_few_at_a_time_and_the_longest_never() -> None:
     """A frame stays small, whatever prompts are like."""
-    bodies = [bytes(telling.BODY_BYTES_MAX)] * 20 + [bytes(telling.BODY_BYTES_MAX + 1)]
+    bodies = [bytes(template_news.BODY_BYTES_MAX)] * 20 + [bytes(template_news.BODY_BYTES_MAX + 1)]
     changed = [[template(id_, body) for id_, body in enumerate(bodies, 1)]]
     of = Telling(lambda: changed.pop(), 64)
     told = list(drained(of))
     assert [each.id for each in told] == list(range(1, 22))
-    assert [len(each.body) for each in told] == [telling.BODY_BYTES_MAX] * 20 + [0]
+    assert [len(each.body) for each in told] == [template_news.BODY_BYTES_MAX] * 20 + [0]
 
 
 @given(

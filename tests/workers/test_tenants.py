@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from router.core.facts.requests import Ask, ServedModel
-from router.placer import UnknownResponse, Wanted
+from router.core.facts.replicas import ServedModel
+from router.core.facts.requests import Ask
+from router.core.placement.wanted import Wanted
+from router.placer import UnknownResponse
 from tests.fakes import FakeEngine, status
 from tests.keyring import ADMIN, SECRET, Keyring, bearer
 from tests.workers.stubs import StubHub, serving, until, worker

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import Chain
-from router.core.facts.requests import Ask, Ending, Grade, Outcome, Prompt, Reason, Receipt, Usage
-from router.core.prompts.token_keys import TokenPrompt
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
-from router.placer import Wanted
-from router.telemetry.tallies import RequestRecord
-from router.workers import codec as carrying, messages as wire
+from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
+from router.core.facts.requests import Ask, Prompt
+from router.core.placement.wanted import Wanted
+from router.core.prompts.blocks import Chain
+from router.core.prompts.token_keys import TokenPrompt
+from router.telemetry.record import RequestRecord
+from router.workers import codec, messages
 
 key = st.integers(0, 2**64 - 1)
 name = st.text(max_size=20)
@@ -74,7 +75,7 @@ def test_frames_come_out_whole_wherever_they_are_cut(bodies: list[bytes], cuts: 
     """Any cutting of the bytes gives the same frames in the same order, and keeps nothing back."""
     data = b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
     at = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})
-    frames = wire.Frames(bytes_max=50)
+    frames = messages.Frames(bytes_max=50)
     out = [body for start, end in pairwise(at) for body in frames.feed(data[start:end])]
     assert out == bodies
 
@@ -82,13 +83,13 @@ def test_frames_come_out_whole_wherever_they_are_cut(bodies: list[bytes], cuts: 
 @given(st.binary(max_size=200), st.integers(1, 20))
 def test_garbage_is_a_wire_error_and_nothing_else(data: bytes, step: int) -> None:
     """Bytes that nobody of ours sent are refused as such: no other exception, and no long frame is waited for."""
-    for decode in (wire.batch_of, wire.answers_of):
-        frames = wire.Frames(bytes_max=100)
+    for decode in (messages.batch_of, messages.answers_of):
+        frames = messages.Frames(bytes_max=100)
         try:
             for start in range(0, len(data), step):
                 for body in frames.feed(data[start : start + step]):
                     decode(body)
-        except wire.WireError:
+        except messages.WireError:
             continue
 
 
@@ -97,26 +98,26 @@ def test_messages_of_wrong_shape_are_wire_errors(value: object) -> None:
     """msgpack that decodes and is no message of ours is refused as such."""
     body = msgspec.msgpack.encode([0, [value]])
     try:
-        for message in wire.batch_of(body).messages:
-            if isinstance(message, wire.Place):
-                carrying.wanted_of(message)
-    except wire.WireError:
+        for message in messages.batch_of(body).messages:
+            if isinstance(message, messages.Place):
+                codec.wanted_of(message)
+    except messages.WireError:
         return
 
 
 def test_a_frame_that_is_too_long_is_refused_at_its_head() -> None:
     """Four bytes that promise too much are enough: nothing is kept for them."""
-    with pytest.raises(wire.WireError):
-        wire.Frames().feed((wire.FRAME_BYTES_MAX + 1).to_bytes(4, "little"))
+    with pytest.raises(messages.WireError):
+        messages.Frames().feed((messages.FRAME_BYTES_MAX + 1).to_bytes(4, "little"))
 
 
 @given(wanted, st.frozensets(name, max_size=3), st.booleans())
 def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[str], ids: bool) -> None:
     """All that placing looks at is the same on the other side; texts and, unless wanted, token ids stay here."""
-    body = wire.frame(wire.Batch(3, [carrying.place_of(7, want, exclude, ids=ids)]))[4:]
-    (place,) = wire.batch_of(body).messages
-    assert isinstance(place, wire.Place)
-    got = carrying.wanted_of(place)
+    body = messages.frame(messages.Batch(3, [codec.place_of(7, want, exclude, ids=ids)]))[4:]
+    (place,) = messages.batch_of(body).messages
+    assert isinstance(place, messages.Place)
+    got = codec.wanted_of(place)
     assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
     assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
     assert got.sighting == want.sighting
@@ -164,25 +165,25 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
 )
 def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:
     """Metrics in the hub are made of what the worker saw."""
-    (report,) = wire.batch_of(wire.frame(wire.Batch(0, [carrying.report_of(record, None)]))[4:]).messages
-    assert isinstance(report, wire.Report)
-    assert carrying.record_of(report, None) == record
+    (report,) = messages.batch_of(messages.frame(messages.Batch(0, [codec.report_of(record, None)]))[4:]).messages
+    assert isinstance(report, messages.Report)
+    assert codec.record_of(report, None) == record
 
 
 @given(st.builds(Outcome, st.sampled_from(Ending), usages, st.integers(0, 99)))
 def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
     """What became of a lease is the same on the other side."""
-    (finish,) = wire.batch_of(wire.frame(wire.Batch(0, [carrying.finish_of(1, outcome, 2.5)]))[4:]).messages
-    assert isinstance(finish, wire.Finish)
-    assert carrying.outcome_of(finish) == outcome
+    (finish,) = messages.batch_of(messages.frame(messages.Batch(0, [codec.finish_of(1, outcome, 2.5)]))[4:]).messages
+    assert isinstance(finish, messages.Finish)
+    assert codec.outcome_of(finish) == outcome
 
 
 @given(misses, st.booleans())
 def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> None:
     """The breakdown of a placement is the same on the other side, reasons in the same order."""
     receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
-    (placed,) = wire.answers_of(wire.frame([carrying.placed_of(1, receipt)])[4:])
-    assert isinstance(placed, wire.Placed)
+    (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
+    assert isinstance(placed, messages.Placed)
     assert (placed.miss, placed.replay) == (miss, replay)
     if miss is not None and placed.miss is not None:
         assert list(placed.miss.misses) == list(miss.misses)

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
-from loadtest.faults.upstream import answers
 from loadtest.common import rivals
-from loadtest.faults.bench import Bench, Run, at_rate, row, until
 from loadtest.common.processes import rss_mb, started
 from loadtest.common.report import Row
+from loadtest.faults.bench import Bench, Run, at_rate, row, until
+from loadtest.faults.upstream import answers
 
 TOKEN = "a-token-of-the-admins-alone"  # noqa: S105 - of a router that lives for seconds
 PROBED_S = 3.0

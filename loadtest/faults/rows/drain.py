@@ -6,8 +6,8 @@ import asyncio
 import time
 from contextlib import suppress
 
-from loadtest.faults.bench import Bench, Run, row
 from loadtest.common.report import Row
+from loadtest.faults.bench import Bench, Run, row
 
 STREAMS, STREAM_S, TOKEN_S = 8, 6.0, 0.1
 LAME_DUCK_S, FULL_LAME_DUCK_S = 3.0, 20.0

@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
 from loadtest.common.report import Row, percentile
+from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
 
 REPLICAS = 4
 BUDGET, FLOOR_PER_S = 1.2, 10.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from loadtest.faults.upstream import answers
-from loadtest.faults.upstream.connection import MID
+from loadtest.common.report import Row
 from loadtest.faults.bench import Answer, Bench, NotForThis, Run, at_most, row
 from loadtest.faults.judge import verdict
-from loadtest.common.report import Row
+from loadtest.faults.upstream import answers
+from loadtest.faults.upstream.connection import MID
 
 REPLICAS = 4
 IDLE_S = 1.0

@@ -6,9 +6,9 @@ import asyncio
 import time
 from contextlib import suppress
 
+from loadtest.common.report import Row
 from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
 from loadtest.faults.judge import verdict
-from loadtest.common.report import Row
 
 TOUCH_MAX = 0.02
 PATIENCE_S = 4.0  # of clients before a hung replica is found out, as in the measurements that we compare with

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from loadtest.faults.upstream import answers
-from loadtest.faults.bench import Answer, Bench, Run, Scale, row, until
 from loadtest.common.processes import rss_mb
 from loadtest.common.report import Row, percentile
+from loadtest.faults.bench import Answer, Bench, Run, Scale, row, until
+from loadtest.faults.upstream import answers
 
 CLOSED_P99_MAX_MS = 50.0
 LANES = 8

@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadtest.faults.bench import Bench, row
 from loadtest.common.processes import rss_mb, started
 from loadtest.common.report import Row
+from loadtest.faults.bench import Bench, row
 from router.core.cache.estimate import PrefixIndex
 
 BUDGET_BYTES = 512 << 20
@@ -114,7 +114,7 @@ def churn(seconds_s: float, bytes_max: int, turnover: float = 0.0) -> dict[str, 
     for i in range(REPLICAS):
         index.add(f"r{i}", 1 << 40)
     gc.collect()
-    gc.freeze()  # as router/running.py has it: what is there at the start is not looked at again
+    gc.freeze()  # as router/loop.py has it: what is there at the start is not looked at again
     pid = os.getpid()
     before_mb, began_s = rss_mb(pid), time.monotonic()
     churned = Churn(seconds_s, index, turnover)
@@ -167,7 +167,9 @@ async def index_memory(bench: Bench) -> list[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The process that holds the index; its last line is what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.faults.rows.memory", description="Churn the prefix index.")
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.faults.rows.memory", description="Churn the prefix index."
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS_S)
     parser.add_argument("--bytes", type=int, default=BUDGET_BYTES)
     parser.add_argument("--turnover", type=float, default=0.0, help="end once so many times as many came as are held")

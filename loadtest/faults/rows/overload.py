@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from loadtest.faults.upstream import answers
-from loadtest.faults.bench import START_TIMEOUT_S, Answer, Bench, Run, at_most, at_rate, row
-from loadtest.overhead.slow_and_long import HEALTH_P99_MAX_MS, health_beside_long_prompts
-from loadtest.overhead.load import until
 from loadtest.common.processes import started
 from loadtest.common.report import Row, percentile
+from loadtest.faults.bench import START_TIMEOUT_S, Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.upstream import answers
+from loadtest.overhead.load import until
+from loadtest.overhead.slow_and_long import HEALTH_P99_MAX_MS, health_beside_long_prompts
 
 REPLICAS, SEQUENCES = 2, 8
 TOKENS = 40

@@ -1,1 +1,1 @@
-"""Upstream."""
+"""A replica that goes wrong on demand."""

@@ -1,4 +1,4 @@
-"""What a faulty replica does with a request: see fault_upstream.py, which is the process around it."""
+"""What a faulty replica does with a request: see process.py, which is the process around it."""
 
 from __future__ import annotations
 

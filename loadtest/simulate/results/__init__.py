@@ -1,1 +1,1 @@
-"""Results."""
+"""What a race comes to: rows, claims, tables, charts, sweeps, ladders."""

@@ -15,7 +15,7 @@ import msgspec
 from loadtest.common.report import Row, envelope
 from loadtest.simulate.results.claims import WARM, Baseline
 
-SHIPPED = Path(__file__).resolve().parents[1] / "data" / "race_baseline.json"
+SHIPPED = Path(__file__).resolve().parents[2] / "data" / "race_baseline.json"
 
 
 class BaselineError(ValueError):

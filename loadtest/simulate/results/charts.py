@@ -15,8 +15,8 @@ from pathlib import Path
 
 from loadtest.common.report import COLOURS, OTHER_COLOURS, Row
 from loadtest.simulate.results.claims import LEAST, WARM
-from loadtest.simulate.scenarios.table import LOADS
 from loadtest.simulate.results.tables import seconds
+from loadtest.simulate.scenarios.table import LOADS
 
 PLOT_WIDTH, LABELS_WIDTH, AXIS_WIDTH, GAP = 330, 230, 64, 30
 TOP, FOOT, LABEL_HEIGHT, PLOT_HEIGHT_MIN = 50, 54, 14, 260

@@ -22,11 +22,11 @@ from rich.table import Table
 from loadtest.common.report import Row
 from loadtest.simulate.results.claims import WARM
 from loadtest.simulate.results.figures import over_seeds, row_of
-from loadtest.simulate.scenarios.generated import STAGES, ladder_of
 from loadtest.simulate.results.race import settled
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.scenarios.scenario import Scenario
 from loadtest.simulate.results.tables import seconds
+from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.generated import STAGES, ladder_of
+from loadtest.simulate.scenarios.scenario import Scenario
 from loadtest.simulate.world.world import Result, World
 
 PUBLISHED, HONEST = "ladder_full_published", "ladder_full_honest"

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loadtest.common.report import Row
+from loadtest.common.traces import REQUESTS_MAX
 from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.scenarios.recorded import OUTPUT_TOKENS_MAX, trace_scenario
 from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.recorded import OUTPUT_TOKENS_MAX, trace_scenario
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, Scenario
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Workload
 from loadtest.simulate.world.world import World
-from loadtest.common.traces import REQUESTS_MAX
 
 AnyJob = TypeVar("AnyJob")
 Done = Callable[[Sequence[Row]], None]

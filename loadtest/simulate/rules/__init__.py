@@ -1,7 +1,7 @@
 """Rows of the race by name: our policies, and others' rules restated from their formulas.
 
-To add one: a file here with a Policy (see router/core/policies/base.py), or a Rule that is shown more (placing.py), and
-a line in ROWS that names its source and defaults.
+To add one: a file here with a Policy (see router/core/placement/policies/base.py), or a Rule that is shown more
+(simulate/world/placer.py), and a line in ROWS that names its source and defaults.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from loadtest.simulate.rules import aibrix, cache_aware
 from loadtest.simulate.rules.at_random import AtRandom
 from loadtest.simulate.rules.bounds.clairvoyant import Clairvoyant
+from loadtest.simulate.rules.bounds.one_cache import SharedCache
 from loadtest.simulate.rules.cold_pool import ColdPool
 from loadtest.simulate.rules.dualmap import DualMap
 from loadtest.simulate.rules.dynamo import Dynamo
@@ -27,7 +28,6 @@ from loadtest.simulate.rules.mooncake_conductor import MooncakeConductor
 from loadtest.simulate.rules.preble import ExploitExplore
 from loadtest.simulate.rules.ray_serve import PrefixAffinity
 from loadtest.simulate.rules.remaining_work import WorkClasses
-from loadtest.simulate.rules.bounds.one_cache import SharedCache
 from loadtest.simulate.rules.sticky_override import StickyOverride
 from router.core.placement.policies import POLICIES, Policy
 

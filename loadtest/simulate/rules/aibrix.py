@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from loadtest.simulate.rules.shown import Shown, drawn, one_of_least_loaded
+from router.core.facts.placements import Candidate, Choice, Question
 from router.core.prompts.blocks import BLOCK_BYTES
-from router.core.facts.requests import Candidate, Choice, Question
 
 BLOCKS_MAX = 200_000
 FORGET_S = 20 * 60.0

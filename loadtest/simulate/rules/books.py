@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from loadtest.simulate.rules.shown import Shown, drawn
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.requests import Candidate, Choice, Load, Question
+from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.replicas import Load
 
 
 class Booked(Shown, ABC):

@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.simulate.rules.prompt_tree import Node, PromptTree
 from loadtest.simulate.rules.shown import Shown, least_loaded, one_of_least_loaded
-from loadtest.common.traces import BYTES_PER_TOKEN
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from loadtest.simulate.rules.dynamo import Dynamo
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 COLD_TOKENS_MIN = 65_536
 COLD_SHARE_MIN = 0.5

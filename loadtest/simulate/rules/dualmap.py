@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from loadtest.simulate.rules.books import Booked
 from loadtest.simulate.rules.dynamo import BLOCK_TOKENS
 from loadtest.simulate.rules.llmd_affinity import PREFILL_TOKENS_PER_MS
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 from router.core.placement.ring import Ring
 
 PREFIX_TOKENS = 1_024

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.world.placer import Sight
+from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.simulate.rules.active import ActiveBlocks
 from loadtest.simulate.rules.books import Booked, least
+from loadtest.simulate.world.placer import Sight
 from loadtest.simulate.world.shared_cache import known_depth
 from loadtest.simulate.world.turns import Turn
-from loadtest.common.traces import BYTES_PER_TOKEN
+from router.core.facts.placements import Candidate
 from router.core.prompts.blocks import BLOCK_BYTES
-from router.core.facts.requests import Candidate
 
 BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.simulate.rules.dynamo import BLOCK_TOKENS, Dynamo
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 OVERLAP_WEIGHT = 1.0
 RECENT_DECAY = 0.97

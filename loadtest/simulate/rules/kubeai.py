@@ -18,7 +18,7 @@ from xxhash import xxh64_intdigest
 
 from loadtest.simulate.rules.shown import Shown
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 PREFIX_CHARS = 100
 POINTS = 256

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.simulate.rules.books import Booked, least
 from loadtest.simulate.world.turns import Turn
-from loadtest.common.traces import BYTES_PER_TOKEN
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 KEPT = 31 / 32
 TICK_S = 0.020

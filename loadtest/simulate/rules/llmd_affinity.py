@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.simulate.rules.books import Booked, Turns, least
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 AFFINITY = 0.80
 PENALTY_MAX_MS = 18_000.0

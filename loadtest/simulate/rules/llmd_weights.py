@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from loadtest.simulate.rules.books import Booked, least
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 SEEN_TOKENS = 256 * 64 // 4
 """Of a prompt, by the estimating producer: 256 blocks of 64 characters, four to a token."""

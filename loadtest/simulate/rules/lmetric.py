@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.simulate.rules.books import Booked, least
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 
 class LMetric(Booked):

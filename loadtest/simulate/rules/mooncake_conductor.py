@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadtest.engine.calibration import StepTimes
-from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.rules.books import Booked, least
 from loadtest.simulate.rules.prefill_times import prefill_s
+from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.turns import Workload
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 from router.core.placement.policies import Policy
 
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from loadtest.simulate.rules.shown import Shown
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 WINDOW_S = 180.0
 ANSWERS = 101

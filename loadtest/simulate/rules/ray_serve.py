@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.simulate.rules.prompt_tree import PromptTree
 from loadtest.simulate.rules.shown import Shown, one_of_least_loaded
-from loadtest.common.traces import BYTES_PER_TOKEN
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 MATCH_SHARE_MIN = 0.1
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from loadtest.simulate.rules.books import least
 from loadtest.simulate.rules.llmd_affinity import LlmdAffinity
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 SHORT_TOKENS_MAX = 8_192
 

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from loadtest.simulate.world.placer import Sight
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 
 class Shown:

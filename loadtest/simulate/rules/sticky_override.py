@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from loadtest.simulate.rules.books import Booked, Turns, least
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 OVERLOAD = 2.0
 

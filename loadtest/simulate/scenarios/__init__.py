@@ -1,1 +1,1 @@
-"""Scenarios."""
+"""Named workloads: recorded, generated, crowded, eventful; `table` has them by name."""

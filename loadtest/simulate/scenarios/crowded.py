@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.scenarios import generated, recorded
-from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.scenarios.generated import BLOCK_TOKENS, OWN_PIECES, PIECE_TOKENS, Part
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Workload, prepare
-from loadtest.common.traces import Request
 
 HOT_REQUESTS = 1_200
 

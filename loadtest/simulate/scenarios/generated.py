@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.common.traces import Request
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting, SettingError
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
-from loadtest.common.traces import Request
 
 PIECE_TOKENS = 400
 OWN_PIECES = 1_000_000

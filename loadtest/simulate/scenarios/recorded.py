@@ -14,11 +14,11 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.common.traces import Request, Session, Trace, block_count, read_trace
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario, in_half
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
-from loadtest.common.traces import Request, Session, Trace, block_count, read_trace
 
 BLOCK_TOKENS = 64
 THINK_MAX_S = 60.0

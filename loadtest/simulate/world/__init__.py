@@ -1,1 +1,1 @@
-"""World."""
+"""The simulated world: cluster, replicas, router, KV events, turns of conversations."""

@@ -1,8 +1,9 @@
 """KV events of simulated replicas on their way to what each router knows, through the router's own stream machinery.
 
-What router/event_following.py does for sockets: batches are numbered, reach every router after a delay and may be lost
-on the way, each for itself; a gap, a look or a reconnection asks for a replay, which answers from the last
-BUFFER_BATCHES, there and back after a delay each. Continuity, doubt and grades are those of router/core/kv_stream.py.
+What router/engines/kv_events/follower.py does for sockets: batches are numbered, reach every router after a delay and
+may be lost on the way, each for itself; a gap, a look or a reconnection asks for a replay, which answers from the last
+BUFFER_BATCHES, there and back after a delay each. Continuity, doubt and grades are those of
+router/core/kv_events/stream.py.
 
 A batch travels by reference: its payload is a name that tells it apart, as its bytes would, with the engine model's
 own events attached. They become what vLLM says, token ids and all, when a stream reads them: the ledger hashes those
@@ -18,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
 from loadtest.simulate.world.turns import Turn
-from loadtest.common.traces import BYTES_PER_TOKEN
 from router.core.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
 from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Regrade, Resume, Step, Suspend
 from router.core.placement.router import Router

@@ -15,14 +15,16 @@ from typing import Protocol, runtime_checkable
 from loadtest.simulate.world.kv_events import Follower, Publisher
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.turns import MODEL, Turn, Workload
-from router.core.prompts.blocks import Chain
-from router.core.facts.requests import Ask, Candidate, Choice, Ending, Load, Outcome, Prompt, Question, Replica, ServedModel, Usage
 from router.core.admission.holding import Holding
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.fleet.member import Lease
-from router.core.placement.policies import Near, Policy
 from router.core.admission.returning import Returning
+from router.core.facts.placements import Candidate, Choice, Ending, Outcome, Question, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import Ask, Prompt
+from router.core.fleet.lease import Lease
+from router.core.placement.policies import Near, Policy
 from router.core.placement.router import Router
+from router.core.prompts.blocks import Chain
+from router.core.prompts.token_keys import TokenPrompt
 
 INDEX_BYTES_MAX = 1 << 30
 MEMORY_MAX = 100_000

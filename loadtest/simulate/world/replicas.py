@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.engine.calibration import Calibration, StepTimes
-from loadtest.engine.model import Admitted, EngineModel, Limits, Outcome, Request, Step
+from loadtest.engine.model import Admitted, EngineModel, Limits, Outcome, Step
+from loadtest.engine.request import Request
 from loadtest.simulate.world.shared_cache import SharedPool
-from router.core.facts.requests import Load
+from router.core.facts.replicas import Load
 
 Schedule = Callable[[float, Callable[[int], None], int], None]
 """(when, what, its argument)"""

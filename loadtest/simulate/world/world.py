@@ -18,20 +18,21 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from loadtest.engine.model import Outcome, Request, RequestRefused
+from loadtest.common.traces import BYTES_PER_TOKEN
+from loadtest.engine.model import Outcome
+from loadtest.engine.request import Request, RequestRefused
 from loadtest.simulate.world.cluster import VirtualCluster
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload
 from loadtest.simulate.world.wire import Wire
-from loadtest.common.traces import BYTES_PER_TOKEN
-from router.core.facts.requests import Ending, Held, Shed
 from router.core.admission.holding import TICK_S
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.fleet.member import Lease
+from router.core.facts.placements import Ending, Held, Shed
+from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.policies import Policy
+from router.core.prompts.token_keys import TokenPrompt
 from router.settings.schema import AdmissionSettings
 
 HOLD_S = AdmissionSettings().hold_s
@@ -195,7 +196,7 @@ class World:
         else:
             self.at(self.now_s + self._wire.delay_s(turn.prompt_tokens), self._reach, (number, sent, lease))
 
-    # -- held back, as router/admission.py does ----------------------------------------------------------------------
+    # -- held back, as router/hub/admitter.py does --------------------------------------------------------------------
 
     def _hold(self, number: int, placer: Placer) -> None:
         if number in placer.holding:

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from router.commands.audit.requests import Logged
-from router.core.prompts.blocks import Chain, chain_of
 from router.core.dialects import PATHS
-from router.core.facts.requests import Ask, Prompt
 from router.core.facts.misses import Breakdown, Miss, Sighting
+from router.core.facts.requests import Ask, Prompt
+from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
 from router.core.observatory.difference.compare import compare
 from router.core.observatory.generations import Generations
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.memory.watcher import Watcher
-from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
+from router.core.prompts.blocks import Chain, chain_of
 
 BLOCK_TOKENS = 16  # engines' usual block: less than one is not held
 PROMPT_BYTES_MAX = 8 << 20

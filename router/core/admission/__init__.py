@@ -1,1 +1,1 @@
-"""Whose turn it is: windows, queue, rates, who is held back."""
+"""Whose turn it is: windows, the queue, rates, who is held back, who comes again."""

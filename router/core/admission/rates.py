@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.core.facts.requests import Shed
+from router.core.facts.placements import Shed
 
 MINUTE_S = 60.0
 

@@ -12,7 +12,7 @@ word, the window is `in_flight_max`: bad metrics never block anybody.
 A request finds room where a replica that may take it has fewer leases than its window. While others are about, a
 tenant that holds `tenant_share_max` of the places (of what engines work on at once, without what may wait there) finds
 none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
-waits (fair_queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
+waits (queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
 
 While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
 """
@@ -23,9 +23,12 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Protocol
 
-from router.core.facts.requests import Load, Priority, Shed
 from router.core.admission.queue import FairQueue, Pool, Ticket
-from router.core.fleet.member import Lease, Member
+from router.core.facts.placements import Shed
+from router.core.facts.replicas import Load
+from router.core.facts.requests import Priority
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
 from router.core.placement.router import Router
 

@@ -1,1 +1,1 @@
-"""What replicas hold: our estimate, their own word, how far it is good."""
+"""What replicas hold: our estimate, their own word, and how far it is good."""

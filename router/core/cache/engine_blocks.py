@@ -15,7 +15,7 @@ What is rare is kept beside, so that the common block costs one entry here and o
   A block that only a tier holds counts as held like any other; only copies on the GPU take room in the KV pool.
 * Orphans. A block whose parent has no known name cannot be keyed. It is set aside, its copies counted all the same,
   and gets its key when the parent gets one; it is never taken for a root.
-* Expectations, and several blocks of one key: see kv_credit.py.
+* Expectations, and several blocks of one key: see claims.py.
 
 Whatever is forgotten here for want of room was held, so errors are on the side of too little credit.
 """
@@ -29,11 +29,11 @@ from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
-from router.core.prompts.blocks import token_chain, token_root
 from router.core.cache.claims import Credit
-from router.core.kv_events.decoding import Event, Removed, Stored
 from router.core.cache.lateness import Tails
 from router.core.cache.masks import Masks
+from router.core.kv_events.decoding import Event, Removed, Stored
+from router.core.prompts.blocks import token_chain, token_root
 
 PLACES_MAX = 32  # (medium, group) pairs
 GROUPS_MAX = 64  # remembered as not answering for a prefix

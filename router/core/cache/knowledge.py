@@ -1,10 +1,10 @@
 """What replicas hold by their own word, and how far that word is good.
 
-Each replica with an event stream has a ledger (kv_ledger.py) of what it said it stored and removed. All ledgers
+Each replica with an event stream has a ledger (engine_blocks.py) of what it said it stored and removed. All ledgers
 share one map of masks, so one walk over a prompt's token chain finds the longest prefix of every replica.
 
-The grade of a replica is the stream's own (kv_stream.py: continuous since batch 0 or a clear, or not), changed by
-what is seen of it:
+The grade of a replica is the stream's own (core/kv_events/stream.py: continuous since batch 0 or a clear, or not),
+changed by what is seen of it:
 
     exact         the stream is whole, or what it predicted equalled the engine's count on 99 % of 200 answers
     catching-up   the stream is there and not whole, or says more than the ledger may hold, or is of a model whose
@@ -18,8 +18,8 @@ all.
 
 Blocks just routed are being computed, so they count as held from placement on (`expect`), until the events confirm
 them or SETTLE_S after the lease ended: the event of the last step may come behind the answer. Where batches bear times
-it takes one that is younger than the lease's end, too, or LATE_S_MAX without any: events may be late (kv_tails.py).
-While it is known to be on its way (kv_tails.py), a prediction is not called exact.
+it takes one that is younger than the lease's end, too, or LATE_S_MAX without any: events may be late (lateness.py).
+While it is known to be on its way (lateness.py), a prediction is not called exact.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.core.prompts.blocks import token_root
-from router.core.facts.requests import Grade, Load
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.kv_events.decoding import Event, Removed, Stored
 from router.core.cache.engine_blocks import Ledger
-from router.core.kv_events.stream import RESTARTED
 from router.core.cache.masks import SWEEP_KEYS, Masks
 from router.core.cache.selfcheck import AnswerCheck, CounterCheck, counters_drift
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load
+from router.core.kv_events.decoding import Event, Removed, Stored
+from router.core.kv_events.stream import RESTARTED
+from router.core.prompts.blocks import token_root
+from router.core.prompts.token_keys import TokenPrompt
 
 SETTLE_S = 0.5
 AGAIN_S = 0.01  # as SETTLE_S, where the answer may be one that is held already

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from router.core.facts.requests import Load
+from router.core.facts.replicas import Load
 
 CHECKS = 200
 EARNED_SHARE = 0.99

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from router.core.dialects.anthropic import Anthropic
-from router.core.dialects.base import BadBody, Dialect
+from router.core.dialects.base import Dialect
 from router.core.dialects.openai import OpenAI
 from router.core.dialects.responses import Responses
 from router.core.dialects.sglang import SGLang
+from router.core.prompts.bodies import BadBody
 
 OPENAI = OpenAI()
 ANTHROPIC = Anthropic()

@@ -18,12 +18,13 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import sse
-from router.core.prompts import bodies as wire
-from router.core.prompts.template_messages import Body, messages_input
-from router.core.prompts.canonical_messages import decode_messages, prompt_of, quick_ask
+from router.core.facts.placements import Ending, Usage
+from router.core.facts.requests import Ask, TemplateInput
+from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
-from router.core.facts.requests import Ask, Ending, TemplateInput, Usage
+from router.core.prompts.canonical_messages import decode_messages, prompt_of, quick_ask
+from router.core.prompts.template_messages import Body, messages_input
 
 
 class _Usage(msgspec.Struct):
@@ -80,22 +81,22 @@ class Anthropic:
         if ask is not None:
             return ask
         fields = decode_messages(body)
-        model = wire.model_of(fields.model)
+        model = bodies.model_of(fields.model)
         prompt = prompt_of(fields)
-        session = wire.as_type(str, fields.prompt_cache_key)
+        session = bodies.as_type(str, fields.prompt_cache_key)
         if session is None and prompt is None:
             # Often one id for all of a client's conversations: worth less than the beginning of the prompt.
-            user = (wire.as_type(dict, fields.metadata) or {}).get("user_id")
+            user = (bodies.as_type(dict, fields.metadata) or {}).get("user_id")
             session = user if isinstance(user, str) else None
         return Ask(
             model=model,
             prompt=prompt,
-            stream=wire.as_type(bool, fields.stream) or False,
-            salt=wire.salt_of(fields.cache_salt),
+            stream=bodies.as_type(bool, fields.stream) or False,
+            salt=bodies.salt_of(fields.cache_salt),
             session=session,
-            output_tokens_max=wire.positive(fields.max_tokens),
+            output_tokens_max=bodies.positive(fields.max_tokens),
             wants_usage=True,
-            metadata=wire.metadata_of(fields.metadata),
+            metadata=bodies.metadata_of(fields.metadata),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
@@ -104,14 +105,14 @@ class Anthropic:
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
-        answer = wire.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
+        answer = bodies.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
         return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
         """Token counts of the last `message_delta`; prompt tokens may have been said in `message_start` only."""
         last: _Usage | None = None
         for data in sse.payloads_backwards(tail):
-            event = wire.decoded(_decode_event, data) if b'"usage"' in data else None
+            event = bodies.decoded(_decode_event, data) if b'"usage"' in data else None
             if event is None:
                 continue
             if event.type == "message_delta" and last is None:
@@ -127,34 +128,34 @@ class Anthropic:
         """`event: error`, whose type names the status; vLLM says internal_error when its engine has failed."""
         if b'"error"' not in chunk[:4096]:
             return None
-        event = wire.decoded(_decode_event, sse.first_payload(chunk))
+        event = bodies.decoded(_decode_event, sse.first_payload(chunk))
         if event is None:
             return None
-        if not wire.given(event.error):
+        if not bodies.given(event.error):
             return 500 if event.type == "error" else None
-        error = wire.as_type(_Error, event.error) or _Error()
-        code = wire.as_type(int, error.code)
+        error = bodies.as_type(_Error, event.error) or _Error()
+        code = bodies.as_type(int, error.code)
         return code if code and 400 <= code < 600 else _STATUSES.get(error.type, 500)
 
     def aborted(self, head: bytes) -> bool:
         """vLLM has no stop_reason for what it gave up, and leaves the field out of a whole answer."""
         if not head.startswith(b"{") or b'"stop_reason"' in head:
             return False
-        event = wire.decoded(_decode_event, head)
+        event = bodies.decoded(_decode_event, head)
         return event is not None and event.type == "message"
 
     def begun(self, chunk: bytes) -> bool:
         """`message_start` and pings may come before prefill is done."""
-        return wire.has_event_besides(_EARLY, chunk)
+        return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
         """By `message_stop` behind a reason to stop, or by an error."""
         stopped = _STOPPED.search(tail) is not None
         for data in sse.payloads_backwards(tail):
-            event = wire.decoded(_decode_event, data)
+            event = bodies.decoded(_decode_event, data)
             if event is None:
                 continue
-            if event.type == "error" or wire.given(event.error):
+            if event.type == "error" or bodies.given(event.error):
                 return Ending.FAILED
             if event.type == "message_stop" and stopped:
                 return Ending.OK
@@ -183,4 +184,4 @@ def _counts(usage: _Usage | None) -> Usage | None:
         return None
     cached = usage.cache_read_input_tokens
     prompt = usage.input_tokens + max(0, cached or 0) + max(0, usage.cache_creation_input_tokens or 0)
-    return wire.counts(prompt, usage.output_tokens, cached)
+    return bodies.counts(prompt, usage.output_tokens, cached)

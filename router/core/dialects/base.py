@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from router.core.facts.placements import Ending, Usage
+from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts.beginnings import Seen
-from router.core.facts.requests import Ask, Ending, TemplateInput, Usage
-
-
-class BadBody(ValueError):
-    """The body cannot be a request of this dialect; `code` is stable, the message is for humans."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Dialect(Protocol):

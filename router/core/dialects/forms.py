@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from itertools import islice, pairwise
 
-from router.core.dialects.base import BadBody
+from router.core.prompts.bodies import BadBody
 
 PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # of a form; of a part
 

@@ -1,7 +1,7 @@
 """The OpenAI dialect as vLLM and SGLang speak it: chat completions, completions, embeddings.
 
-A chat becomes the canonical bytes of chat.py; a completion's prompt is its own bytes. Whatever is not understood makes
-the prompt unknown (None), never the request invalid: the engine judges its own input.
+A chat becomes the canonical bytes of core/prompts/canonical.py; a completion's prompt is its own bytes. Whatever is not
+understood makes the prompt unknown (None), never the request invalid: the engine judges its own input.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import sse
-from router.core.prompts import bodies as wire
-from router.core.prompts.template_chat import Body, decode_openai, openai_input
-from router.core.prompts.canonical_openai import prompt_of, quick_ask
+from router.core.facts.placements import Ending, Usage
+from router.core.facts.requests import Ask, TemplateInput
+from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts.requests import Ask, Ending, TemplateInput, Usage
+from router.core.prompts.canonical_openai import prompt_of, quick_ask
+from router.core.prompts.template_chat import Body, decode_openai, openai_input
 
 
 class _Details(msgspec.Struct):
@@ -81,19 +82,20 @@ class OpenAI:
             if ask is not None:
                 return ask
         fields = decode_openai(body)
-        model = wire.model_of(fields.model)
-        options = wire.as_type(dict, fields.stream_options) or {}
+        model = bodies.model_of(fields.model)
+        options = bodies.as_type(dict, fields.stream_options) or {}
         return Ask(
             model=model,
             prompt=prompt_of(path, fields),
-            stream=wire.as_type(bool, fields.stream) or False,
-            salt=wire.salt_of(fields.cache_salt) + (bytes(fields.extra_key) if wire.given(fields.extra_key) else b""),
-            session=wire.as_type(str, fields.prompt_cache_key),
-            output_tokens_max=wire.positive(fields.max_completion_tokens) or wire.positive(fields.max_tokens),
-            stored=wire.as_type(bool, fields.store),
-            response_id=wire.as_type(str, fields.previous_response_id),
+            stream=bodies.as_type(bool, fields.stream) or False,
+            salt=bodies.salt_of(fields.cache_salt)
+            + (bytes(fields.extra_key) if bodies.given(fields.extra_key) else b""),
+            session=bodies.as_type(str, fields.prompt_cache_key),
+            output_tokens_max=bodies.positive(fields.max_completion_tokens) or bodies.positive(fields.max_tokens),
+            stored=bodies.as_type(bool, fields.store),
+            response_id=bodies.as_type(str, fields.previous_response_id),
             wants_usage=bool(options.get("include_usage")),
-            metadata=wire.metadata_of(fields.metadata),
+            metadata=bodies.metadata_of(fields.metadata),
             decoded=fields,
         )
 
@@ -118,8 +120,8 @@ class OpenAI:
         """vLLM reports an engine failure as `data: {"error": {..., "code": 500}}` on status 200."""
         if not chunk.startswith(b"data:") or b'"error"' not in chunk[:4096]:
             return None
-        event = wire.decoded(_decode_error, sse.first_payload(chunk))
-        if event is None or not wire.given(event.error):
+        event = bodies.decoded(_decode_error, sse.first_payload(chunk))
+        if event is None or not bodies.given(event.error):
             return None
         try:
             code = _decode_error_code(event.error).code
@@ -160,7 +162,7 @@ class OpenAI:
         """The extra event has usage and no choices."""
         if b'"usage"' not in event:
             return False
-        answer = wire.decoded(_decode_answer, sse.payload(event))
+        answer = bodies.decoded(_decode_answer, sse.payload(event))
         return answer is not None and answer.usage is not None and answer.choices == []
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
@@ -181,7 +183,7 @@ def _goes_on(tail: bytes) -> bool:
         return False
     finished: set[int] = set()
     for data in sse.payloads_backwards(tail):
-        event = wire.decoded(_decode_choices, data) if b'"hidden_states"' not in data else None
+        event = bodies.decoded(_decode_choices, data) if b'"hidden_states"' not in data else None
         for choice in event.choices if event is not None else ():
             if choice.finish_reason:
                 finished.add(choice.index)
@@ -202,8 +204,8 @@ def _usage(data: bytes) -> Usage | None:
     try:
         usage = _decode_counted(data).usage
     except UNREADABLE:
-        usage = wire.cut_usage(_Usage, data)
+        usage = bodies.cut_usage(_Usage, data)
     if usage is None:
         return None
     details = usage.prompt_tokens_details
-    return wire.counts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+    return bodies.counts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)

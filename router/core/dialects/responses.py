@@ -18,14 +18,15 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import sse
-from router.core.prompts import bodies as wire
-from router.core.prompts.canonical import Chat, arguments, call, calls
 from router.core.dialects.openai import OpenAI
-from router.core.prompts.canonical_openai import content_parts
-from router.core.prompts.template_responses import responses_input
+from router.core.facts.placements import Ending, Usage
+from router.core.facts.requests import Ask, Prompt, TemplateInput
+from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts.requests import Ask, Ending, Prompt, TemplateInput, Usage
+from router.core.prompts.canonical import Chat, arguments, call, calls
+from router.core.prompts.canonical_openai import content_parts
+from router.core.prompts.template_responses import responses_input
 
 
 class _Unknown(ValueError):
@@ -123,18 +124,18 @@ class Responses(OpenAI):
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
-        fields = wire.decode_body(_BODY, body)
+        fields = bodies.decode_body(_BODY, body)
         return Ask(
-            model=wire.model_of(fields.model),
+            model=bodies.model_of(fields.model),
             prompt=_prompt(fields),
-            stream=wire.as_type(bool, fields.stream) or False,
-            salt=wire.salt_of(fields.cache_salt),
-            session=wire.as_type(str, fields.prompt_cache_key),
-            output_tokens_max=wire.positive(fields.max_output_tokens),
-            stored=wire.as_type(bool, fields.store),
-            response_id=wire.as_type(str, fields.previous_response_id),
+            stream=bodies.as_type(bool, fields.stream) or False,
+            salt=bodies.salt_of(fields.cache_salt),
+            session=bodies.as_type(str, fields.prompt_cache_key),
+            output_tokens_max=bodies.positive(fields.max_output_tokens),
+            stored=bodies.as_type(bool, fields.store),
+            response_id=bodies.as_type(str, fields.previous_response_id),
             wants_usage=True,
-            metadata=wire.metadata_of(fields.metadata),
+            metadata=bodies.metadata_of(fields.metadata),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
@@ -143,7 +144,7 @@ class Responses(OpenAI):
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
-        answer = wire.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
+        answer = bodies.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
         return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
@@ -151,23 +152,23 @@ class Responses(OpenAI):
         for data in sse.payloads_backwards(tail):
             if b'"usage"' not in data:
                 continue
-            event = wire.decoded(_decode_event, data)
+            event = bodies.decoded(_decode_event, data)
             if event is None:
-                return _counts(wire.cut_usage(_Usage, data))
+                return _counts(bodies.cut_usage(_Usage, data))
             if event.type in _LAST and event.response:
                 return _counts(event.response.usage)
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
         """An event `error` or `response.failed`, or OpenAI's error object as engines send it."""
-        event = wire.decoded(_decode_event, sse.first_payload(chunk))
+        event = bodies.decoded(_decode_event, sse.first_payload(chunk))
         if event is None:
             return None
         return 500 if event.type in _FAILED else super().event_error(b"data: " + sse.first_payload(chunk))
 
     def begun(self, chunk: bytes) -> bool:
         """Not by the events that say only that the request has come."""
-        return wire.has_event_besides(_EARLY, chunk)
+        return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
         """By the last event, of which the name is enough: a long answer makes it long. Or by an error."""
@@ -176,7 +177,7 @@ class Responses(OpenAI):
         for data in sse.payloads_backwards(tail):
             if self.event_error(b"data: " + data) is not None:
                 return Ending.FAILED
-            event = wire.decoded(_decode_event, data)
+            event = bodies.decoded(_decode_event, data)
             if event is not None and event.type in _LAST:
                 return Ending.OK
         return None
@@ -202,19 +203,19 @@ def _counts(usage: _Usage | None) -> Usage | None:
     if usage is None:
         return None
     details = usage.input_tokens_details
-    return wire.counts(usage.input_tokens, usage.output_tokens, details.cached_tokens if details else None)
+    return bodies.counts(usage.input_tokens, usage.output_tokens, details.cached_tokens if details else None)
 
 
 def _prompt(fields: _Body) -> Prompt | None:
     elsewhere = (fields.previous_response_id, fields.previous_input_messages, fields.prompt)
-    if not fields.input or any(map(wire.given, elsewhere)):
+    if not fields.input or any(map(bodies.given, elsewhere)):
         return None
     try:
         chat = Chat()
-        if wire.given(fields.mm_processor_kwargs):
+        if bodies.given(fields.mm_processor_kwargs):
             chat.media = arguments(fields.mm_processor_kwargs)
         _head(chat, fields)
-        if instructions := wire.as_type(str, fields.instructions):
+        if instructions := bodies.as_type(str, fields.instructions):
             chat.message("system", (instructions,))
         given = _decode_input(fields.input)
         if isinstance(given, str):
@@ -227,13 +228,13 @@ def _prompt(fields: _Body) -> Prompt | None:
 
 
 def _head(chat: Chat, fields: _Body) -> None:
-    if wire.given(fields.tools):
+    if bodies.given(fields.tools):
         chat.tools(
             [made for tool in msgspec.json.decode(fields.tools, type=list[dict[str, Any]]) for made in _tool(tool)]
         )
-    if wire.given(fields.chat_template_kwargs):
+    if bodies.given(fields.chat_template_kwargs):
         chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
-    chat.effort((wire.as_type(dict, fields.reasoning) or {}).get("effort"))
+    chat.effort((bodies.as_type(dict, fields.reasoning) or {}).get("effort"))
 
 
 def _tool(tool: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,12 +20,13 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.dialects import sse
-from router.core.prompts import bodies as wire
-from router.core.prompts.canonical import OPAQUE_REPEATS, RS
-from router.core.prompts.canonical_openai import TOKEN_ID_BYTES
+from router.core.facts.placements import Ending, Usage
+from router.core.facts.requests import Ask, Prompt, TemplateInput
+from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.facts.requests import Ask, Ending, Prompt, TemplateInput, Usage
+from router.core.prompts.canonical import OPAQUE_REPEATS, RS
+from router.core.prompts.canonical_openai import TOKEN_ID_BYTES
 
 OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of srt/sampling/sampling_params.py
 
@@ -101,35 +102,35 @@ class SGLang:
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
-        fields = wire.decode_body(_BODY, body)
-        model = wire.model_of(fields.model)
-        sampling = wire.as_type(_Sampling, fields.sampling_params) or _Sampling()
+        fields = bodies.decode_body(_BODY, body)
+        model = bodies.model_of(fields.model)
+        sampling = bodies.as_type(_Sampling, fields.sampling_params) or _Sampling()
         return Ask(
-            model=wire.as_type(str, fields.lora_path) or model,
+            model=bodies.as_type(str, fields.lora_path) or model,
             prompt=_prompt(fields),
-            stream=wire.as_type(bool, fields.stream) or False,
+            stream=bodies.as_type(bool, fields.stream) or False,
             salt=_salt(fields),
-            session=wire.as_type(str, fields.session_id)
-            or wire.as_type(str, fields.conversation_id)
+            session=bodies.as_type(str, fields.session_id)
+            or bodies.as_type(str, fields.conversation_id)
             or _held_by(fields),
-            output_tokens_max=wire.positive(sampling.max_new_tokens) or OUTPUT_TOKENS_DEFAULT,
+            output_tokens_max=bodies.positive(sampling.max_new_tokens) or OUTPUT_TOKENS_DEFAULT,
             wants_usage=True,
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """The one prompt of the body. None for several, for media, for sessions kept by the engine, and with
         `extra_key`: SGLang 0.5.23 announces such blocks as if they were everybody's."""
-        fields = wire.decoded(_BODY.decode, body) or _Body()
-        each = any(wire.as_type(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
+        fields = bodies.decoded(_BODY.decode, body) or _Body()
+        each = any(bodies.as_type(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
         if (
             each
-            or any(map(wire.given, (fields.input_embeds, fields.extra_key, fields.logprob_start_len)))
+            or any(map(bodies.given, (fields.input_embeds, fields.extra_key, fields.logprob_start_len)))
             or _held_by(fields)
             or _media(fields)
         ):
             return None
         try:
-            if wire.given(fields.input_ids):
+            if bodies.given(fields.input_ids):
                 one = _lists(_decode_ids(fields.input_ids))
                 return TemplateInput(ids=array("I", one[0]).tobytes()) if len(one) == 1 else None
             text = _decode_text(fields.text) if fields.text else []
@@ -144,7 +145,7 @@ class SGLang:
         look like those of several answers to one (`n`)."""
         if len(body) > USAGE_BODY_BYTES_MAX:
             return None
-        answers = wire.decoded(_decode_answers, body)
+        answers = bodies.decoded(_decode_answers, body)
         if isinstance(answers, list):
             return _counts(answers[0].meta_info) if len(answers) == 1 else None
         return _counts(answers.meta_info) if answers else None
@@ -153,19 +154,19 @@ class SGLang:
         """Token counts of the last event before [DONE]; every event has them, and the text from its beginning."""
         for data in sse.payloads_backwards(tail):
             if b'"meta_info"' in data:
-                answer = wire.decoded(_decode_answer, data) or _cut(data)
-                return _counts(answer.meta_info) if answer and not wire.given(answer.index) else None
+                answer = bodies.decoded(_decode_answer, data) or _cut(data)
+                return _counts(answer.meta_info) if answer and not bodies.given(answer.index) else None
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
         """`data: {"error": {..., "code": 400}}` on status 200, or an answer that ended with an error's status."""
         if not chunk.startswith(b"data:") or (b'"error"' not in chunk[:4096] and _ABORT not in chunk):
             return None
-        event = wire.decoded(_decode_answer, sse.first_payload(chunk))
+        event = bodies.decoded(_decode_answer, sse.first_payload(chunk))
         if event is None:
             return None
-        if wire.given(event.error):
-            return _status((wire.as_type(_Code, event.error) or _Code()).code)
+        if bodies.given(event.error):
+            return _status((bodies.as_type(_Code, event.error) or _Code()).code)
         if event.object == "error":
             return _status(event.code)
         finish = _finish(event)
@@ -177,7 +178,7 @@ class SGLang:
         if _ABORT not in head:
             return False
         data = sse.first_payload(head) if head.startswith(b"data:") else head
-        answers = wire.decoded(_decode_answers, data)
+        answers = bodies.decoded(_decode_answers, data)
         ends = [_finish(answer) for answer in (answers if isinstance(answers, list) else [answers] if answers else [])]
         return any(end.type == "abort" and not 400 <= (end.status_code or 0) < 500 for end in ends)
 
@@ -224,19 +225,19 @@ def with_rank(body: bytes, rank: int) -> bytes:
 
 
 def _status(raw: Raw) -> int:
-    code = wire.as_type(int, raw)
+    code = bodies.as_type(int, raw)
     return code if code is not None and 400 <= code < 600 else 500
 
 
 def _finish(answer: _Answer) -> _Finish:
     meta = answer.meta_info
-    return (wire.as_type(_Finish, meta.finish_reason) if meta else None) or _Finish()
+    return (bodies.as_type(_Finish, meta.finish_reason) if meta else None) or _Finish()
 
 
 def _counts(meta: _Meta | None) -> Usage | None:
     if meta is None or meta.prompt_tokens is None:
         return None
-    return wire.counts(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
+    return bodies.counts(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
 
 
 def _cut(data: bytes) -> _Answer | None:
@@ -244,7 +245,7 @@ def _cut(data: bytes) -> _Answer | None:
     found = _META_AT.findall(data)
     if not found or b'"index"' in found[-1][1]:
         return None
-    meta: _Meta | None = wire.decoded(_decode_meta, found[-1][0])
+    meta: _Meta | None = bodies.decoded(_decode_meta, found[-1][0])
     return _Answer(meta_info=meta)
 
 
@@ -255,14 +256,14 @@ def _salt(fields: _Body) -> bytes:
 
 
 def _apart(raw: Raw) -> bytes:
-    given = bytes(raw) if wire.given(raw) else b""
+    given = bytes(raw) if bodies.given(raw) else b""
     # A batch may have one for each of its prompts.
-    return wire.salt_of(raw) if given.startswith(b'"') else given
+    return bodies.salt_of(raw) if given.startswith(b'"') else given
 
 
 def _held_by(fields: _Body) -> str | None:
     """A session opened on one replica, which keeps the beginning of the prompt."""
-    session = wire.as_type(dict, fields.session_params) or {}
+    session = bodies.as_type(dict, fields.session_params) or {}
     name = session.get("id")
     return name if isinstance(name, str) and name else None
 
@@ -272,8 +273,8 @@ def _media(fields: _Body) -> list[bytes]:
     found: list[bytes] = []
     for name in _MEDIA:
         raw = getattr(fields, name)
-        if wire.given(raw) and bytes(raw) not in (b"[]", b"[null]"):
-            found += [bytes(item) for item in wire.as_type(list[Raw], raw) or [raw]]
+        if bodies.given(raw) and bytes(raw) not in (b"[]", b"[null]"):
+            found += [bytes(item) for item in bodies.as_type(list[Raw], raw) or [raw]]
     return found
 
 
@@ -286,15 +287,15 @@ def _lists(ids: list[int | list[int]]) -> list[list[int]]:
 def _prompt(fields: _Body) -> Prompt | None:
     """Text or ids; several prompts one behind the other, as in the OpenAI dialect. Media come first: where in the
     text they stand is known to the model's processor only."""
-    if wire.given(fields.input_embeds) or _held_by(fields):
+    if bodies.given(fields.input_embeds) or _held_by(fields):
         return None
     try:
         media = b"".join(xxh3_128_digest(item) * OPAQUE_REPEATS for item in _media(fields))
-        if wire.given(fields.input_ids):
+        if bodies.given(fields.input_ids):
             text = array("I", [id_ for prompt in _lists(_decode_ids(fields.input_ids)) for id_ in prompt]).tobytes()
             whole = media + text
             return Prompt(whole, len(whole), (), len(media), TOKEN_ID_BYTES) if whole else None
-        if not wire.given(fields.text):
+        if not bodies.given(fields.text):
             return None
         given = _decode_text(fields.text)
         texts = [each.encode() for each in ([given] if isinstance(given, str) else given)]

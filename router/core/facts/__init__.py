@@ -1,1 +1,1 @@
-"""The nouns: replicas, requests, placements, misses."""
+"""The nouns that all rooms speak in: replicas, requests, placements, misses. Nobody changes one."""

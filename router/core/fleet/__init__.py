@@ -1,1 +1,1 @@
-"""Replicas: members, leases, fitness, models."""
+"""Replicas: members and their leases, who is fit, stuck or slow, and which models they serve."""

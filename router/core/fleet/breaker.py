@@ -3,7 +3,7 @@
 A replica that fails fast always looks idle, and would draw the whole fleet's traffic; one that is hung or ten times
 as slow spoils whatever is sent there. It rests then (open), for longer and longer; after the rest (half-open) one
 request at a time is a trial, until one succeeds (closed). Three things open a breaker: BREAKER_FAILURES failures in a
-row, silence (silence.py) and slowness (pace.py). A request that is the client's own fault, or whose client left, says
+row, silence (stuck.py) and slowness (slow.py). A request that is the client's own fault, or whose client left, says
 nothing either way.
 """
 

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 
-from router.core.facts.requests import Load
+from router.core.facts.replicas import Load
 
 NUMBER_MAX = 2.0**53  # beyond it, as below zero and for NaN, a value is nonsense and counts as absent
 

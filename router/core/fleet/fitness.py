@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from router.core.facts.placements import Ending, Shed
 from router.core.fleet import slow as pace
 from router.core.fleet.breaker import Cause, State
-from router.core.facts.requests import Ending, Shed
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Lease, Member
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import Member
 
 SLOW_START_LEASES = 4
 ALIVE_S = 1.0  # who gave an answer so lately does not fail at everything

@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from router.core.facts.requests import Outcome, Replica, ServedModel, Usage
-from router.core.fleet.member import PREFILL, SHARE_ALL, Lease, Member
-from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillModel
+from router.core.facts.placements import Outcome, Usage
+from router.core.facts.replicas import Replica, ServedModel
+from router.core.fleet.lease import PREFILL, Lease
+from router.core.fleet.member import SHARE_ALL, Member
 from router.core.fleet.roster import Roster
+from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillModel
 from router.core.learned.speeds import WORK_FADE, Speeds
 from router.core.learned.steps import ANSWER_TOKENS_MIN, StepModel, Stretch
 from router.core.learned.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
@@ -40,7 +42,7 @@ class Fleet:
     share: float = 1.0  # part of the ready replicas' prompt tokens that come through us, on the mean
     # How often what we did not know was held at its place on the ring.
     guess_right: float = field(default_factory=lambda: GUESS_RIGHT)
-    guarded: dict[str, Member] = field(default_factory=dict)  # who may not be sent everything: see standing.py
+    guarded: dict[str, Member] = field(default_factory=dict)  # who may not be sent everything: see fitness.py
     warming: set[str] = field(default_factory=set)  # who shall get no requests until its cache is filled
     held: dict[str, Member] = field(default_factory=dict)  # who gets none for that, and is fit: see Fleet.hold
     panics: bool = False  # a model is served only by members that are not ready

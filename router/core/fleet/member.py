@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from msgspec import Struct
-
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.breaker import Breaker, State
-from router.core.facts.requests import Grade, Load, Receipt, Replica, ServedModel
 from router.core.fleet.health import Health
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.cache.knowledge import Held
 from router.core.fleet.kv_room import Live
+from router.core.fleet.lease import Batch, Lease, Timed
 from router.core.learned.prefill import PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
-from router.core.learned.steps import DecodeClock, Mark, StepFit, StepModel, Stretch
+from router.core.learned.steps import DecodeClock, StepFit, StepModel
 
 FOREIGN_PROBES = 3
 SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
@@ -34,82 +32,6 @@ HIDDEN_FACTOR = 3.0  # of the modelled time of work that is not seen to end
 BATCH_MS = 5.0  # between two first tokens of one batch, at most
 TIMED_MAX = 8  # first tokens of a replica that are compared with others'
 ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
-PREFILL = "prefill"  # the role of a lease whose answer nobody reads
-
-
-class Batch(Struct, gc=False, eq=False):  # see facts.py
-    """First tokens that came together: engines prefill what waits side by side, and only the whole batch takes time."""
-
-    before_s: float  # the first token before them
-    since_s: float  # what was before them was done, and one of them was placed
-    until_s: float
-    tokens: int  # computed, of all their prompts
-
-
-class Lease(Struct, gc=False, eq=False):  # see facts.py
-    """A promise that a replica is working on a request, from placement to the end of the answer.
-
-    `role` is what the replica does for it; disaggregated prefill and decode will be two leases.
-    """
-
-    id: int
-    replica: str
-    receipt: Receipt
-    placed_s: float
-    model: str
-    streams: bool
-    prompt_tokens: int
-    cached_tokens: int
-    credited_tokens: int  # of the cached ones, credited from a past answer at this placement
-    prefill_ms: float
-    own_tokens: int  # of the prompt, behind what may be shared in the KV pool: see live.py
-    keys: list[int]
-    end_key: int | None
-    text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
-    answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
-    tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
-    held: Held | None = None  # what events alone said of the prompt
-    guessed: bool = False  # see Choice
-    stall_ms: float = 0.0  # part of `prefill_ms` by which it interrupts each stream that decodes there
-    role: str = "both"
-    first_token_s: float | None = None
-    batch: Batch | None = None  # with which its first token came
-    batch_tokens: int = 0  # its own part of it
-    queued: bool = True  # others waited at the replica when it was placed
-    own_ms: float | None = None  # of the service time, what its own prefill took; None where that is not known
-    mark: Mark | None = None  # of the replica's clock when its answer began to decode
-    stretch: Stretch | None = None  # how its answer decoded, once that is over
-    opaque_bytes: int = 0  # of the prompt, besides its text, of which tokens are worth learning
-    faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
-
-    @property
-    def uncached_tokens(self) -> int:
-        """Prompt tokens that the replica must compute."""
-        return self.prompt_tokens - self.cached_tokens
-
-    @property
-    def service_ms(self) -> float | None:
-        """Its part, by tokens, of what the prefill of its batch took; None before its first token, and where nothing is
-        known of prompts' sizes."""
-        batch = self.batch
-        if batch is None or not batch.tokens:
-            return None
-        return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / batch.tokens
-
-    def recount(self, computed_tokens: int) -> None:
-        """The engine says how much of its prompt was computed: that is its part of the batch, not what was believed."""
-        if self.batch is not None:
-            self.batch.tokens += computed_tokens - self.batch_tokens
-            self.batch_tokens = computed_tokens
-
-
-class Timed(Struct, gc=False):
-    """A first token, against what the fleet's model said."""
-
-    at_s: float
-    took_ms: float
-    queued: bool
-    expected_ms: float  # by the fleet's model
 
 
 @dataclass(slots=True)
@@ -146,7 +68,7 @@ class Member:
     _head: Lease | None = None  # of the queue
     _queue_ms: float = 0.0
     _head_since_s: float = 0.0
-    # What requests say of it: see breaker.py, silence.py, pace.py, standing.py.
+    # What requests say of it: see breaker.py, stuck.py, slow.py, fitness.py.
     alive_s: float = 0.0  # last sign of life
     on_time_s: float = float("-inf")  # last first token that was no surprise, or answer without one
     late_s: float = float("-inf")  # last one that was

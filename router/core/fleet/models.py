@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from router.core.facts.requests import Grade
-from router.core.fleet.fleet import Fleet
-from router.core.prompts.identity import Names
 from router.core.cache.knowledge import Knowledge
+from router.core.facts.placements import Grade
+from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import ModelTokens
+from router.core.prompts.identity import Names
 
 MODELS_MAX = 1_024  # models whose tokens are learned
 NOT_YET = "its prompts were not turned into tokens yet"

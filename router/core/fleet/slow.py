@@ -22,7 +22,8 @@ from itertools import chain, islice
 from statistics import median
 
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import TIMED_MAX, Lease, Member, Timed
+from router.core.fleet.lease import Lease, Timed
+from router.core.fleet.member import TIMED_MAX, Member
 from router.core.learned.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
 
 SLOW, SLOW_MS = 5.0, 50.0

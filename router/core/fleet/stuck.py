@@ -35,7 +35,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import ANSWER_TOKENS_MAX, Lease, Member
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
 from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 FACTOR, FACTOR_LENT, FULL = 3.0, 10.0, 1.5

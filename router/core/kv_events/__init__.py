@@ -1,1 +1,1 @@
-"""One engine's event stream: decode, order, prove."""
+"""One engine's stream of KV events: decode, order, prove."""

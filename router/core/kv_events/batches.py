@@ -1,4 +1,4 @@
-"""What a KvStream (kv_stream.py) remembers of batches: those that wait, and those that were applied."""
+"""What a KvStream (stream.py) remembers of batches: those that wait, and those that were applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a KvStream (kv_stream.py) asks for a replay: again if there is silence, not too often, and now and then."""
+"""When a KvStream (stream.py) asks for a replay: again if there is silence, not too often, and now and then."""
 
 from __future__ import annotations
 

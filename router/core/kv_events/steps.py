@@ -1,4 +1,4 @@
-"""What a KvStream (kv_stream.py) tells its owner to do, its bounds and its counts."""
+"""What a KvStream (stream.py) tells its owner to do, its bounds and its counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from router.core.facts.requests import Grade
+from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import Batch
 
 

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.core.facts.requests import Grade
-from router.core.kv_events.replay import STUCK_MAX, Asking
+from router.core.facts.placements import Grade
 from router.core.kv_events.batches import Arrival, Arrivals, History, digest_of
 from router.core.kv_events.decoding import Batch, Cleared, MalformedBatch, decode
+from router.core.kv_events.replay import STUCK_MAX, Asking
 from router.core.kv_events.steps import Apply, Ask, Clear, Counts, Limits, Phase, Regrade, Resume, Step, Steps, Suspend
 
 __all__ = [

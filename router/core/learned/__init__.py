@@ -1,1 +1,1 @@
-"""Small models: prefill speed, reuse, answers, bytes per token."""
+"""Small models that are learned from answers: prefill and step times, reuse, lengths, bytes per token."""

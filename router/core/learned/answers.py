@@ -15,7 +15,7 @@ from msgspec import Struct
 Span = tuple[int, int, int]
 
 
-class Answer(Struct, gc=False):  # see facts.py
+class Answer(Struct, gc=False):  # see core/facts/requests.py
     """`prompt_tokens` is 0 where the engine did not say. `life`: see Member."""
 
     replica: str

@@ -76,7 +76,7 @@ def _pseudo_squares(weight: float) -> list[tuple[list[float], list[float]]]:
     return [squares(_terms(*at), weight / len(PSEUDO)) for at in PSEUDO]
 
 
-class Mark(Struct, gc=False):  # see facts.py
+class Mark(Struct, gc=False):  # see core/facts/requests.py
     """What a replica's clock showed at an answer's first token."""
 
     at_s: float

@@ -23,10 +23,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from router.core.prompts.blocks import BLOCK_BYTES, Chain
-from router.core.facts.requests import Grade, Receipt, Usage
 from router.core.facts.misses import Breakdown, Miss, Sighting
+from router.core.facts.placements import Grade, Receipt, Usage
 from router.core.observatory.generations import CHAIN_MAX, Generations
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
 
 NEVER_MAX = 8_192  # prompts that are known not to have been computed
 PROMPTS_PART = 4  # one prompt is remembered for so many blocks: those of a load test have several each

@@ -1,1 +1,1 @@
-"""Where a request goes: candidates, price, policies, receipts."""
+"""Where a request goes: candidates, their prices, the policies that choose, receipts, what answers teach."""

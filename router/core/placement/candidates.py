@@ -11,24 +11,25 @@ from heapq import nlargest, nsmallest
 
 from msgspec import Struct
 
-from router.core.learned.answers import Answer, Span
-from router.core.prompts.blocks import BLOCK_BYTES, Chain
-from router.core.placement.evictions import Displaced, Sums
-from router.core.facts.requests import Ask, Candidate, Grade
-from router.core.fleet.fleet import Fleet
-from router.core.prompts.token_keys import TokenPrompt
-from router.core.cache.knowledge import Held, Knowledge
-from router.core.fleet.member import Member
 from router.core.cache.estimate import PrefixIndex
+from router.core.cache.knowledge import Held, Knowledge
+from router.core.facts.placements import Candidate, Grade
+from router.core.facts.requests import Ask
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
+from router.core.learned.answers import Answer, Span
 from router.core.learned.reuse import ReuseMemory
 from router.core.learned.token_ratio import ModelTokens, plausible
+from router.core.placement.evictions import Displaced, Sums
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.token_keys import TokenPrompt
 
 FEW = 16  # replicas of which each is looked at closely for every request
 CALMEST, HOLDERS = 6, 6  # of more replicas, how many of those with least to do, and of those that hold most
 _ESTIMATED = Grade.ESTIMATED  # to look an enum's member up costs as much as a call
 
 
-class Size(Struct, gc=False):  # see facts.py
+class Size(Struct, gc=False):  # see core/facts/requests.py
     """A request in tokens. Bytes are canonical: see Prompt."""
 
     prompt_tokens: int

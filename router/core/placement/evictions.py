@@ -25,7 +25,7 @@ RENEWED_MAX = 8  # replicas whose sums are made for one request, 70 us each at m
 AGAIN_MAX = 0.95  # a chance above it is no better known: at most twenty times
 
 
-class Sums(Struct, gc=False, eq=False):  # see facts.py
+class Sums(Struct, gc=False, eq=False):  # see core/facts/requests.py
     """Of what would go next, from the oldest on: blocks, those that are asked for again, and those pushed out in turn.
     Each up to and with one use of a prefix."""
 

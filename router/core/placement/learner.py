@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from router.core.fleet import slow as pace
-from router.core.learned.answers import Answer, AnswerMemory
-from router.core.facts.requests import Grade, Outcome, Usage
-from router.core.fleet.fleet import Fleet
-from router.core.prompts.token_keys import TokenPrompt
 from router.core.cache.knowledge import Knowledge
-from router.core.fleet.member import Lease, Member
-from router.core.fleet.models import Models
-from router.core.placement.candidates import capped
+from router.core.facts.placements import Grade, Outcome, Usage
+from router.core.fleet import slow as pace
 from router.core.fleet.fitness import Standing
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import Member
+from router.core.fleet.models import Models
+from router.core.learned.answers import Answer, AnswerMemory
+from router.core.placement.candidates import capped
+from router.core.prompts.token_keys import TokenPrompt
 
 UNANNOUNCED_MAX = 16
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-from router.core.facts.requests import Candidate
+from router.core.facts.placements import Candidate
 
 NEXT = 3  # cheapest ones besides the chosen and the longest holder
 KEPT_MAX = NEXT + 2

@@ -17,29 +17,32 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from msgspec import Struct
 
-from router.core.fleet import stuck as silence
-from router.core.prompts import blocks
-from router.core.learned.answers import Answer, AnswerMemory, Span
-from router.core.prompts.blocks import Chain
-from router.core.fleet.breaker import Cause, State
-from router.core.facts.requests import Ask, Candidate, Ending, Grade, Held, Load, Outcome, Question, Reason, Receipt, Replica, ServedModel, Usage
-from router.core.fleet.fleet import Fleet
-from router.core.prompts.token_keys import TokenPrompt
+from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as HELD_BYTES_MAX
 from router.core.cache.knowledge import Knowledge
-from router.core.placement.learner import Learner
-from router.core.fleet.kv_room import behind_marks
-from router.core.fleet.member import ANSWER_TOKENS_MAX, Lease, Member
 from router.core.facts.misses import Sighting
-from router.core.fleet.models import Models, NoReplica
-from router.core.observatory.explain import Explainer
-from router.core.placement.policies import Near, Policy
-from router.core.cache.estimate import PrefixIndex
-from router.core.placement.candidates import FEW, Pricer, Size, Work, size_of
-from router.core.placement.receipts import kept
-from router.core.learned.reuse import ReuseMemory
-from router.core.placement.spill import spill
+from router.core.facts.placements import Candidate, Ending, Grade, Held, Outcome, Question, Reason, Receipt, Usage
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.requests import Ask
+from router.core.fleet import stuck as silence
+from router.core.fleet.breaker import Cause, State
 from router.core.fleet.fitness import Standing
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.kv_room import behind_marks
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
+from router.core.fleet.models import Models, NoReplica
+from router.core.learned.answers import Answer, AnswerMemory, Span
+from router.core.learned.reuse import ReuseMemory
+from router.core.observatory.explain import Explainer
+from router.core.placement.candidates import FEW, Pricer, Size, Work, size_of
+from router.core.placement.learner import Learner
+from router.core.placement.policies import Near, Policy
+from router.core.placement.receipts import kept
+from router.core.placement.spill import spill
+from router.core.prompts import blocks
+from router.core.prompts.blocks import Chain
+from router.core.prompts.token_keys import TokenPrompt
 
 ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be as much too high
 NEAR = 4  # places on the ring that are looked at for every request

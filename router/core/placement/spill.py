@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from router.core.facts.requests import Candidate, Reason
+from router.core.facts.placements import Candidate, Reason
 
 
 class Cause(StrEnum):

@@ -1,1 +1,1 @@
-"""Canonical bytes, template input, chains of keys."""
+"""Canonical bytes of a prompt, the input of chat templates, chains of keys."""

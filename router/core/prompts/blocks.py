@@ -30,7 +30,7 @@ _BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
 _LENGTH = struct.Struct(">I")
 
 
-class Chain(Struct):  # see facts.py
+class Chain(Struct):  # see core/facts/requests.py
     """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
 
     keys: list[int]

@@ -13,8 +13,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.core.dialects.base import BadBody
-from router.core.facts.requests import Usage
+from router.core.facts.placements import Usage
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 
@@ -165,3 +164,11 @@ def cut_usage(type_: type[_T], data: bytes) -> _T | None:
 def has_event_besides(early: frozenset[bytes], chunk: bytes) -> bool:
     """Whether a piece of a stream begins an event that is none of these."""
     return any(name not in early for name in _EVENT_NAME.findall(chunk))
+
+
+class BadBody(ValueError):
+    """The body cannot be a request of this dialect; `code` is stable, the message is for humans."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

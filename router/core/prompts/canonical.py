@@ -25,13 +25,13 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
+from router.core.facts.requests import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
 from router.core.prompts.blocks import SPANS_MAX
 from router.core.prompts.bodies import UNREADABLE
-from router.core.facts.requests import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
 # An image is hundreds of tokens, not its URL's length: it stands as so many digests. How many tokens that are is
-# learned (core/tokens.py); what is already hashed must not change with it.
+# learned (core/learned/token_ratio.py); what is already hashed must not change with it.
 OPAQUE_REPEATS = OPAQUE_BYTES // 16
 # Claude Code's attribution line changes with every request; vLLM drops it from system prompts, so that they match.
 BILLING_HEADER = "x-anthropic-billing-header"

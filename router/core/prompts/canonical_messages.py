@@ -1,5 +1,5 @@
 """Requests of the Messages API: read for placement, their prompts written as canonical bytes of the chat that vLLM
-makes of them. As in openai_prompt.py, one decoder reads nearly all of them."""
+makes of them. As in canonical_openai.py, one decoder reads nearly all of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import bodies as wire
-from router.core.prompts.canonical import BILLING_HEADER, NO_EFFORT, Chat, Part, arguments, call, calls
-from router.core.prompts.template_messages import Block, Body, Head, Message
+from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.prompts import bodies
 from router.core.prompts.beginnings import Place, Seen, ends_of
 from router.core.prompts.bodies import ABSENT, UNREADABLE
-from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.prompts.canonical import BILLING_HEADER, NO_EFFORT, Chat, Part, arguments, call, calls
+from router.core.prompts.template_messages import Block, Body, Head, Message
 
 
 class _Unknown(ValueError):
@@ -62,7 +62,7 @@ _decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 
 def decode_messages(body: bytes) -> _Body:
     """The body, field by field. Raises BadBody when it is no JSON object."""
-    return wire.decode_body(_BODY, body)
+    return bodies.decode_body(_BODY, body)
 
 
 def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
@@ -90,7 +90,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         fields.prompt_cache_key,
         most if most is not None and most > 0 else None,
         wants_usage=True,
-        metadata=wire.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
+        metadata=bodies.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
         decoded=fields if keep else None,
     )
 
@@ -135,18 +135,18 @@ def prompt_of(fields: _Body) -> Prompt | None:
 
 
 def _head(chat: Chat, fields: _Body | Head) -> None:
-    if wire.given(fields.tools):
+    if bodies.given(fields.tools):
         tools = _decode_tools(fields.tools)
         chat.tools([_tool(tool) for tool in tools])
-        if tools and wire.given(tools[-1].cache_control):
+        if tools and bodies.given(tools[-1].cache_control):
             chat.head_breakpoint()
-    if wire.given(fields.chat_template_kwargs):
+    if bodies.given(fields.chat_template_kwargs):
         chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
-    effort = (wire.as_type(dict, fields.output_config) or {}).get("effort")
-    if (wire.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
+    effort = (bodies.as_type(dict, fields.output_config) or {}).get("effort")
+    if (bodies.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
         effort = NO_EFFORT  # as vLLM has it for templates that can do without thinking
     chat.effort(effort)
-    if wire.given(fields.system):
+    if bodies.given(fields.system):
         content = _decode_blocks(fields.system)
         if system := _system_text(content):
             chat.system(system)
@@ -170,7 +170,7 @@ def _system_text(content: str | list[Block]) -> str:
 
 
 def _mark_system(chat: Chat, blocks: list[Block]) -> None:
-    marked = [number for number, block in enumerate(blocks, 1) if wire.given(block.cache_control)]
+    marked = [number for number, block in enumerate(blocks, 1) if bodies.given(block.cache_control)]
     if marked:
         chat.head_breakpoint(len(_system_text(blocks[marked[-1] :]).encode()))
 
@@ -191,14 +191,14 @@ def _message(chat: Chat, message: Message) -> None:
     breakpoints: tuple[int, ...] = ()
     for block in content:
         if block.type == "tool_use":
-            made.append(call(block.name or "", msgspec.json.decode(block.input) if wire.given(block.input) else {}))
+            made.append(call(block.name or "", msgspec.json.decode(block.input) if bodies.given(block.input) else {}))
         elif block.type == "tool_result" and role == "user":
             _tool_result(chat, block)
         elif block.type == "thinking":
             thoughts += [block.thinking] if block.thinking is not None else []
         else:
             parts += _part(block)
-            if block.cache_control is not ABSENT and wire.given(block.cache_control):
+            if block.cache_control is not ABSENT and bodies.given(block.cache_control):
                 breakpoints = (*breakpoints, len(parts))
     if role == "user" and not parts:
         return
@@ -226,7 +226,7 @@ def _image(raw: Raw) -> bytes:
 
 def _tool_result(chat: Chat, block: Block) -> None:
     """A message of role `tool`; its images follow as the user's."""
-    content = _decode_blocks(block.content) if wire.given(block.content) else ""
+    content = _decode_blocks(block.content) if bodies.given(block.content) else ""
     blocks = [] if isinstance(content, str) else content
     if any(part.type == "tool_reference" for part in blocks):
         raise _Unknown("tool_reference")

@@ -14,13 +14,23 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import bodies as wire
-from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
-from router.core.prompts.template_chat import Body, Odd, decode_openai
-from router.core.prompts.openai_fields import PartFields, QuickFields, RestFields, UrlFields, decode_message, decode_part, decode_prompt, decode_quick, decode_rest
+from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen, ends_of
 from router.core.prompts.bodies import ABSENT, UNREADABLE, given
-from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
+from router.core.prompts.openai_fields import (
+    PartFields,
+    QuickFields,
+    RestFields,
+    UrlFields,
+    decode_message,
+    decode_part,
+    decode_prompt,
+    decode_quick,
+    decode_rest,
+)
+from router.core.prompts.template_chat import Body, Odd, decode_openai
 
 TOKEN_ID_BYTES = 4
 
@@ -66,7 +76,7 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         stored,
         fields.previous_response_id,
         bool(options.get("include_usage")) if options else False,
-        wire.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
+        bodies.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
     )
 
 
@@ -77,7 +87,9 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
         return None
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
-    if messages is None or wire.given(fields.mm_processor_kwargs):  # which may stand behind messages seen without them
+    if messages is None or bodies.given(
+        fields.mm_processor_kwargs
+    ):  # which may stand behind messages seen without them
         return None
     chat = Chat(place.mark.beginning)
     chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
@@ -124,7 +136,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
-    if fields.mm_processor_kwargs is not ABSENT and wire.given(fields.mm_processor_kwargs):
+    if fields.mm_processor_kwargs is not ABSENT and bodies.given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
     _head(chat, fields)
     _messages(chat, messages)
@@ -134,7 +146,7 @@ def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> 
 def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
     if fields.tools is not ABSENT and given(fields.tools):
         tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
-        chat.tools(tools, None if choice is ABSENT else wire.as_type(str, choice) or wire.as_type(dict, choice))
+        chat.tools(tools, None if choice is ABSENT else bodies.as_type(str, choice) or bodies.as_type(dict, choice))
         if isinstance(tools, list) and tools and _marked(tools[-1]):
             chat.head_breakpoint()
     raws = _head_fields(fields)
@@ -219,13 +231,13 @@ def _part(raw: Raw) -> Part:
         return part
     if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
         return part.text
-    url, detail = wire.as_type(str, part.image_url), part.detail
+    url, detail = bodies.as_type(str, part.image_url), part.detail
     if not url:
-        given_url = wire.as_type(UrlFields, part.image_url) or UrlFields()
+        given_url = bodies.as_type(UrlFields, part.image_url) or UrlFields()
         url, detail = given_url.url, given_url.detail
     if not url:
         return bytes(raw)
-    how = wire.as_type(str, detail) if detail is not ABSENT else None
+    how = bodies.as_type(str, detail) if detail is not ABSENT else None
     return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from router.core.facts.requests import TemplateInput
 from router.core.prompts.canonical import BILLING_HEADER
 from router.core.prompts.template_chat import TEXT_PARTS, Unfit, in_order
-from router.core.facts.requests import TemplateInput
 
 Message = dict[str, Any]
 

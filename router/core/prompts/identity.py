@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from router.core.facts.requests import Joint, Prompt, ServedModel
+from router.core.facts.replicas import ServedModel
+from router.core.facts.requests import Joint, Prompt
 
 # Kinds of engine that leave tools out of a prompt which `tool_choice` forbids (SGLang 0.5.23, serving_chat.py). vLLM
 # shows them, but for a flag that nothing tells us of (`--exclude-tools-when-tool-choice-none`).

@@ -1,6 +1,6 @@
 """The fields of the OpenAI dialect's requests that placement needs, and their decoders.
 
-Apart from what makes prompts of them (openai_prompt.py), which may be compiled (deploy/compiled.py): msgspec decodes
+Apart from what makes prompts of them (canonical_openai.py), which may be compiled (deploy/compiled.py): msgspec decodes
 into Structs as Python made them.
 """
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import bodies as wire
-from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.facts.requests import TemplateInput
+from router.core.prompts import bodies
+from router.core.prompts.bodies import ABSENT, UNREADABLE
 
 TEXT_PARTS = {
     "text": "text",
@@ -96,7 +96,7 @@ def decode_openai(body: bytes) -> Body:
     try:
         return _BODY.decode(body)
     except UNREADABLE:
-        return wire.decode_body(_ODD, body)
+        return bodies.decode_body(_ODD, body)
 
 
 def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput | None:
@@ -107,9 +107,9 @@ def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput |
         fields = fields or _BODY.decode(body)
         if isinstance(fields, Odd):
             return None
-        if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
+        if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
-        if _flag(fields.echo, default=False) and (wire.given(fields.logprobs) or wire.given(fields.top_logprobs)):
+        if _flag(fields.echo, default=False) and (bodies.given(fields.logprobs) or bodies.given(fields.top_logprobs)):
             return None  # these are logprobs of the prompt
         return _completion(fields) if fields.messages is None else _chat(fields, fields.messages)
     except (*UNREADABLE, Unfit):
@@ -117,15 +117,15 @@ def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput |
 
 
 def _chat(fields: Body, messages: list[dict[str, Any]]) -> TemplateInput:
-    if wire.given(fields.functions) or wire.given(fields.extra_key):
+    if bodies.given(fields.functions) or bodies.given(fields.extra_key):
         raise Unfit("functions, or an extra_key, which SGLang's events leave out")
     return TemplateInput(
         messages=[chat_message(message) for message in messages],
-        tools=_decode_objects(fields.tools) if wire.given(fields.tools) else None,
-        tool_choice=msgspec.json.decode(fields.tool_choice) if wire.given(fields.tool_choice) else None,
+        tools=_decode_objects(fields.tools) if bodies.given(fields.tools) else None,
+        tool_choice=msgspec.json.decode(fields.tool_choice) if bodies.given(fields.tool_choice) else None,
         kwargs=template_kwargs(fields.chat_template_kwargs),
         reasoning_effort=_effort(fields.reasoning_effort),
-        documents=_decode_objects(fields.documents) if wire.given(fields.documents) else None,
+        documents=_decode_objects(fields.documents) if bodies.given(fields.documents) else None,
         add_generation_prompt=_flag(fields.add_generation_prompt, default=True),
         continue_final_message=_flag(fields.continue_final_message, default=False),
         add_special_tokens=_flag(fields.add_special_tokens, default=False),
@@ -156,7 +156,7 @@ def packed(ids: list[Any]) -> bytes:
 
 def template_kwargs(raw: Raw) -> dict[str, Any]:
     """`chat_template_kwargs`. Raises Unfit where they would change more than the template's variables."""
-    kwargs = _decode_object(raw) if wire.given(raw) else {}
+    kwargs = _decode_object(raw) if bodies.given(raw) else {}
     if RESERVED & kwargs.keys():
         raise Unfit("chat_template_kwargs")
     return kwargs

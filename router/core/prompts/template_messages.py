@@ -1,6 +1,6 @@
 """What vLLM 0.32 makes of an Anthropic Messages request before its template (entrypoints/anthropic/serving.py).
 
-Two things depend on the template and are left to whoever renders it (conversation.py): whether system messages
+Two things depend on the template and are left to whoever renders it (engine_messages.py): whether system messages
 between others are merged into the first one, and which effort stands for thinking that is switched off.
 """
 
@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import bodies as wire
+from router.core.facts.requests import TemplateInput
+from router.core.prompts import bodies
+from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.prompts.canonical import BILLING_HEADER
 from router.core.prompts.template_chat import Unfit, template_kwargs
-from router.core.prompts.bodies import ABSENT, UNREADABLE
-from router.core.facts.requests import TemplateInput
 
 
 class Block(msgspec.Struct):
@@ -109,19 +109,21 @@ def messages_input(body: bytes, decoded: Body | None) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known."""
     try:
         fields = decoded or _BODY.decode(body)
-        if any(map(wire.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
+        if any(map(bodies.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
-        if wire.given(fields.system) and (system := _system(_decode_system(fields.system), whole=True)):
+        if bodies.given(fields.system) and (system := _system(_decode_system(fields.system), whole=True)):
             messages.append({"role": "system", "content": system})
         for message in fields.messages:
             messages += _message(message)
         return TemplateInput(
             messages=messages,
-            tools=[_tool(tool) for tool in _decode_tools(fields.tools)] if wire.given(fields.tools) else None,
+            tools=[_tool(tool) for tool in _decode_tools(fields.tools)] if bodies.given(fields.tools) else None,
             kwargs=template_kwargs(fields.chat_template_kwargs),
-            reasoning_effort=_decode_effort(fields.output_config).effort if wire.given(fields.output_config) else None,
-            thinking_off=wire.given(fields.thinking) and _decode_kind(fields.thinking).type == "disabled",
+            reasoning_effort=_decode_effort(fields.output_config).effort
+            if bodies.given(fields.output_config)
+            else None,
+            thinking_off=bodies.given(fields.thinking) and _decode_kind(fields.thinking).type == "disabled",
             api="messages",
         )
     except (*UNREADABLE, Unfit):
@@ -183,7 +185,7 @@ def _content(block: Block) -> str | list[dict[str, Any]] | None:
 
 
 def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """In the order of vLLM's types, for templates that print it (see inputs.py)."""
+    """In the order of vLLM's types, for templates that print it (see template_chat.py)."""
     if not block.id:
         raise Unfit("a call without an id: the engine makes one from its clock")
     return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}

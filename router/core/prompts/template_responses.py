@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import bodies as wire
-from router.core.prompts.template_chat import Unfit, check_text, template_kwargs
-from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.facts.requests import TemplateInput
+from router.core.prompts import bodies
+from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts.template_chat import Unfit, check_text, template_kwargs
 
 
 class _Body(msgspec.Struct):
@@ -46,20 +46,20 @@ def responses_input(body: bytes) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known, or continues what an engine keeps."""
     try:
         fields = _BODY.decode(body)
-        if any(wire.given(getattr(fields, name)) for name in _ELSEWHERE):
+        if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
         if fields.truncation and msgspec.json.decode(fields.truncation) != "disabled":
             return None
         given = fields.input
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
-        if wire.given(fields.instructions) and (instructions := msgspec.json.decode(fields.instructions, type=str)):
+        if bodies.given(fields.instructions) and (instructions := msgspec.json.decode(fields.instructions, type=str)):
             messages.insert(0, {"role": "system", "content": instructions})
         partial = _partial(given)
         return TemplateInput(
             messages=messages,
             tools=_tools(fields.tools),
             kwargs=template_kwargs(fields.chat_template_kwargs),
-            reasoning_effort=_decode_effort(fields.reasoning).effort if wire.given(fields.reasoning) else None,
+            reasoning_effort=_decode_effort(fields.reasoning).effort if bodies.given(fields.reasoning) else None,
             add_generation_prompt=not partial,
             continue_final_message=partial,
             add_special_tokens=True,
@@ -78,7 +78,7 @@ def _partial(given: str | list[dict[str, Any]]) -> bool:
 
 def _tools(raw: Raw) -> list[dict[str, Any]] | None:
     """Functions, flat or in a namespace; None for no tools. The engine's own tools are not shown to the model."""
-    given = _decode_tools(raw) if wire.given(raw) else []
+    given = _decode_tools(raw) if bodies.given(raw) else []
     made = [function for tool in given for function in _functions(tool)]
     return [{"type": "function", "function": function} for function in made] if given else None
 

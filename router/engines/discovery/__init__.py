@@ -1,7 +1,7 @@
 """Where replicas come from. A discovery yields *complete sets*; one place (Fleet.replace) does the only diff.
 
 together.py makes one of all. To add one: a file here with a class that has `source`, `watch` and `status`, its name in
-SOURCES, and a line in hub.py (see CONTRIBUTING.md).
+SOURCES, and a line in sources.py (see CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 
 
 @dataclass(frozen=True, slots=True)

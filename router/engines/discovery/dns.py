@@ -26,7 +26,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ import aiohttp
 import msgspec
 import yaml
 
-from router.engines import fetch as pages
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
+from router.engines import fetch
 from router.engines.discovery import Status
 from router.engines.discovery.pod_watch import Api, Failed, Follower, Gone
 from router.engines.discovery.pods import Rule, replicas_of
@@ -231,7 +231,7 @@ class Client:
         """One page."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
         async with self._asked("list", namespace, query) as response:
-            page = await pages.read(response, PAGE_BYTES_MAX)
+            page = await fetch.read(response, PAGE_BYTES_MAX)
         if len(page) > PAGE_BYTES_MAX:
             raise Failed(f"a list of {limit} pods is longer than {PAGE_BYTES_MAX >> 20} MiB")
         return page
@@ -323,7 +323,7 @@ class Client:
         if response.status == 401:
             await self.close()
             raise Failed("401: the API server does not take our token; it is read anew")
-        said = await pages.read(response, STATUS_BYTES_MAX)
+        said = await fetch.read(response, STATUS_BYTES_MAX)
         try:
             message = msgspec.json.decode(said, type=_Refusal).message[:300]
         except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):

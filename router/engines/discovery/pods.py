@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
 from router.engines.discovery import Discovery, Status
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""KV events of one engine: sockets, sources, following."""
+"""KV events of one engine over ZeroMQ: sockets, sources, following, subscribing."""

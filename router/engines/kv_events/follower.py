@@ -16,10 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.core.facts.requests import Grade, Replica
+from router.core.cache.lateness import Lateness
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Event, Removed, Stored, slices
 from router.core.kv_events.stream import Apply, Ask, Clear, Counts, KvStream, Limits, Regrade, Resume, Step, Suspend
-from router.core.cache.lateness import Lateness
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
 

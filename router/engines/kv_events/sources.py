@@ -20,8 +20,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.engines import fetch as pages
-from router.core.facts.requests import Replica
+from router.core.facts.replicas import Replica
+from router.engines import fetch
 
 PAGE_BYTES_MAX = 1 << 20
 _ANY = {"*", "0.0.0.0", "::", ""}  # noqa: S104 - what engines say, not what we bind
@@ -86,7 +86,7 @@ class Finder:
     ) -> None:
         self._configured = configured
         self._bound_port = bound_port
-        self._session = pages.session(api_key, timeout_s, tls)
+        self._session = fetch.session(api_key, timeout_s, tls)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -168,7 +168,7 @@ class Finder:
     async def _get(self, url: str) -> tuple[int, bytes]:
         try:
             async with self._session.get(url, allow_redirects=False) as response:
-                page = await pages.read(response, PAGE_BYTES_MAX)
+                page = await fetch.read(response, PAGE_BYTES_MAX)
                 if len(page) > PAGE_BYTES_MAX:
                     raise NoAnswer(f"{URL(url).path}: page too long")
                 return response.status, page

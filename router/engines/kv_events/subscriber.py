@@ -1,6 +1,6 @@
-"""Follows the KV events of replicas, so that what they hold is known: sockets -> core/kv_stream.py -> a Sink.
+"""Follows the KV events of replicas, so that what they hold is known: sockets -> core/kv_events/stream.py -> a Sink.
 
-One subscription per replica and data-parallel rank (event_following.py), or one bound address that engines connect
+One subscription per replica and data-parallel rank (follower.py), or one bound address that engines connect
 to, where the topic tells who publishes.
 """
 
@@ -15,7 +15,8 @@ from contextlib import suppress
 
 from yarl import URL
 
-from router.core.facts.requests import Grade, Replica
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import BATCH_BYTES_MAX
 from router.core.kv_events.stream import Limits
 from router.engines.kv_events.follower import YIELD_S, Follower, Sink, StreamStats, Surroundings

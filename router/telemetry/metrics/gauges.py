@@ -12,8 +12,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from router import __version__
+from router.core.facts.placements import Grade
+from router.core.facts.requests import Priority
 from router.core.fleet.breaker import State
-from router.core.facts.requests import Grade, Priority
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
 from router.telemetry.metrics.families import counter, counters, gauge, histogram

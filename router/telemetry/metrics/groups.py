@@ -1,4 +1,5 @@
-"""Groups of requests (core/observatory/groups.py) as counters, a gauge and a histogram, made when a scrape asks."""
+"""Groups of requests (core/observatory/ledger/groups.py) as counters, a gauge and a histogram, made when a scrape
+asks."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 from math import inf
 
+from loadtest.simulate.rules.active import ActiveBlocks
+from loadtest.simulate.rules.bounds.truth import Truth, Work, work
+from loadtest.simulate.rules.shown import Shown
 from loadtest.simulate.world.placer import Sight
 from loadtest.simulate.world.replicas import VirtualReplica
-from loadtest.simulate.rules.active import ActiveBlocks
-from loadtest.simulate.rules.shown import Shown
-from loadtest.simulate.rules.bounds.truth import Truth, Work, work
 from loadtest.simulate.world.shared_cache import known_depth
 from loadtest.simulate.world.turns import Turn, Workload
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 from router.core.placement.policies import Policy
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.rules.prefill_times import STEP_TOKENS
+from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.turns import Turn
 
 Work = tuple[int, float]

@@ -1,6 +1,6 @@
 """Where two prompts first differ, of which kind the difference is, and how much is computed again because of it.
 
-Both are canonical bytes (dialects/chat.py). The first byte that differs is found by bisection.
+Both are canonical bytes (prompts/canonical.py). The first byte that differs is found by bisection.
 
 Prompts that part and never meet again do not differ in this sense: all that is behind is new, as in a conversation on
 a shared system prompt, or behind an answer that was made anew.

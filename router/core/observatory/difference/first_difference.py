@@ -13,14 +13,22 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from router.core.prompts.canonical import GS, RS
-from router.core.prompts.canonical_openai import FIELDS, HEAD
 from router.core.facts.misses import Change
-from router.core.observatory.difference.json_changes import Changed, Steps, change_of, decoded, items_of, text_of, tools_change
+from router.core.observatory.difference.json_changes import (
+    Changed,
+    Steps,
+    change_of,
+    decoded,
+    items_of,
+    text_of,
+    tools_change,
+)
 from router.core.observatory.difference.json_paths import Places
 from router.core.observatory.difference.overlap import common_prefix, common_suffix, cut
 from router.core.observatory.difference.rewording import in_other_order, reworded
 from router.core.observatory.difference.shapes import Span, word
+from router.core.prompts.canonical import GS, RS
+from router.core.prompts.canonical_openai import FIELDS, HEAD
 
 LEADS_MAX = 64  # separators that are none, as texts may have them, before a message is given up
 FIELDS_MAX = 64  # of one message

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts.bodies import UNREADABLE
 from router.core.facts.misses import Change
 from router.core.observatory.difference.overlap import common_prefix
 from router.core.observatory.difference.rewording import reworded
+from router.core.prompts.bodies import UNREADABLE
 
 STEPS_MAX = 64
 WALKED_BYTES_MAX = 4 << 20  # written anew on the way down: each level is as long as all that is below it

@@ -1,8 +1,8 @@
 """What a place in canonical bytes is called in the request's body.
 
-The dialects make one chat of every API's request (chat.py); here the same way is walked back for one message: which
-message, block or item it was made of, and which of their texts follow each other in its content. Without a body, or
-where it does not fit, a place is called as OpenAI's chat completions would have it.
+The dialects make one chat of every API's request (core/prompts/canonical.py); here the same way is walked back for one
+message: which message, block or item it was made of, and which of their texts follow each other in its content. Without
+a body, or where it does not fit, a place is called as OpenAI's chat completions would have it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from router.core.dialects import spoken_on
-from router.core.prompts.canonical import BILLING_HEADER, OPAQUE_REPEATS
 from router.core.observatory.difference.json_changes import Steps, decoded, text_of
 from router.core.observatory.difference.overlap import PIECES_MAX
+from router.core.prompts.canonical import BILLING_HEADER, OPAQUE_REPEATS
 
 PATH_CHARS_MAX = 200
 _OPAQUE_BYTES = 16 * OPAQUE_REPEATS

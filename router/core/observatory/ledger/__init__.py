@@ -1,1 +1,2 @@
-"""What misses add up to, and advice."""
+"""What all requests add up to: by time (timeline), template (branches), kind (groups), difference (losses); and
+advice."""

@@ -18,7 +18,23 @@ from router.core.observatory.ledger.advice import Situation, advise
 from router.core.observatory.ledger.branches import Branch, Branches
 from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Groups
 from router.core.observatory.ledger.losses import Losses
-from router.core.observatory.ledger.sums import AT, HIT, PREDICTED, PROMPT, REPLAY, REPLAYS, REQUESTS, SAVED_MS, TOOL_CALLS, TTFT_S, UNTOLD, Fading, FadingRatio, misses_of, zeros
+from router.core.observatory.ledger.sums import (
+    AT,
+    HIT,
+    PREDICTED,
+    PROMPT,
+    REPLAY,
+    REPLAYS,
+    REQUESTS,
+    SAVED_MS,
+    TOOL_CALLS,
+    TTFT_S,
+    UNTOLD,
+    Fading,
+    FadingRatio,
+    misses_of,
+    zeros,
+)
 from router.core.observatory.ledger.timeline import Timeline
 
 WINDOW_S = 3_600.0

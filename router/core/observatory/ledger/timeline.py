@@ -6,7 +6,19 @@ from collections import deque
 from itertools import repeat
 from typing import Any
 
-from router.core.observatory.ledger.sums import AT, HIT, PREDICTED, PROMPT, REPLAY, REPLAYS, REQUESTS, TTFT_S, percentile, ratio, zeros
+from router.core.observatory.ledger.sums import (
+    AT,
+    HIT,
+    PREDICTED,
+    PROMPT,
+    REPLAY,
+    REPLAYS,
+    REQUESTS,
+    TTFT_S,
+    percentile,
+    ratio,
+    zeros,
+)
 
 STEP_S = 5
 STEPS = 120

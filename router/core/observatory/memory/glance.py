@@ -2,20 +2,20 @@
 ones in their last message only, which nothing stands behind.
 
 Nearly all prompts are of one of these kinds, so this is what the observatory costs: a few look-ups by the keys of their
-blocks, and one place in an order. Nothing here finds what a longer look (watching.py) would not find too.
+blocks, and one place in an order. Nothing here finds what a longer look (watcher.py) would not find too.
 """
 
 from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
-from router.core.prompts.blocks import BLOCK_BYTES, Chain
-from router.core.prompts.canonical import RS
-from router.core.facts.requests import Prompt
 from router.core.facts.misses import Sighting
-from router.core.observatory.memory import anchors as marks
+from router.core.facts.requests import Prompt
+from router.core.observatory.memory import anchors
 from router.core.observatory.memory.templates import Templates
 from router.core.observatory.memory.texts import FORK_BYTES, LINKS_MAX, RECORD_BYTES, Record, Texts
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.canonical import RS
 
 WAYS_MIN = 3  # as many go on differently behind messages that they share: examples, not answers made again
 
@@ -41,7 +41,7 @@ def appended(
     own = text[at - base :]
     if tools or calls:
         calls += own.count(_RS_TOOL)
-    made = marks.last(own, 0, root)
+    made = anchors.last(own, 0, root)
     if session:
         made.append(session)
     if template:
@@ -96,7 +96,7 @@ def beside(
             return None
     else:
         end = base + last
-        if first_end != size or not text.startswith(marks.USER, last):
+        if first_end != size or not text.startswith(anchors.USER, last):
             return None
     template, calls = keys[end // BLOCK_BYTES - 1], 0
     if templates.unlabelled or not templates.joined(template, end, path, body):
@@ -105,7 +105,7 @@ def beside(
         calls = of.tool_calls - of.own.count(_RS_TOOL, max(0, known - of.start)) + text.count(_RS_TOOL, known - base)
     root, conversation = chain.root, chain.end_key
     own, said = text[known - base :], text[last:]
-    made = [xxh3_64_intdigest(said, root)] if len(said) > marks.MESSAGE_BYTES_MIN else []
+    made = [xxh3_64_intdigest(said, root)] if len(said) > anchors.MESSAGE_BYTES_MIN else []
     new = Record(record, known, own, size, root, record.links + 1, conversation, 0, template, calls, tools)
     siblings.add(tail, new, run, place)
     texts.own(new, conversation, keys[full:], made, RECORD_BYTES + len(own) + FORK_BYTES + len(tail))

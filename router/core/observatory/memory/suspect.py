@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from router.core.prompts.blocks import BLOCK_BYTES
-from router.core.prompts.canonical import RS
 from router.core.facts.misses import Sighting
-from router.core.observatory.memory import anchors as marks
+from router.core.observatory.memory import anchors
 from router.core.observatory.memory.assumed import Finding
 from router.core.observatory.memory.texts import Match, Record, Text, piece
+from router.core.prompts.blocks import BLOCK_BYTES
+from router.core.prompts.canonical import RS
 
 TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10  # of it, and of a user's message
 SKETCHED_BYTES_MIN = 4 << 10  # of a first user message: a shorter one is not looked for by its lines
@@ -72,63 +72,63 @@ class Look(Text):
         return lead + self.text[: end - self.base] if end > self.base else lead
 
 
-def marks_of(look: Look, young: Match, seed: int, sketches: marks.Sketches) -> list[int]:
+def marks_of(look: Look, young: Match, seed: int, sketches: anchors.Sketches) -> list[int]:
     """What it is found by, if it changes."""
     since, user, first_end = young.known, look.user, look.first_user_end
     text, base = look.text, look.base
     made: list[int]
     if base <= since and (user < 0 or (user <= since and first_end - user < SKETCHED_BYTES_MIN)):
-        made = marks.last(text, max(0, text.rfind(RS, 0, since - base + 1)), look.root)
+        made = anchors.last(text, max(0, text.rfind(RS, 0, since - base + 1)), look.root)
         if user >= 0 and first_end < look.size:
-            made += marks.messages(text[: first_end - base], user - base, look.root, 1)
+            made += anchors.messages(text[: first_end - base], user - base, look.root, 1)
         if look.session:
             made.append(look.session)
         return made
     in_template = since < user
     low = user - base if in_template else text.rfind(RS, 0, max(0, since - base) + 1)
-    made = marks.messages(text, max(0, low), look.root, marks.MESSAGES_KEPT_MAX)
+    made = anchors.messages(text, max(0, low), look.root, anchors.MESSAGES_KEPT_MAX)
     if look.session:
         made.append(look.session)
     if user >= 0 and since < first_end and (in_template or first_end - user >= SKETCHED_BYTES_MIN):
         _mark_beginning(look, made, seed, sketches, in_template=in_template)
     elif first_end < look.size and user >= base:
-        made += marks.messages(text[: first_end - base], user - base, look.root, 1)
+        made += anchors.messages(text[: first_end - base], user - base, look.root, 1)
     return made
 
 
-def _mark_beginning(look: Look, made: list[int], seed: int, sketches: marks.Sketches, *, in_template: bool) -> None:
+def _mark_beginning(look: Look, made: list[int], seed: int, sketches: anchors.Sketches, *, in_template: bool) -> None:
     """What a prompt is found by whose template, or whose first message, has changed."""
     base = look.base
     user, first_end = max(0, look.user - base), look.first_user_end - base
     if first_end < len(look.text):  # else it is among the last messages
-        made += marks.messages(look.text[:first_end], user, look.root, 1)
+        made += anchors.messages(look.text[:first_end], user, look.root, 1)
     if first_end - user >= SKETCHED_BYTES_MIN:
         made += sketch(look, sketches, in_template=False)
     if in_template:
         made += sketch(look, sketches, in_template=True)
     if look.known.known < BLOCK_BYTES and not base:
-        made += look.prefixes or marks.prefixes(look.text, seed)
+        made += look.prefixes or anchors.prefixes(look.text, seed)
 
 
-def sketch(look: Look, sketches: marks.Sketches, *, in_template: bool) -> list[int]:
+def sketch(look: Look, sketches: anchors.Sketches, *, in_template: bool) -> list[int]:
     """Marks of lines of its template, or of its first user message."""
     user, first_end = max(0, look.user - look.base), look.first_user_end - look.base
     if in_template:
         tools, _, system = look.text[: min(user, TEMPLATE_SKETCHED_BYTES_MAX)].partition(RS)
-        return marks.tools(tools, look.root) + marks.lines(system, look.root)
+        return anchors.tools(tools, look.root) + anchors.lines(system, look.root)
     if look.sketch is None:
         look.sketch = []
         if sketches.wanted():
-            look.sketch = marks.lines(look.text[user : min(first_end, user + SKETCHED_BYTES_MAX)], look.root)
+            look.sketch = anchors.lines(look.text[user : min(first_end, user + SKETCHED_BYTES_MAX)], look.root)
     return look.sketch
 
 
 def user_start(text: bytes, end: int) -> int:
     """Where the first user message begins, which ends there. Without one, where it ends; 0 in what is no chat."""
     at = text.rfind(RS, 0, end)
-    if at >= 0 and text.startswith(marks.USER, at):  # a separator within its words is nobody's habit
+    if at >= 0 and text.startswith(anchors.USER, at):  # a separator within its words is nobody's habit
         return at
-    at = text.find(marks.USER, 0, end)
+    at = text.find(anchors.USER, 0, end)
     if at >= 0:
         return at
     return end if RS in text else 0

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.core.prompts.canonical import RS
 from router.core.facts.misses import Template
+from router.core.prompts.canonical import RS
 
 BODY_BYTES_MAX = 256 << 10  # of a request that stands for its template
 TEMPLATE_BYTES = 1_200  # without a body

@@ -4,25 +4,26 @@ Most prompts go on where an earlier one ended, or begin something new on a known
 compared. Others are *suspect*: they differ within what an earlier prompt of theirs had said, or in what comes before
 anything a user says. Which earlier prompt that is, is found by what is left the same: messages behind the difference,
 the session that the client names, the text up to the difference, lines of the template. Whoever compares the two
-(difference.py, within a budget) tells the Watcher what came out, and only then is the prompt kept.
+(core/observatory/difference/compare.py, within a budget) tells the Watcher what came out, and only then is the prompt
+kept.
 """
 
 from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
-from router.core.prompts.blocks import BLOCK_BYTES, Chain
-from router.core.prompts.canonical import RS
-from router.core.facts.requests import Ask, Prompt
 from router.core.facts.misses import Sighting, Template
-from router.core.observatory.memory import anchors as marks
-from router.core.observatory.memory.assumed import FINDING_BYTES, Findings
+from router.core.facts.requests import Ask, Prompt
 from router.core.observatory.difference.compare import Compared
+from router.core.observatory.memory import anchors
+from router.core.observatory.memory.assumed import FINDING_BYTES, Findings
 from router.core.observatory.memory.glance import WAYS_MIN, appended, beside
-from router.core.observatory.memory.suspect import SKETCHED_BYTES_MIN, Look, marks_of, user_start
 from router.core.observatory.memory.relatives import elsewhere, relate
+from router.core.observatory.memory.suspect import SKETCHED_BYTES_MIN, Look, marks_of, user_start
 from router.core.observatory.memory.templates import TEMPLATE_BYTES, TOOLS, Prefix, Templates
 from router.core.observatory.memory.texts import LINKS_MAX, Match, Record, Text, Texts
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.canonical import RS
 
 BODIES_SHARE = 8  # one part in so many of the memory is for bodies of templates
 FINDINGS_SHARE = 64  # likewise, for what comparisons found
@@ -45,7 +46,7 @@ class Watcher:
         self._templates = Templates(
             templates_max, max(0, bodies_bytes_max - templates_max * TEMPLATE_BYTES), excerpts=excerpts
         )
-        self._sketches = marks.Sketches()
+        self._sketches = anchors.Sketches()
         self._findings = Findings(max(1, memory_bytes_max // FINDINGS_SHARE // FINDING_BYTES))
         self._kept_bytes_max = min(prompt_bytes_max, memory_bytes_max // BODIES_SHARE) // BLOCK_BYTES * BLOCK_BYTES
         self._seed = seed & _MASK
@@ -215,7 +216,7 @@ class Watcher:
             sighting.tool_calls += text.count(_RS_TOOL, max(0, start))
         if template:
             self._templates.touch(template)
-        made = marks.messages(text, max(0, start), look.root, marks.MESSAGES_KEPT_MAX)
+        made = anchors.messages(text, max(0, start), look.root, anchors.MESSAGES_KEPT_MAX)
         if look.session:
             made.append(look.session)
         self._keep(look, young, made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 
 class Policy(Protocol):

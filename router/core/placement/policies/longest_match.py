@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 
 @dataclass(slots=True)

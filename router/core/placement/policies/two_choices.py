@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from router.core.facts.requests import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Question
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
     price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r) + evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
                   + decoding(q, r) / (1 + CROWD x median_ms / tie_ms),  decoding = decode + slowed + stalled
 
-All terms are milliseconds that somebody waits; each is a field of Candidate (pricing.py has what it is made of).
+All terms are milliseconds that somebody waits; each is a field of Candidate (core/placement/candidates.py has what it
+is made of).
 
 `wait` is until its prefill begins: for those before it, and for room in the KV pool, which come about at the same time,
 so the longer of the two counts. `uncached` is the prefill of what is not held there: a request goes to its cache unless
@@ -11,10 +12,10 @@ waiting there costs more than computing it again. `load`, the wait in units of 1
 mean, is the externality: work done twice delays those behind it, and an idle replica has nobody to delay.
 
 `evicted` is work for later: what the placement pushes out, times the chance that it is asked for again. What is asked
-for again evicts in its turn, and so on (displaced.py). So where more conversations go on than fit, those that do not
-fit meet on a few replicas, whose caches are lost anyway, and the others keep theirs. That is for the good of most and
-to the cost of some, who wait there: the longer the queues, the less it counts, both for how long they wait and for how
-many do, until all share what there is.
+for again evicts in its turn, and so on (core/placement/evictions.py). So where more conversations go on than fit, those
+that do not fit meet on a few replicas, whose caches are lost anyway, and the others keep theirs. That is for the good
+of most and to the cost of some, who wait there: the longer the queues, the less it counts, both for how long they wait
+and for how many do, until all share what there is.
 
 `decode` is what the answer itself takes there after its first token, `slowed` by how much its steps slow those who
 decode there, and `stalled` by how much its prefill interrupts them. A hot prefix spreads by these terms, because a copy
@@ -51,7 +52,7 @@ from math import inf
 
 from msgspec import Struct
 
-from router.core.facts.requests import Candidate, Choice, Grade, Question
+from router.core.facts.placements import Candidate, Choice, Grade, Question
 from router.core.placement.ring import Ring, load_bound
 
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands

@@ -1,0 +1,24 @@
+"""What a simulated engine is asked to compute, and why it may refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RequestRefused(ValueError):
+    """Such a request can never run: longer than the model's context or than the whole cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the model needs to know of a prompt and its answer."""
+
+    request_id: int
+    prompt_tokens: int
+    output_tokens: int
+    keys: Sequence[int]
+    """Names of the full blocks of prompt and answer, each naming its whole prefix; blocks past the end are
+    never cached. A caller that knows nothing of the answer gives the prompt's only."""
+    tag: object = None
+    """Not looked at; handed back in `BlockStored`."""

@@ -1,0 +1,1 @@
+"""All that measures time or rates, and one table of it."""

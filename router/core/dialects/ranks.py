@@ -1,0 +1,19 @@
+"""How a request is sent to one data-parallel rank of a server: in a header, for SGLang's `/generate` in the body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.core.dialects.sglang import with_rank
+from router.core.dialects.tenancy import GENERATE
+
+# vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
+RANK_HEADER = "X-data-parallel-rank"
+
+
+def for_rank(rank: int, path: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:
+    """Header lines and body that reach one rank of a server; a client's own wish gives way to the placement."""
+    name = RANK_HEADER.lower().encode()
+    kept = [line for line in lines if line.partition(b":")[0].lower() != name]
+    kept.append(f"{RANK_HEADER}: {rank}\r\n".encode())
+    return kept, with_rank(body, rank) if path == GENERATE and body else body

@@ -1,0 +1,78 @@
+"""Replicas, the models that they serve, and their load, as facts that nobody changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
+
+
+REST_MAX_S = 300.0  # an engine may ask for anything, and a clock that is wrong by years must not cost a replica
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine as discovery reports it; its id is stable across routers.
+
+    `id` is the base URL without a trailing slash. Where one server runs several data-parallel ranks, each with a
+    cache of its own, every rank is a replica with the id `{base URL}#dp{rank}`.
+    """
+
+    id: str
+    instance: str = ""  # of the engine that is there now; another one at the same address holds nothing of the first's
+    name: str = ""  # what people call it: `namespace/pod`
+    node: str = ""  # the machine that it runs on
+    events: str = ""  # where it publishes KV events, if discovery knows: tcp://10.0.0.1:5557
+    replay: str = ""  # likewise, and only with `events`
+    ready: bool = True  # False: nothing new is to be sent there, by discovery; what it holds it still holds
+
+    @property
+    def url(self) -> str:
+        """Base URL to which a request's path is appended: that of the server, the same for all its ranks."""
+        return self.id.partition(RANK_MARK)[0]
+
+    @property
+    def rank(self) -> int | None:
+        """The data-parallel rank, counted from 0 within this server; None where it has only one."""
+        rank = self.id.partition(RANK_MARK)[2]
+        return int(rank) if rank else None
+
+    def of_rank(self, rank: int) -> Replica:
+        """One rank of this server."""
+        return replace(self, id=f"{self.url}{RANK_MARK}{rank}")
+
+    def is_another(self, before: Replica) -> bool:
+        """Whether this is another engine at the same address; where one of the two is not known, nothing says so."""
+        return bool(self.instance and before.instance and self.instance != before.instance)
+
+    def after(self, before: Replica) -> Replica:
+        """The same engine, as far as known, with the facts of today: an instance that was known still is."""
+        return self if self.instance or not before.instance else replace(self, instance=before.instance)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One row of an engine's `/v1/models`. `parent` is set for a LoRA adapter (vLLM, SGLang)."""
+
+    name: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len_tokens: int | None = None
+    created: int = 0
+    owned_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine's `/metrics` says of itself; None where it does not say."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None  # 0..1, blocks in use by live requests
+    kv_tokens_max: int | None = None  # capacity of the KV pool
+    block_tokens: int | None = None  # the engine's own block (page) size
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    cache_query_tokens_total: float | None = None
+    cache_hit_tokens_total: float | None = None
+    prefix_caching: bool | None = None  # False: nothing is ever held

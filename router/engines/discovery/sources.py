@@ -1,0 +1,21 @@
+"""The source of replicas that the settings name."""
+
+from __future__ import annotations
+
+from router.engines.discovery import Discovery
+from router.engines.discovery.dns import DnsDiscovery
+from router.settings.schema import DiscoverySettings, SettingsError
+
+
+def source_of(s: DiscoverySettings) -> Discovery | None:
+    """What finds replicas besides those that are listed; None: nothing does. Raises SettingsError."""
+    if s.source == DnsDiscovery.source:
+        return DnsDiscovery(s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s)
+    if s.source == "kubernetes":
+        from router.engines.discovery.kubernetes import KubernetesDiscovery  # of an extra, and heavy
+
+        try:
+            return KubernetesDiscovery(s)
+        except ValueError as error:  # what a kubeconfig holds, or that there is none and we are in no pod
+            raise SettingsError([str(error)]) from error
+    return None

@@ -1,0 +1,37 @@
+"""What is known of one request while it is served: metrics, logs and traces are made of it when it ends."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from router.core.facts.misses import Breakdown, Sighting
+from router.core.facts.placements import Receipt, Usage
+
+
+class RequestRecord(Struct):  # see core/facts/requests.py
+    """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
+
+    id: str
+    route: str
+    at_s: float = 0.0  # Unix time
+    model: str = ""
+    status: int = 0
+    ending: str = ""
+    error: str | None = None
+    detail: str | None = None  # what the client was told of it
+    stream: bool = False
+    duration_s: float = 0.0
+    overhead_s: float | None = None  # from the whole request read to the call of the first replica
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    events: int = 0
+    receipt: Receipt | None = None
+    usage: Usage | None = None
+    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
+    tenant: str = ""
+    queued_s: float = 0.0  # waited in the router for a place
+    trace_id: str = ""  # of one that is traced
+    sighting: Sighting | None = None
+    miss: Breakdown | None = None  # by the engine's own count where it told, else as predicted; None if not computed
+    repairs: tuple[str, ...] = ()  # that its body needed
+    warning: str = ""  # that its client was given
