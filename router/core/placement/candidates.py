@@ -7,7 +7,7 @@ business; what they are worth is settled here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nlargest, nsmallest
+from heapq import nsmallest
 
 from msgspec import Struct
 
@@ -95,28 +95,37 @@ class Pricer:
 
     def shortlist(self, members: list[Member], work: Work, standings: Standings, near: Sequence[str]) -> list[int]:
         """Places in `members` of those that can be the cheapest: who holds part of the prompt, who is `near` (its home,
-        its places on the ring), and who has least to do. All others hold as little as those last ones and have more to
-        do. How much decoding weighs is the policy's to say, between nothing and as much as waiting, so the ends of
-        both orders are listed."""
-        answer, cold_ms = work.answer_tokens, members[0].prefill_model.ms(work.size.prompt_tokens, 0)
-        loads = []
+        its places on the ring), and who has least to do, at its own speed. All others hold as little as those last ones
+        and have more to do. Of many that hold as much, those with least to do are listed. How much decoding weighs is
+        the policy's to say, between nothing and as much as waiting, so the ends of both orders are listed."""
+        prompt_tokens, answer, depths, held = work.size.prompt_tokens, work.answer_tokens, work.depths, work.held or {}
+        loads = list[tuple[float, int]]()
+        deepest, stored = list[tuple[int, float, int]](), list[tuple[int, float, int]]()
+        prefill, cold_ms, waits_ms, slower = None, 0.0, standings.waits_ms, standings.slower
         for n, member in enumerate(members):
-            streams, step = len(member.leases), member.step_model
-            slope = step.per_stream_ms * streams + step.per_context_token_ms * member.context_tokens
-            loads.append((standings.waits_ms[n] + answer * slope + streams * cold_ms, n))
-        wanted = {*near, *self._longest(work)}
-        listed = {n for _, n in nsmallest(CALMEST, loads)}
-        listed.update(n for _, _, n in nsmallest(CALMEST, [(standings.waits_ms[n], load, n) for load, n in loads]))
-        listed.update(n for n, member in enumerate(members) if member.id in wanted)
+            model, step, streams = member.prefill_model, member.step_model, len(member.leases)
+            if model is not prefill:  # replicas share one until they have their own
+                prefill, cold_ms = model, model.ms(prompt_tokens, 0)
+            work_ms = (1 + streams) * cold_ms
+            if slower and member.id in slower:
+                work_ms *= slower[member.id]
+            # As StepModel.ms, whose call for every replica would show.
+            step_ms = step.floor_ms + step.per_stream_ms * streams + step.per_context_token_ms * member.context_tokens
+            loads.append((waits_ms[n] + answer * step_ms + work_ms, n))
+        listed, wanted = set[int](), set(near)
+        for load, n in loads:
+            id_ = members[n].id
+            if id_ in wanted:
+                listed.add(n)
+            if id_ in depths:
+                deepest.append((-depths[id_], load, n))
+            if id_ in held:
+                stored.append((-held[id_].tokens, load, n))
+        listed.update(n for _, n in nsmallest(CALMEST, loads))
+        listed.update(n for _, _, n in nsmallest(CALMEST, [(waits_ms[n], load, n) for load, n in loads]))
+        listed.update(n for _, _, n in nsmallest(HOLDERS, deepest))
+        listed.update(n for _, _, n in nsmallest(HOLDERS, stored))
         return sorted(listed)
-
-    def _longest(self, work: Work) -> list[str]:
-        """Who holds most of the prompt: by events or by estimate, HOLDERS of each at most."""
-        longest = nlargest(HOLDERS, work.depths, key=work.depths.__getitem__) if work.depths else []
-        if work.held:
-            tokens = {id_: held.tokens for id_, held in work.held.items()}
-            longest += nlargest(HOLDERS, tokens, key=tokens.__getitem__)
-        return longest
 
     def candidates(
         self, members: list[Member], waits_ms: Sequence[float], slower: dict[str, float], work: Work, now_s: float
