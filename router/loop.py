@@ -1,4 +1,4 @@
-"""What both sides of the seam (placer.py) need to be put together and to run."""
+"""The event loop: the fastest there is, its collector, and tasks in the background."""
 
 from __future__ import annotations
 

@@ -118,21 +118,23 @@ def called_with_code(name: str) -> Iterator[tuple[int, str]]:
 def _calls() -> list[tuple[dict[str, Any], list[ast.Call]]]:
     """Of each source what it calls by a name of its own, and its calls."""
     trees = [ast.parse(source.read_text(encoding="utf-8")) for source in SOURCES]
-    everywhere = {name: value for tree in trees for name, value in _constants(tree)}
+    places = [source.relative_to(ROOT).with_suffix("").parts for source in SOURCES]
+    own = {".".join(place): dict(_constants(tree)) for place, tree in zip(places, trees, strict=True)}
     return [
         (
-            {name: everywhere[name] for name in _imported(tree) if name in everywhere} | dict(_constants(tree)),
+            {name: own[module][name] for module, name in _imported(tree) if name in own.get(module, {})}
+            | dict(_constants(tree)),
             [node for node in ast.walk(tree) if isinstance(node, ast.Call)],
         )
         for tree in trees
     ]
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """What a module takes from others by name."""
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """What a module takes from others by name: (module, name)."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.module or "", alias.name) for alias in node.names)
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
-"""What is said of a conversation whose history has changed: in a warning header, or in a refusal's message.
+"""Answers of our own: ids of requests, errors in the client's dialect, pages that fit their caller, and what is said
+of a conversation whose history has changed.
 
-Names in a path are the client's own words, so a header has them escaped. Text is only there if excerpts are wanted,
-and never another tenant's.
+The last is told in a warning header or in a refusal's message. Names in a path are the client's own words, so a header
+has them escaped. Text is only there if excerpts are wanted, and never another tenant's.
 """
 
 from __future__ import annotations
@@ -25,12 +26,8 @@ ID_CHARS_MAX = 128
 ID_BYTES = 16
 IDS_AT_ONCE = 64
 DETAIL_CHARS_MAX = 300
-
-
 HISTORY_CHANGED = "history_changed"
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
-
-
 _PATH_CHARS_MAX = 200
 _PLAIN = "[].$/:,;=@+!*()'"  # besides letters, digits and _.-~
 

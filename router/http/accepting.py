@@ -26,7 +26,7 @@ class Places:
         self.taken = 0
 
     def refuses(self, address: str) -> str:
-        """Why there is no room for one more from there, one of patience.REASONS; or "", and it has a place."""
+        """Why there is no room for one more from there, one of deadlines.REASONS; or "", and it has a place."""
         of_address = self._of_address.get(address, 0)
         if self.taken >= self.limits.connections_max:
             return TOO_MANY

@@ -41,7 +41,7 @@ class ClientLeft(Exception):
 
 
 class Owner(Protocol):
-    """Whose connection it is: see serving.Server."""
+    """Whose connection it is: see server.py."""
 
     handler: Handler
     refuse: Refuse
@@ -145,7 +145,7 @@ class Client(asyncio.Protocol):
     # -- the receiver's side -------------------------------------------------------------------------------------
 
     def expected(self) -> None:
-        """See receiving.Connection; a client that has sent ahead waits for nothing."""
+        """See request.Connection; a client that has sent ahead waits for nothing."""
         if self._request is None and not self._clogged:
             self._server.outbox.flush()
             self.write(_CONTINUE)
@@ -322,7 +322,7 @@ class Client(asyncio.Protocol):
         return self._request is None and self._receiver.stage == BETWEEN
 
     def overdue(self, now_s: float) -> str:
-        """Why it has taken too long, one of patience.REASONS, or ""."""
+        """Why it has taken too long, one of deadlines.REASONS, or ""."""
         limits, receiver, unread_bytes = self._server.limits, self._receiver, self.unread_bytes
         taken_bytes = 0
         if unread_bytes and self._transport is not None:

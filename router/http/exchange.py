@@ -123,7 +123,7 @@ class Answer:
             if self._waiter is not None:
                 await self._waiter
         finally:
-            self._waiter = None  # an error in it holds the frames that hold us: see running.COLLECT
+            self._waiter = None  # an error in it holds the frames that hold us: see loop.COLLECT
 
     def pause(self) -> None:
         """Stop the engine's socket: the client does not read."""

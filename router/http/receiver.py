@@ -61,7 +61,7 @@ class Receiver:
         return self._reading
 
     def close(self) -> None:
-        """Nothing more is read. Parser, requests and client hold us as we hold them, and running.COLLECT hardly ever
+        """Nothing more is read. Parser, requests and client hold us as we hold them, and loop.COLLECT hardly ever
         comes."""
         self._parser, self._reading, self._pieces, self.stage = _NO_PARSER, _NOTHING, [], BETWEEN
         self._client = _NOBODY

@@ -115,7 +115,7 @@ class LocalPlacer:
         return self.admission.ask(wanted, exclude, answered)
 
     def route(self, wanted: Wanted, exclude: frozenset[str], full: Collection[str], *, may_hold: bool = False) -> Lease:
-        """See admission.Places."""
+        """See admitter.Places."""
         only = self.owners.owner(wanted.response_id, wanted.tenant)
         return self._router.route(
             wanted.ask,
@@ -142,11 +142,11 @@ class LocalPlacer:
             self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S))
 
     def pool(self, wanted: Wanted) -> Pool:
-        """See admission.Places."""
+        """See admitter.Places."""
         return wanted.model, self.owners.owner(wanted.response_id, wanted.tenant)
 
     def prompt_tokens(self, wanted: Wanted) -> int:
-        """See admission.Places."""
+        """See admitter.Places."""
         prompt = wanted.ask.prompt
         if wanted.tokens is not None and wanted.tokens.tokens:
             return wanted.tokens.tokens
@@ -155,11 +155,11 @@ class LocalPlacer:
         return self._router.models.tokens(wanted.model or "").tokens_of(prompt)
 
     def identity(self, wanted: Wanted) -> Hashable | None:
-        """See admission.Places: the whole prompt, and whose it is."""
+        """See admitter.Places: the whole prompt, and whose it is."""
         return (wanted.tenant, wanted.chain.end_key) if wanted.chain is not None else None
 
     def turned_away(self, wanted: Wanted) -> None:
-        """See admission.Places."""
+        """See admitter.Places."""
         if self._router.explainer is not None and wanted.chain is not None:
             self._router.explainer.turned_away(wanted.chain)
 

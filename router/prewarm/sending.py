@@ -35,7 +35,7 @@ CUTS_MAX = 8  # of a learned template's request that are tried
 
 
 class Books(Protocol):
-    """Who else keeps leases besides the Router (admission.Admitter)."""
+    """Who else keeps leases besides the Router (admitter.Admitter)."""
 
     def adopted(self, lease: Lease) -> None:
         """One was opened without asking."""

@@ -19,7 +19,7 @@ LINES_DROPPED = "lines_dropped"  # of its log
 SPANS_DROPPED = "spans_dropped"  # of its traces
 UNEXPLAINED = "unexplained"  # prompts that were not compared, for want of time
 CONNECTIONS = "connections"  # of clients, open
-CLOSED = "closed:"  # and one of patience.REASONS: connections of clients that we closed
+CLOSED = "closed:"  # and one of deadlines.REASONS: connections of clients that we closed
 CPU_MS = "cpu_ms"  # of its process
 PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids
 

@@ -59,7 +59,7 @@ def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, by
 
 
 def wanted_of(place: messages.Place) -> Wanted:
-    """The request as the hub needs it. Raises wire.WireError when keys are not whole."""
+    """The request as the hub needs it. Raises messages.WireError when keys are not whole."""
     prompt, chain, tokens = None, None, None
     if place.prompt is not None:
         text_bytes, opaque_bytes, ratio = place.prompt

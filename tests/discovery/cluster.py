@@ -44,7 +44,7 @@ class Watch:
 
 @dataclass
 class MemoryApi:
-    """Implements `following.Api`. `poke` after every change of anything."""
+    """Implements `pod_watch.Api`. `poke` after every change of anything."""
 
     store: PodStore
     random: Random

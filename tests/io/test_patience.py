@@ -184,11 +184,11 @@ class Taken:
         self.requests: list[Request] = []
 
     def arrived(self, request: Request) -> None:
-        """See receiving.Connection."""
+        """See request.Connection."""
         self.requests.append(request)
 
     def expected(self) -> None:
-        """See receiving.Connection."""
+        """See request.Connection."""
 
 
 def refusal(receiver: Receiver, pieces: Iterable[bytes]) -> int:

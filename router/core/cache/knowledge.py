@@ -160,7 +160,7 @@ class Knowledge:
         self._sizes: dict[int, list[_Known]] | None = None  # block -> who is followed; None: to be made anew
         self._late: dict[str, None] = {}  # replicas that may have ended leases whose blocks are not all heard of
 
-    # -- what the streams tell us (events.Sink) ------------------------------------------------------------------
+    # -- what the streams tell us (kv_events.follower.Sink) -----------------------------------------------------
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
         """One event of one replica's stream."""

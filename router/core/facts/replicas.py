@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
-
-
 REST_MAX_S = 300.0  # an engine may ask for anything, and a clock that is wrong by years must not cost a replica
 
 

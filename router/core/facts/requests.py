@@ -1,8 +1,9 @@
-"""The nouns that every other module speaks in: facts, no behaviour beyond their own arithmetic.
+"""Requests as facts that nobody changes: prompts, where their messages end, what a body asks.
 
-Nobody changes one. Those of which each request makes some are msgspec Structs, made in less than half the time that a
-dataclass takes, which is a fraction of a frozen one's. Where no cycle can arise they say `gc=False`: the collector,
-which runs the more often the more is made, does not count them. Compiled they are C's (deploy/compiled_sources.py).
+Facts (this file, replicas.py, placements.py, misses.py) have no behaviour beyond their own arithmetic. Those of which
+each request makes some are msgspec Structs, made in less than half the time that a dataclass takes, which is a fraction
+of a frozen one's. Where no cycle can arise they say `gc=False`: the collector, which runs the more often the more is
+made, does not count them. Compiled they are C's (deploy/compiled_sources.py).
 """
 
 from __future__ import annotations

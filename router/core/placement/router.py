@@ -89,7 +89,7 @@ class Router:
         `stood(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when its
         cache is gone. `slow_start_s` of 0: nobody starts
         slowly. With an `explainer` receipts say why tokens miss the cache. `held_blocks_max` is for the events of one
-        replica, `held_bytes_max` for those of all; `repeats`: see kv_ledger.Ledger."""
+        replica, `held_bytes_max` for those of all; `repeats`: see cache/engine_blocks.py."""
         self.explainer = explainer
         self.fleet = Fleet()
         self.standing = Standing(self.fleet, slow_start_s=slow_start_s, stood=stood)

@@ -44,7 +44,7 @@ class Sink(Protocol):
         """The cache is gone, or nothing that is known of it is sure. Ends a suspension."""
 
     def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
-        """Credit nothing that was said until `clear` or `resume`; see kv_steps.Suspend for `doubt`."""
+        """Credit nothing that was said until `clear` or `resume`; see core/kv_events/steps.py for `doubt`."""
 
     def resume(self, replica: str, now_s: float) -> None:
         """Continuity was proved: all is as before."""
