@@ -12,7 +12,7 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # its module, and what it is
     "evidence": ("loadtest.evidence.command", "all that measures time or rates, part by part, and one table of it"),
     "faults": ("loadtest.faults.command", "what becomes of requests when things go wrong: faults, overload, abuse"),
     "overhead": ("loadtest.overhead.command", "what routers cost, side by side: CPU, added TTFT, memory"),
-    "pages": ("loadtest.pages.render", "parts of the documents that are rendered from code and figures"),
+    "pages": ("loadtest.pages.command", "blocks of the documents that are rendered from code and figures"),
     "replay": ("loadtest.replay.command", "drive any OpenAI-compatible URL with a trace"),
     "simulate": ("loadtest.simulate.command", "placement policies raced in virtual time"),
     "sizing": ("loadtest.cost.sizing", "CPU and memory of warmroute for so many replicas and streams"),

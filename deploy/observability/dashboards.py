@@ -414,7 +414,7 @@ REPLICAS = Board(
                 ),
                 Panel(
                     "Failures",
-                    "Attempts that failed, by kind: see the table of kinds in README.",
+                    "Attempts that failed, by kind: see docs/reference/metrics.md, Kinds of failures.",
                     [(rate("warmroute_replica_failures_total", "replica, kind", REPLICA), "{{kind}} {{replica}}")],
                 ),
             ],
@@ -661,8 +661,8 @@ ROUTER = Board(
                 ),
                 Panel(
                     "Prompts to tokens",
-                    "What became of prompts on the way to token ids, which events need. Failures: see README on"
-                    " tokenizers.",
+                    "What became of prompts on the way to token ids, which events need. Failures: see"
+                    " docs/guide/engines.md on tokenizers.",
                     [(rate("warmroute_prompts_tokenized_total", "outcome"), "{{outcome}}")],
                     stack=True,
                 ),

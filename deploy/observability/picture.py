@@ -25,7 +25,7 @@ from deploy.observability.scene import Scene, SceneError, routing, scene
 
 REPO = Path(__file__).resolve().parents[2]
 PYTHON = REPO / ".venv-k8s" / "bin" / "python"
-PICTURE = REPO / "deploy" / "grafana" / "overview.png"
+PICTURE = REPO / "docs" / "operate" / "overview.png"
 REPLICAS, SESSIONS, TIME_SCALE = 4, 12, 5.0
 SETTLE_S, KILL_AFTER_S = 8.0, 75.0
 ROOMY = {"queue_requests_max": 1_000, "in_flight_max": 64}

@@ -2,7 +2,7 @@
 
 An alert fires on what somebody can act on, and never for want of traffic: a ratio has no value where its whole is
 nought, and comparisons with the past ask that there is something to compare. `for` is long enough that one restart or
-one burst says nothing. Each alert has a section of its name in deploy/RUNBOOK.md.
+one burst says nothing. Each alert has a section of its name in docs/operate/runbook.md.
 
 Recording rules keep `job` and `namespace`: one value for all routers of a deployment.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-RUNBOOK = "https://github.com/warmroute/warmroute/blob/main/deploy/RUNBOOK.md"
+RUNBOOK = "https://github.com/warmroute/warmroute/blob/main/docs/operate/runbook.md"
 BY = "job, namespace"
 OBJECTIVE = 0.999  # of requests without a 5xx, over 30 days
 PAGE, TICKET = "critical", "warning"

@@ -1,4 +1,4 @@
-"""What all rendered parts of the pages are made with: tables of Markdown, places between markers, rows of a JSON."""
+"""What all rendered blocks of the pages are made with: Markdown tables, places between markers, rows of a JSON file."""
 
 from __future__ import annotations
 
@@ -10,33 +10,48 @@ import msgspec
 from loadtest.common.report import Row
 
 
-class ReadmeError(ValueError):
-    """A part cannot be rendered or has no place; the message says why."""
+class PageError(ValueError):
+    """A block cannot be rendered or has no place in its page; the message says why."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of Markdown."""
+    """A Markdown table; a `|` within a cell is escaped."""
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def with_block(text: str, name: str, body: str) -> str:
-    """The text with what stands between the markers of `name` replaced. Raises ReadmeError."""
+    """The page's text with `body` between the markers of the block `name`. Raises PageError."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ReadmeError(f"README has no one place {begin} ... {end}")
+        raise PageError(f"the page has no one place {begin} ... {end}")
     return f"{text[: text.index(begin)]}{begin}\n{body}\n{text[text.index(end) :]}"
 
 
 def where(document: dict[str, Any]) -> str:
-    """The machine of a run."""
+    """The machine that a run was measured on: processor, cores, memory and Python."""
     machine = document["machine"]
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB, Python {machine['python']}"
 
 
 def rows_of(document: dict[str, Any]) -> list[Row]:
-    """Raises ReadmeError."""
+    """The rows of an instrument's JSON. Raises PageError."""
     try:
         return [msgspec.convert(row, Row) for row in document["rows"]]
     except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise ReadmeError(f"not the JSON of an instrument: {error}") from error
+        raise PageError(f"not the JSON of an instrument: {error}") from error
+
+
+def block_of(text: str, name: str) -> str:
+    """What stands between the markers of the block `name`. Raises PageError."""
+    parts = text.split(f"<!-- {name}:begin -->\n")
+    if len(parts) != 2 or f"<!-- {name}:end -->" not in parts[1]:
+        raise PageError(f"the page has no one block {name}")
+    return parts[1].split(f"<!-- {name}:end -->")[0]
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """Cells of every row of the first Markdown table in the text, its head first and its rule left out."""
+    lines = [line for line in text.partition("\n\n| ")[2].partition("\n\n")[0].splitlines() if line]
+    rows = [[cell.strip() for cell in line.removeprefix("| ").removesuffix(" |").split(" | ")] for line in lines]
+    return [row for row in rows if row[0] != "---"]

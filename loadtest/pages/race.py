@@ -1,8 +1,8 @@
 """Who places best, on the pages: what the race and the race of real routers came to.
 
-README has the standings over everything, loadtest/README.md every cell and every claim that does not hold. The command
-that is shown is made from the rows, not from how they were run: a race may be run in parts that are put together, and
-its figures are the same however it was.
+docs/evidence/placement.md has the standings over everything, docs/evidence/race.md every cell and every claim that does
+not hold. The command that is shown is made from the rows, not from how they were run: a race may be run in parts that
+are put together, and its figures are the same however it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtest.agree.report import markdown as peers_table
 from loadtest.agree.table import JUDGED, table_cells, verdict_lines
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
-from loadtest.pages.markdown import ReadmeError, rows_of, table, where
+from loadtest.pages.markdown import PageError, rows_of, table, where
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import ladder, tables
 from loadtest.simulate.results.charts import write_charts
@@ -28,9 +28,9 @@ from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.table import CLAIM_SEEDS, SCENARIOS, Make, loads_of
 
 PICTURED = ("mooncake", "claude_code", "ladder_honest")
-"""In README; the page has all."""
+"""Workloads in the picture beside the standings; the other picture has all."""
 PICTURES = {"race.svg": PICTURED, "race-all.svg": tuple(SCENARIOS)}
-"""Beside the page."""
+"""Picture, beside those pages -> the workloads that it shows."""
 _OTHER_CLUSTER = (
     *("requests", "replicas", "calibration", "kv_tokens", "routers", "grade", "event_delay_s", "event_loss"),
     *("probe_interval_s", "fault", "trace", "sweep"),
@@ -67,14 +67,14 @@ def _about(name: str) -> str:
 
 
 def race_block(document: dict[str, Any]) -> str:
-    """README's part: the standings, how many claims hold and where each is worst. Raises ReadmeError."""
+    """The page of placement: the standings, how many claims hold and where each is worst. Raises PageError."""
     rows = _raced(document)
     judged = [row for row in rows if row.goal is not None]
     return "\n".join(
         [
             *_simulated(document, rows),
             "",
-            f"![p90 time to first token, hit rate and load on {', '.join(PICTURED)}](loadtest/race.svg)",
+            f"![p90 time to first token, hit rate and load on {', '.join(PICTURED)}](race.svg)",
             "",
             table(tables.STANDING_HEADS, tables.standing_lines(rows)),
             "",
@@ -84,7 +84,7 @@ def race_block(document: dict[str, Any]) -> str:
 
 
 def cells_block(document: dict[str, Any]) -> str:
-    """The page's part: a table a load, what was missed, and bounds that are none. Raises ReadmeError."""
+    """The page of the race: a table a load, what was missed, and bounds that are none. Raises PageError."""
     rows = _raced(document)
     judged = [row for row in rows if row.goal is not None]
     said = [*tables.verdict_lines(judged), *beaten_bounds(rows)]
@@ -102,7 +102,7 @@ def cells_block(document: dict[str, Any]) -> str:
 
 
 def write_pictures(document: dict[str, Any], folder: Path) -> None:
-    """PICTURES. Raises ReadmeError, OSError."""
+    """PICTURES. Raises PageError, OSError."""
     rows = [row for row in _raced(document) if row.seeds is not None and row.goal is None and row.case is None]
     for name, workloads in PICTURES.items():
         shown = [row for row in rows if row.workload in workloads]
@@ -113,12 +113,12 @@ AGREE_HEADS = ("workload", "router", "policy", "token hits", "TTFT p90", "goal",
 
 
 def agree_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest agree`: each slice over HTTP and simulated, and how far apart. Raises ReadmeError."""
+    """The table of `loadtest agree`: each slice over HTTP and simulated, and how far apart. Raises PageError."""
     rows = rows_of(document)
     by_case = {(row.workload, row.router, row.policy, row.case): row for row in rows if row.goal is None}
     judged = [row for row in rows if row.case == "agreement"]
     if not judged:
-        raise ReadmeError("not the JSON of a comparison: nothing was judged")
+        raise PageError("not the JSON of a comparison: nothing was judged")
     lines = []
     for row in judged:
         http, virtual = (by_case[row.workload, row.router, row.policy, case] for case in (HTTP, SIMULATED))
@@ -137,32 +137,32 @@ def agree_block(document: dict[str, Any]) -> str:
 
 
 def peers_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest agree --peers`. Raises ReadmeError."""
+    """The table of `loadtest agree --peers`. Raises PageError."""
     rows = rows_of(document)
     if not {row.policy for row in rows if row.router == OURS} >= {WARM} or not any(row.router != OURS for row in rows):
-        raise ReadmeError("not the JSON of a race of peers: rows of warmroute and of others are needed")
+        raise PageError("not the JSON of a race of peers: rows of warmroute and of others are needed")
     if any(row.case == "agreement" for row in rows):
-        raise ReadmeError("not the JSON of a race of peers, but of a comparison with the simulation")
+        raise PageError("not the JSON of a race of peers, but of a comparison with the simulation")
     if any(row.case == JUDGED for row in rows):
-        raise ReadmeError("not the JSON of a race on traces, but of one on scenarios, which is rendered with --http")
+        raise PageError("not the JSON of a race on traces, but of one on scenarios, which is rendered with --http")
     return "\n".join([*_measured(document), "", peers_table([HEADS, *peer_cells(rows)])])
 
 
 def http_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest agree --peers --table`, and what was judged. Raises ReadmeError."""
+    """The table of `loadtest agree --peers --table`, and what was judged. Raises PageError."""
     rows = rows_of(document)
     if not (said := verdict_lines(rows)):
-        raise ReadmeError("not the JSON of a race on scenarios over HTTP: nothing was judged")
+        raise PageError("not the JSON of a race on scenarios over HTTP: nothing was judged")
     lines = [*_measured(document), "", peers_table(table_cells(rows)), "", *(f"- {line}." for line in said)]
     return "\n".join(lines)
 
 
 def ladder_block(document: dict[str, Any]) -> str:
-    """llm-d's ladder beside what was published, a table for each variant. Raises ReadmeError."""
+    """llm-d's ladder beside what was published, a table for each variant. Raises PageError."""
     rows = [row for row in rows_of(document) if row.goal is None]
     found = {(row.workload, row.policy, row.case) for row in rows}
     if found != set(product((ladder.PUBLISHED, ladder.HONEST), ladder.CONTENDERS, map(ladder.case_of, ladder.RATES))):
-        raise ReadmeError("not the JSON of the whole ladder: rows or stages are missing, or it is another instrument's")
+        raise PageError("not the JSON of the whole ladder: rows or stages are missing, or it is another instrument's")
     seeds = sorted({row.seed for row in rows if row.seed is not None})
     asked = [] if seeds == [ladder.SEED] else ["--seed", *_seeds(seeds)]
     lines = [f"{_simulated_with(document, shlex.join(['simulate', '--ladder', *asked]))}."]
@@ -185,12 +185,12 @@ def _without_folders(command: str) -> str:
 def _raced(document: dict[str, Any]) -> list[Row]:
     rows = rows_of(document)
     if not any(row.goal is not None for row in rows):
-        raise ReadmeError("not the JSON of a race: nothing was judged")
+        raise PageError("not the JSON of a race: nothing was judged")
     said = shlex.split(document["command"])
     asked = vars(parser().parse_args(said[1:]))
     for name in _OTHER_CLUSTER:
         if asked[name]:
-            raise ReadmeError(f"not the race itself: it was run with --{name.replace('_', '-')}")
+            raise PageError(f"not the race itself: it was run with --{name.replace('_', '-')}")
     return rows
 
 

@@ -6,5 +6,5 @@
     results    the race, its claims, figures and tables; sweep: the constants of `warm`
 
 The router before these replicas is the real `router.core`, with a rule in place of its policy. What the simulation
-leaves out is said in loadtest/README.md.
+leaves out is said in docs/evidence/simulation.md.
 """

@@ -8,7 +8,7 @@
     simulate --sweep --json sweep.json                       is `warm` flat in its constants?
     simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
 
-All times are simulated seconds. What the simulation leaves out is said in loadtest/README.md.
+All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
 """
 
 from __future__ import annotations

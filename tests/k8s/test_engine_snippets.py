@@ -53,10 +53,10 @@ def test_snippets_are_valid_strictly(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_flags_are_those_of_the_documentation(engine: str) -> None:
-    """Every flag that README tells of an engine is given, so that nobody has to merge the two."""
-    readme = (REPO / "README.md").read_text(encoding="utf-8")
+    """Every flag that the guide tells of an engine is given, so that nobody has to merge the two."""
+    guide = (REPO / "docs" / "guide" / "engines.md").read_text(encoding="utf-8")
     name = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
-    told = set(re.findall(rf"^\| {name} \| `(--[\w-]+)`", readme, re.MULTILINE))
+    told = set(re.findall(rf"^\| {name} \| `(--[\w-]+)`", guide, re.MULTILINE))
     given = {arg.partition("=")[0] for arg in container(engine)["args"]}
     assert told
     assert told <= given

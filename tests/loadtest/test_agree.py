@@ -20,7 +20,7 @@ from loadtest.common.client import Answer
 from loadtest.common.report import Row, write_json
 from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATIONS
-from loadtest.pages import render
+from loadtest.pages import command as pages
 from loadtest.replay import demo
 from loadtest.replay.command import ReplaySettings, Sent, row_of
 from loadtest.simulate.rules import ROWS
@@ -174,42 +174,42 @@ def test_peers_are_multiples_of_ours() -> None:
 
 
 def test_comparison_is_rendered_for_the_page(tmp_path: Path) -> None:
-    """The instruments' page has a line for each goal of each case, with what was got of it; no goals, no page."""
-    page, file = tmp_path / render.PAGE, tmp_path / "agree.json"
-    page.parent.mkdir()
+    """The page has a line for each goal of each case, with what was got of it; no goals, no page."""
+    page, file = tmp_path / pages.BLOCKS["agree"], tmp_path / "agree.json"
+    page.parent.mkdir(parents=True)
     page.write_text("<!-- agree:begin -->\n<!-- agree:end -->\n")
-    (tmp_path / "README.md").write_text("")
-    words = ["--agree", str(file), "--readme", str(tmp_path / "README.md")]
+    words = ["--agree", str(file), "--root", str(tmp_path)]
     both = Comparison(
         *(Pooled(replace(row("warm", 0.8, s), case=case), 0.0, 0.0) for case, s in ((HTTP, 2.0), (SIMULATED, 3.0))), 0.1
     )
     rows = [both.http.row, both.simulated.row, *both.verdicts()]
 
     write_json(file, "python -m loadtest agree", rows, {"warmroute": "0.1.0"})
-    assert render.main(words) == 0
+    assert pages.main(words) == 0
     assert "| 2.00 / 3.00 s | p90 TTFT in percent | 20 | +50.0 | does not |" in page.read_text()
     assert "| hit rate in points | 2 | +0.0 | agrees |" in page.read_text()
     write_json(file, "python -m loadtest agree", rows[:2])
-    assert render.main(words) == 1
+    assert pages.main(words) == 1
 
 
-def test_peers_are_rendered_for_readme(tmp_path: Path) -> None:
-    """README's block has the table, the command without this machine's folders, and the versions; rows of a comparison
-    with the simulation, or of ours alone, are refused."""
-    page, file = tmp_path / "README.md", tmp_path / "peers.json"
+def test_peers_are_rendered(tmp_path: Path) -> None:
+    """The page's block has the table, the command without this machine's folders, and the versions; rows of a
+    comparison with the simulation, or of ours alone, are refused."""
+    page, file = tmp_path / pages.BLOCKS["peers"], tmp_path / "peers.json"
+    page.parent.mkdir(parents=True)
     page.write_text("<!-- peers:begin -->\n<!-- peers:end -->\n")
     ours, theirs = row("warm", 0.8, 2.0), row("cache_aware", 0.2, 3.0, "smg")
     command = f"python -m loadtest agree --peers --json {file}"
 
     for _ in range(2):
         write_json(file, command, [ours, theirs], {"smg": "1.13.0"})
-        assert render.main(["--peers", str(file), "--readme", str(page)]) == 0
+        assert pages.main(["--peers", str(file), "--root", str(tmp_path)]) == 0
         assert page.read_text().count("1.50 x") == 1
     assert "`python -m loadtest agree --peers --json peers.json`" in page.read_text()
     assert "smg 1.13.0" in page.read_text()
     for rows in ([ours], [theirs], [ours, theirs, replace(ours, case="agreement")]):
         write_json(file, command, rows)
-        assert render.main(["--peers", str(file), "--readme", str(page)]) == 1
+        assert pages.main(["--peers", str(file), "--root", str(tmp_path)]) == 1
 
 
 def test_a_rival_that_is_missing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -380,19 +380,19 @@ def test_the_table_is_raced_judged_and_written(tmp_path: Path, capfd: pytest.Cap
 
 
 def test_the_table_is_rendered_for_the_page(tmp_path: Path) -> None:
-    """The instruments' page has the rows and a line for each verdict; as the race on traces it is refused."""
-    page, file = tmp_path / render.PAGE, tmp_path / "table.json"
-    page.parent.mkdir()
+    """The page has the rows and a line for each verdict; as the race on traces it is refused."""
+    page, file = tmp_path / pages.BLOCKS["http"], tmp_path / "table.json"
+    page.parent.mkdir(parents=True)
     page.write_text("<!-- http:begin -->\n<!-- http:end -->\n")
-    (tmp_path / "README.md").write_text("<!-- peers:begin -->\n<!-- peers:end -->\n")
+    (tmp_path / pages.BLOCKS["peers"]).write_text("<!-- peers:begin -->\n<!-- peers:end -->\n")
     rows = [of_table("warmroute", "warm", 1.0, 9.0, 100.0), of_table("smg", "cache_aware", 2.0, 8.0, 90.0)]
-    words = [str(file), "--readme", str(tmp_path / "README.md")]
+    words = [str(file), "--root", str(tmp_path)]
 
     write_json(file, "python -m loadtest agree --peers --table", [*rows, *agree_table.judged(rows)], {"smg": "1.13.0"})
 
-    assert render.main(["--http", *words]) == 0
+    assert pages.main(["--http", *words]) == 0
     assert "| overfull_chats | smg | cache_aware |" in page.read_text()
     assert "- overfull_chats: p90 end-to-end 1.125 x, 1.05 x of smg cache_aware allowed: missed." in page.read_text()
-    assert render.main(["--peers", *words]) == 1
+    assert pages.main(["--peers", *words]) == 1
     write_json(file, "python -m loadtest agree --peers", rows)
-    assert render.main(["--http", *words]) == 1
+    assert pages.main(["--http", *words]) == 1

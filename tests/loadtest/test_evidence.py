@@ -115,7 +115,7 @@ def test_full_sizes_are_those_of_the_documents() -> None:
 
 
 def test_the_demo_of_the_evidence_is_the_one_that_is_promised() -> None:
-    """The demo's part checks as many runs as README's figures are medians of."""
+    """The demo's part checks as many runs as the documents' figures are medians of."""
     demo = next(part for part in PARTS if part.name == "demo")
     *runs, check = demo.steps
     assert check.words[:4] == (*LOADTEST, "pages")

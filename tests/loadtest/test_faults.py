@@ -22,7 +22,7 @@ from loadtest.faults.report import print_report
 from loadtest.faults.report import verdict as verdict_of
 from loadtest.faults.rows.memory import REPLICAS, Churn, churn
 from loadtest.faults.soak import catches, slope
-from loadtest.pages import render
+from loadtest.pages import command as pages
 from router.core.cache.estimate import PrefixIndex
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -254,10 +254,11 @@ def test_not_for_this_is_an_error_with_a_reason() -> None:
         Bench(rivals.Rival("other", ()), Scale(), Path()).only_ours("why")
 
 
-def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
-    """README's block is made from a run's JSON and can be made again: each router's figure stands beside the promise
+def test_figures_are_rendered(tmp_path: Path) -> None:
+    """The page's block is made from a run's JSON and can be made again: each router's figure stands beside the promise
     that it is of; runs of some goals, without warmroute, or with slack are refused."""
-    target, file = tmp_path / "README.md", tmp_path / "faults.json"
+    target, file = tmp_path / pages.BLOCKS["faults"], tmp_path / "faults.json"
+    target.parent.mkdir(parents=True)
     target.write_text("# x\n<!-- faults:begin -->\n<!-- faults:end -->\n")
     ours = [Row(router=rivals.OURS, goal=str(goal), case="a", expected=1, got=0.5, ok=True) for goal in matrix.GOALS]
     ours += [
@@ -274,7 +275,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     ]
     write_json(file, "faults --json faults.json", [*ours, *other], {"other": "1.2"})
     for _ in range(2):
-        assert render.main(["--faults", str(file), "--readme", str(target)]) == 0
+        assert pages.main(["--faults", str(file), "--root", str(tmp_path)]) == 0
         text = target.read_text()
         assert "| goal | case | promised | warmroute | other |" in text
         assert text.index("| 8 | hung | 0.02 | 0 | 0.5, missed |\n| 8 | ... fail | 0 | 0 | missed |") > 0
@@ -284,4 +285,4 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     loose = [(ours, f"faults {flag}") for flag in ("--slack 3", "--counts")]
     for some, command in ((ours[1:], "faults"), (other, "faults"), *loose):
         write_json(file, command, some)
-        assert render.main(["--faults", str(file), "--readme", str(target)]) == 1
+        assert pages.main(["--faults", str(file), "--root", str(tmp_path)]) == 1

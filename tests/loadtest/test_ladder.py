@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row, write_json
-from loadtest.pages import render
+from loadtest.pages import command as pages
 from loadtest.simulate import command as simulate
 from loadtest.simulate.results import ladder
 
@@ -105,14 +105,13 @@ def test_how_far_off_is_said() -> None:
 
 
 def test_rendered_for_the_page(tmp_path: Path) -> None:
-    """loadtest/README.md has both tables and what they come to; a part of the ladder is refused and changes nothing."""
-    home, page, file = tmp_path / "README.md", tmp_path / render.PAGE, tmp_path / "ladder.json"
-    page.parent.mkdir()
-    home.write_text("# x\n")
+    """The page has both tables and what they come to; a part of the ladder is refused and changes nothing."""
+    page, file = tmp_path / pages.BLOCKS["ladder"], tmp_path / "ladder.json"
+    page.parent.mkdir(parents=True)
     page.write_text("# y\n<!-- ladder:begin -->\n<!-- ladder:end -->\n")
-    words = ["--ladder", str(file), "--readme", str(home)]
+    words = ["--ladder", str(file), "--root", str(tmp_path)]
     write_json(file, f"simulate --ladder --jobs 1 --json {file}", whole())
-    assert render.main(words) == 0
+    assert pages.main(words) == 0
     text = page.read_text()
 
     assert "`ladder_full_honest`:" in text
@@ -120,7 +119,7 @@ def test_rendered_for_the_page(tmp_path: Path) -> None:
     assert "| `llmd_default` (estimated) | 0.80 s, 2.00 x 0.40 s |" in text
     for rows in (whole()[:-1], [row for row in whole() if row.case != "43/s"], [made("tiny", "warm", 60, 1.0)]):
         write_json(file, "simulate --ladder", rows)
-        assert render.main(words) == 1
+        assert pages.main(words) == 1
     assert page.read_text() == text
 
 

@@ -32,7 +32,7 @@ from loadtest.overhead import workers as overhead_workers
 from loadtest.overhead.load import Connections, Loop, Measured, StreamLoad, Tally, chunks, closed_loop, streams
 from loadtest.overhead.report import CASES, Turn, goals, row_of
 from loadtest.overhead.upstream import Replica, Wheel, Written
-from loadtest.pages import render
+from loadtest.pages import command as pages
 
 FAST_PER_S = 500.0  # events a second of a stream, so that tests take no time
 
@@ -699,9 +699,10 @@ def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest
     assert "nobody: not among warmroute" in capsys.readouterr().err
 
 
-def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
-    """README's block is made from a run's JSON, and can be made again; runs of some cases or with slack are refused."""
-    target, file = tmp_path / "README.md", tmp_path / "overhead.json"
+def test_figures_are_rendered(tmp_path: Path) -> None:
+    """The page's block is made from a run's JSON, again and again; runs of some cases or with slack are refused."""
+    target, file = tmp_path / pages.BLOCKS["overhead"], tmp_path / "overhead.json"
+    target.parent.mkdir(parents=True)
     target.write_text("# x\n<!-- overhead:begin -->\n<!-- overhead:end -->\n")
     rows = [
         Row(router=router, case=case.name, errors=0, rss_mb=60.0)
@@ -717,7 +718,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
     write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
     for _ in range(2):
-        assert render.main(["--overhead", str(file), "--readme", str(target)]) == 0
+        assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 0
         text = target.read_text()
         assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
         assert "nginx 1.22.1" in text
@@ -728,7 +729,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     whole = [*rows, *alone]
     for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):
         write_json(file, command, some)
-        assert render.main(["--overhead", str(file), "--readme", str(target)]) == 1
+        assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 1
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:

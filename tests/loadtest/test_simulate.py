@@ -14,8 +14,8 @@ import pytest
 
 from loadtest.common.report import Row, write_json
 from loadtest.common.traces import Request
-from loadtest.pages import race as readme_race
-from loadtest.pages import render
+from loadtest.pages import command as pages
+from loadtest.pages.race import PICTURES
 from loadtest.simulate import command as simulate
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import race, sweep
@@ -231,17 +231,19 @@ def test_a_race_leaves_what_the_process_keeps() -> None:
     assert gc.get_freeze_count() == kept
 
 
-def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One command races all there is and says what is seen; README has the standings and how many claims hold, the
-    instruments' page each cell, with pictures beside it; rows that were not judged or of another cluster are refused.
+def test_race_is_judged_and_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command races all there is and says what is seen; the page of placement has the standings and
+    how many claims hold, the race's each cell, with pictures beside them; rows that were not judged or of another
+    cluster are refused.
     """
-    path, page, cells = tmp_path / "race.json", tmp_path / "README.md", tmp_path / render.PAGE
-    cells.parent.mkdir()
+    path = tmp_path / "race.json"
+    page, cells = (tmp_path / pages.BLOCKS[name] for name in ("race", "cells"))
+    cells.parent.mkdir(parents=True)
     page.write_text("# x\n<!-- race:begin -->\n<!-- race:end -->\n")
     cells.write_text("# y\n<!-- cells:begin -->\n<!-- cells:end -->\n")
     run("--race", "--seeds", "1-2", "--policy", "warm", "least_loaded", "round_robin", "--json", str(path))
     out = capsys.readouterr().out
-    assert render.main(["--race", str(path), "--readme", str(page)]) == 0
+    assert pages.main(["--race", str(path), "--root", str(tmp_path)]) == 0
     text = page.read_text()
 
     assert "load: above" in out
@@ -254,10 +256,10 @@ def test_race_is_judged_and_rendered_for_readme(tmp_path: Path, capsys: pytest.C
     assert "mean p90 TTFT:" in text
     assert str(tmp_path) not in text
     assert "| `warm` |" in cells.read_text()
-    assert all(ET.parse(cells.parent / name).getroot().tag.endswith("svg") for name in readme_race.PICTURES)
+    assert all(ET.parse(cells.parent / name).getroot().tag.endswith("svg") for name in PICTURES)
     for words in (("--scenario", "tiny"), ("--race", "--requests", "9")):
         run(*words, "--policy", "warm", "least_loaded", "round_robin", "--json", str(path))
-        assert render.main(["--race", str(path), "--readme", str(page)]) == 1
+        assert pages.main(["--race", str(path), "--root", str(tmp_path)]) == 1
     assert page.read_text() == text
 
 

@@ -14,7 +14,7 @@ from loadtest.common.client import ReplayError
 from loadtest.common.report import Row, write_json
 from loadtest.observe import story
 from loadtest.observe.agents import CODER, REVIEWER, SERVICE, Agent, Clock, Conversation
-from loadtest.pages import render
+from loadtest.pages import command as pages
 
 
 def bodies(agent: Agent, clock: Clock, turns: int = 4, seed: int = 3) -> list[dict[str, Any]]:
@@ -93,9 +93,10 @@ def test_a_run_is_bounded(arguments: list[str]) -> None:
         story.main(arguments)
 
 
-def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
-    """README's block is made from a run's JSON, and can be made again; half a story is refused, and one with errors."""
-    target, file = tmp_path / "README.md", tmp_path / "story.json"
+def test_figures_are_rendered(tmp_path: Path) -> None:
+    """The page's block is made from a run's JSON, again and again; half a story is refused, and one with errors."""
+    target, file = tmp_path / pages.BLOCKS["story"], tmp_path / "story.json"
+    target.parent.mkdir(parents=True)
     target.write_text("# x\n<!-- story:begin -->\n<!-- story:end -->\n")
     rows = [
         Row(workload=phase, replicas=4, load=24.0, errors=0, token_hit_rate=rate, ttft_p50_s=0.1, ttft_p90_s=0.2)
@@ -103,10 +104,10 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
     ]
     write_json(file, "story --mend", rows)
     for _ in range(2):
-        assert render.main(["--story", str(file), "--readme", str(target)]) == 0
+        assert pages.main(["--story", str(file), "--root", str(tmp_path)]) == 0
         assert target.read_text().count("| 20.0 % | 0.10 s | 0.20 s |") == 1
     write_json(file, "story", rows[:2])
-    assert render.main(["--story", str(file), "--readme", str(target)]) == 1
+    assert pages.main(["--story", str(file), "--root", str(tmp_path)]) == 1
     rows[1].errors = 1
     write_json(file, "story --mend", rows)
-    assert render.main(["--story", str(file), "--readme", str(target)]) == 1
+    assert pages.main(["--story", str(file), "--root", str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""What must be seen of `warm` in the race, computed from its rows: the README says nothing else of it.
+"""What must be seen of `warm` in the race, computed from its rows: the documents say nothing else of it.
 
 Rivals are all rows but upper bounds and `warm`'s own variants. In each workload at each load `warm` is held against
 the rival that is best there in the figure that is judged, which is another one nearly every time and nobody's choice in

@@ -41,7 +41,8 @@ to hold may be one of its conversations. All routers would look for it at its pl
 cheaper by the chance that it was sent there, which is learned from how often that was right: by what need not be
 computed, and by as much again, which it saves the one that looks for it there next.
 
-loadtest/README.md has the races that this was chosen by, and `python -m loadtest simulate --sweep` moves its constants.
+docs/evidence/race.md has the races that this was chosen by, and `python -m loadtest simulate --sweep` moves its
+constants.
 """
 
 from __future__ import annotations

@@ -1,0 +1,192 @@
+"""`python -m loadtest pages`: the blocks of README.md and docs/ that are rendered and never typed.
+
+A figure that was typed by hand is wrong one release later. So tables of figures come from the JSON that an instrument
+wrote, and tables of settings, metrics, policies and scenarios from the code itself; the test suite fails while a page
+differs from what this renders. A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and BLOCKS says
+on which page. README's short tables are taken from the whole tables of docs/evidence, each time.
+
+    python -m loadtest pages                      render all that the code and other pages have
+    python -m loadtest pages demo.json            render the demo's figures; of several runs their medians
+    python -m loadtest pages --overhead FILE      render the figures of an instrument from its JSON; `--help` has all
+    python -m loadtest pages --check demo.json    exit 1 unless the demo kept what the documents promise
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.common.traces import TraceError
+from loadtest.pages.demo import broken_promises, demo_block, median_rows
+from loadtest.pages.digests import costs_digest, demo_digest, race_digest
+from loadtest.pages.faults import faults_block
+from loadtest.pages.markdown import PageError, with_block
+from loadtest.pages.metrics import metrics_table
+from loadtest.pages.overhead import overhead_block
+from loadtest.pages.policies import policies_table
+from loadtest.pages.race import (
+    agree_block,
+    cells_block,
+    http_block,
+    ladder_block,
+    peers_block,
+    race_block,
+    rows_table,
+    scenarios_table,
+    write_pictures,
+)
+from loadtest.pages.settings import settings_table
+from loadtest.pages.sizing import sizing_block
+from loadtest.pages.story import story_block
+from loadtest.replay.demo import verdicts
+
+ROOT = Path(__file__).resolve().parents[2]
+README = "README.md"
+PICTURES = "docs/evidence"
+"""Folder of the race's pictures."""
+
+BLOCKS = {
+    "settings": "docs/reference/settings.md",
+    "metrics": "docs/reference/metrics.md",
+    "policies": "docs/reference/policies.md",
+    "scenarios": "docs/evidence/race.md",
+    "rows": "docs/evidence/race.md",
+    "demo": "docs/evidence/demo.md",
+    "overhead": "docs/evidence/overhead.md",
+    "faults": "docs/evidence/faults.md",
+    "race": "docs/evidence/placement.md",
+    "peers": "docs/evidence/placement.md",
+    "cells": "docs/evidence/race.md",
+    "ladder": "docs/evidence/ladder.md",
+    "agree": "docs/evidence/http.md",
+    "http": "docs/evidence/http.md",
+    "sizing": "docs/guide/sizing.md",
+    "story": "docs/guide/misses.md",
+    "demo-short": README,
+    "costs-short": README,
+    "race-short": README,
+}
+"""Block -> the page that holds its markers."""
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "metrics": metrics_table,
+    "policies": policies_table,
+    "scenarios": scenarios_table,
+    "rows": rows_table,
+}
+"""Blocks that the code has."""
+DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "demo-short": ("demo", demo_digest),
+    "costs-short": ("overhead", costs_digest),
+    "race-short": ("race", race_digest),
+}
+"""README's short tables -> the whole block, and how its page's text becomes the short one."""
+FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
+    "overhead": ("overhead", {"overhead": overhead_block}),
+    "faults": ("faults", {"faults": faults_block}),
+    "sizing": ("sizing", {"sizing": sizing_block}),
+    "race": ("simulate --race", {"race": race_block, "cells": cells_block}),
+    "peers": ("agree --peers", {"peers": peers_block}),
+    "story": ("story --mend", {"story": story_block}),
+    "agree": ("agree", {"agree": agree_block}),
+    "http": ("agree --peers --table", {"http": http_block}),
+    "ladder": ("simulate --ladder", {"ladder": ladder_block}),
+}
+"""Flag -> the instrument whose JSON it takes, and the blocks that are made of that."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        return _check(options.demo) if options.check else _render(options)
+    except (PageError, TraceError, OSError, json.JSONDecodeError) as error:
+        print(f"pages: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest pages", description="Render blocks of the documents.")
+    parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
+    parser.add_argument("--tables", action="store_true", help="render what the code has; so does no argument at all")
+    for name, (instrument, _) in FIGURES.items():
+        parser.add_argument(
+            f"--{name}", type=Path, metavar="FILE", help=f"render the figures of `loadtest {instrument}`"
+        )
+    parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds README.md and docs/")
+    return parser
+
+
+def _check(files: Sequence[Path]) -> int:
+    if not files:
+        raise PageError("the demo's JSON is missing")
+    documents = _read(files)
+    failed = broken_promises(documents)
+    print("\n".join(failed or ["the demo kept its promise", *verdicts(median_rows(documents))]))
+    return 1 if failed else 0
+
+
+def _read(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def _render(options: argparse.Namespace) -> int:
+    pages = Pages(options.root)
+    for name, body in _asked_for(options):
+        pages.put(name, body)
+    pages.put_digests()
+    pages.write()
+    if options.race:
+        write_pictures(_read([options.race])[0], options.root / PICTURES)
+    return 0
+
+
+def _asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Blocks with their new bodies."""
+    files = {name: file for name in FIGURES if (file := getattr(options, name))}
+    if options.tables or not (options.demo or files):
+        yield from ((name, render()) for name, render in TABLES.items())
+    if options.demo:
+        yield "demo", demo_block(_read(options.demo))
+    for flag, file in files.items():
+        (document,) = _read([file])
+        yield from ((name, render(document)) for name, render in FIGURES[flag][1].items())
+
+
+class Pages:
+    """Texts of the pages in a folder; nothing is written before all blocks are rendered."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._texts: dict[str, str] = {}
+
+    def text(self, page: str) -> str:
+        """The page with all blocks that were put into it. Raises OSError."""
+        if page not in self._texts:
+            self._texts[page] = (self._root / page).read_text(encoding="utf-8")
+        return self._texts[page]
+
+    def put(self, name: str, body: str) -> None:
+        """Replace one block. Raises PageError, OSError."""
+        page = BLOCKS[name]
+        self._texts[page] = with_block(self.text(page), name, body)
+
+    def put_digests(self) -> None:
+        """Take README's short tables from the pages that have the whole ones; without README there are none."""
+        if (self._root / README).exists():
+            for name, (whole, digest) in DIGESTS.items():
+                self.put(name, digest(self.text(BLOCKS[whole])))
+
+    def write(self) -> None:
+        """Write every page that was touched. Raises OSError."""
+        for page, text in self._texts.items():
+            (self._root / page).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

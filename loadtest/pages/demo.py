@@ -1,0 +1,120 @@
+"""What the demo measured, and whether it kept what the documents promise of it.
+
+The figures of several runs are medians: how often round robin meets a cache by chance differs by a third from one run
+to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from itertools import takewhile
+from statistics import median
+from typing import Any
+
+from loadtest.common.report import COLUMNS, Row, shown
+from loadtest.common.traces import read_trace
+from loadtest.pages.markdown import PageError, rows_of, table, where
+from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
+from loadtest.replay.demo import POLICIES as COMPARED
+
+COMMAND = 'make run ARGS="--exit --json demo.json"'
+SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s")
+
+AGENT_HIT_RATIO_MIN = 3.0  # warm over round robin, token hit rate
+AGENT_TTFT_RATIO_MAX = 0.5  # warm over round robin, p90 time to first token
+
+
+def median_rows(documents: Sequence[dict[str, Any]]) -> list[Row]:
+    """One row a workload and policy, each figure the median of the runs. Raises PageError where rows differ."""
+    runs = [rows_of(document) for document in documents]
+    if len({tuple((row.workload, row.policy, row.requests) for row in run) for run in runs}) != 1:
+        raise PageError("these are not runs of the same demo")
+    merged = []
+    for same in zip(*runs, strict=True):
+        figures = {column.name: [getattr(row, column.name) for row in same] for column in COLUMNS}
+        medians = {n: median(v) for n, v in figures.items() if all(isinstance(x, float) for x in v)}
+        errors = sum(row.errors or 0 for row in same)
+        merged.append(replace(same[0], **medians, errors=errors))
+    return merged
+
+
+def demo_block(documents: Sequence[dict[str, Any]]) -> str:
+    """The demo's table, with date, machine, command and fixed parameters. Raises PageError, TraceError."""
+    rows, document = median_rows(documents), documents[-1]
+    sizes = {workload.name: workload.requests for workload in WORKLOADS}
+    for row in rows:
+        if sizes.get(row.workload or "") != row.requests:
+            raise PageError(f"{row.workload}, {row.policy}: {row.requests} requests are not the demo's own run")
+    columns = [next(column for column in COLUMNS if column.name == name) for name in SHOWN]
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where(document)}; {_runs(len(documents))}.",
+            "",
+            table([c.title for c in columns], [[shown(row, c) for c in columns] for row in rows]),
+            "",
+            *(f"- {line}." for line in verdicts(rows)),
+            *(
+                f"- {w.name}: {100 * ceiling(w):.0f} % of its prompt tokens, in the trace's own blocks, stood at the"
+                " start of an earlier prompt; even a cache that forgets nothing would hardly find more."
+                for w in WORKLOADS
+                if not w.think_max_s
+            ),
+            "",
+            "What is fixed:",
+            "",
+            f"- {FIXED}.",
+            *(f"- {workload.describe()}." for workload in WORKLOADS),
+        ]
+    )
+
+
+def _runs(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs, each figure the median of its own, errors added up"
+
+
+def ceiling(workload: Workload) -> float:
+    """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
+
+    Only for workloads that arrive by the clock: what others send depends on how fast they are answered.
+    """
+    with resources.as_file(resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz") as path:
+        trace = read_trace(path, requests_max=workload.requests)
+    seen: set[tuple[str, int]] = set()
+    found = total = 0
+    for request in (request for session in trace.sessions for request in session.requests):
+        ids = [(request.namespace, block) for first, count in request.runs for block in range(first, first + count)]
+        found += sum(1 for _ in takewhile(seen.__contains__, ids)) * request.block_tokens
+        total += request.input_tokens
+        seen.update(ids)
+    return found / max(1, total)
+
+
+def broken_promises(documents: Sequence[dict[str, Any]]) -> list[str]:
+    """What README promises of the demo and these runs did not show, a line each. Its figures are medians of several
+    runs: how often round robin meets a cache by chance differs by a third from one to the next."""
+    rows = {(row.workload, row.policy): row for row in median_rows(documents)}
+    unwell = [row for row in rows.values() if row.errors or row.rejected]
+    failed = [f"{row.workload}, {row.policy}: {row.errors} errors, {row.rejected} rejected" for row in unwell]
+    for workload, hits_min, ttft_max in (
+        ("agent", AGENT_HIT_RATIO_MIN, AGENT_TTFT_RATIO_MAX),
+        ("conversation", 1.0, 1.0),
+    ):
+        before, after = (rows.get((workload, policy)) for policy in COMPARED)
+        if before is None or after is None:
+            failed.append(f"{workload}: no rows of both policies")
+            continue
+        hits = _ratio(after.token_hit_rate or 0.0, before.token_hit_rate)
+        ttft = _ratio(after.ttft_p90_s or float("inf"), before.ttft_p90_s)
+        better = hits_min == 1.0  # "both better" is strict, "at least 3 times" is not
+        if hits < hits_min or (better and hits == hits_min):
+            failed.append(f"{workload}: {hits:.2f} x round robin's token hit rate, promised {hits_min:g} x")
+        if ttft > ttft_max or (better and ttft == ttft_max):
+            failed.append(f"{workload}: {ttft:.2f} x round robin's p90 TTFT, promised {ttft_max:g} x")
+    return failed
+
+
+def _ratio(after: float, before: float | None) -> float:
+    """To six digits, as the JSON has its figures; huge where there was nothing before."""
+    return round(after / max(before or 0.0, 1e-9), 6)

@@ -1,0 +1,34 @@
+"""What becomes of requests when things go wrong: the table of `loadtest faults`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.common.rivals import OURS
+from loadtest.faults.matrix import GOALS
+from loadtest.faults.report import beside, by_case, kept
+from loadtest.pages.markdown import PageError, rows_of, table, where
+
+COMMAND = "python -m loadtest faults --json faults.json"
+
+
+def faults_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest faults`: what was promised, and what each router did. Raises PageError."""
+    by_router = by_case(rows_of(document))
+    if set(map(str, GOALS)) - {goal for goal, _ in by_router.get(OURS, {})}:
+        raise PageError("not the JSON of a whole run of faults: some of its goals are missing")
+    if loose := {"--slack", "--counts"} & set(document.get("command", "").split()):
+        raise PageError(f"this run was judged with {min(loose)}: README's promises have none")
+    routers = [OURS, *(name for name in by_router if name != OURS)]
+    known = document["machine"].get("routers", {})
+    versions = [f"{name} {known[name]}" for name in routers if name in known]
+    about = [f"Measured on {document['date'][:10]} with `{COMMAND}` on {where(document)}", *versions]
+    return "\n".join(
+        [
+            f"{', '.join(about)}.",
+            "",
+            table(("goal", "case", "promised", *routers), beside(by_router, routers)),
+            "",
+            *(f"- {name}: {kept(by_router[name].values())} as promised." for name in routers),
+        ]
+    )

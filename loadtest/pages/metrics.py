@@ -1,0 +1,64 @@
+"""The table of metrics, from the registry of a router that has seen one replica and one request."""
+
+from __future__ import annotations
+
+from loadtest.pages.markdown import PageError, table
+from router.core.cache.knowledge import Held
+from router.core.facts.misses import Breakdown, Miss
+from router.core.facts.placements import Grade, Reason, Receipt, Usage
+from router.core.facts.replicas import Load, Replica
+from router.core.facts.requests import Priority
+from router.core.observatory.ledger.ledger import Ledger
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.telemetry.metrics import Figures, Metrics, RequestRecord
+
+
+def metrics_table() -> str:
+    """Every metric with its type, its labels and its help text, read from the registry of a router with a replica."""
+    rows = []
+    for family in _exercised_metrics().registry.collect():
+        if not family.samples:
+            raise PageError(f"{family.name} has no series: add what it needs to _exercised_metrics")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = dict.fromkeys(label for s in family.samples for label in s.labels if label != "le")
+        rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation))
+    return table(("name", "type", "labels", "meaning"), rows)
+
+
+def _exercised_metrics() -> Metrics:
+    """Metrics with at least one series each: a replica that reports everything, and a request that failed once."""
+    id_ = "http://10.0.0.1:8000"
+    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    router.replace([Replica(id_)])
+    router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
+    router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
+    held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
+    router.knowledge.answered(id_, held, 16, 16, 100)
+    ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
+    streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
+    fresh = {"fresh": 1.0, "stale_s": 0.0, "errors": 0.0, "replicas": 1.0}
+    figures = Figures(
+        in_flight=lambda: 1,
+        streams=lambda: streams,
+        prompts=lambda: {"encoded": 1},
+        connections=lambda: connections,
+        discoveries=lambda: {"static": fresh},
+        ledger=lambda: ledger,
+    )
+    metrics = Metrics(router, lambda: 0.0, figures)
+    metrics.know_tenants(["acme"], 1)
+    metrics.reloaded("ok", 0.0)
+    metrics.joined(id_)
+    receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
+    record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
+    record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
+    record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
+    record.tenant, record.queued_s = "acme", 0.1
+    record.miss = Breakdown(100, 50, {Miss.NEW: 50})
+    metrics.observe(record)
+    ledger.observe(record)
+    ledger.settle(1.0)
+    metrics.failed(id_, "connect")
+    metrics.shed("overloaded", Priority.NORMAL)
+    return metrics

@@ -1,0 +1,44 @@
+"""What routers cost beside each other: the table of `loadtest overhead` with its goals."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from loadtest.common.report import Row
+from loadtest.overhead.observatory import TEXT as OF_OBSERVATORY
+from loadtest.overhead.report import CASES, EXTRAS, HEADS, cells, measured
+from loadtest.overhead.workers import TEXT as OF_WORKERS
+from loadtest.pages.markdown import PageError, rows_of, table, where
+
+COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
+
+
+def overhead_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest overhead`, with date, machine, versions, command and goals. Raises PageError."""
+    rows = rows_of(document)
+    figures = measured(rows)
+    expected = {*CASES, *chain.from_iterable(EXTRAS.values())}
+    if expected - {row.case for row in figures} - {row.workload for row in rows}:
+        raise PageError("not the JSON of a whole run of overhead: some of its cases are missing")
+    if "--slack" in document.get("command", ""):
+        raise PageError("this run was judged with --slack: README's goals have none")
+    versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where(document)}; {versions}.",
+            "",
+            table(HEADS, [cells(figures, row) for row in figures]),
+            "",
+            *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
+            *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_OBSERVATORY).items()),
+            "",
+            table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
+        ]
+    )
+
+
+def _goal(row: Row) -> tuple[str, ...]:
+    numbers = ("-" if value is None else f"{value:.2f}" for value in (row.expected, row.got))
+    verdict = "not judged" if row.ok is None else "met" if row.ok else "missed"
+    return (row.case or row.workload or "", row.goal or "", *numbers, verdict)

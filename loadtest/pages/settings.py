@@ -1,0 +1,55 @@
+"""The table of settings, from the classes of `router.settings.schema` and the texts under their fields."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from loadtest.pages.markdown import table
+from router.settings import schema as settings
+
+
+def settings_table() -> str:
+    """Every setting with its default, as YAML writes it, and its docstring."""
+    defaults, texts = settings.Settings(), _setting_texts()
+    rows = []
+    for key in settings.field_keys():
+        section, _, name = key.rpartition(".")
+        value = getattr(getattr(defaults, section) if section else defaults, name)
+        rows.append((f"`{key}`", _default(key, value), texts[key]))
+    return table(("key", "default", "what it is, and why that default"), rows)
+
+
+def _setting_texts() -> dict[str, str]:
+    """Dotted key -> the docstring under the field, which only the source has."""
+    by_class: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(settings)).body:
+        if isinstance(node, ast.ClassDef):
+            by_class[node.name] = dict(_documented(node.body))
+    sections = {name: hint.__name__ for name, hint in inspect.get_annotations(settings.Settings, eval_str=True).items()}
+    texts = {}
+    for key in settings.field_keys():
+        section, _, name = key.rpartition(".")
+        texts[key] = by_class[sections[section] if section else "Settings"][name]
+    return texts
+
+
+def _documented(body: Sequence[ast.stmt]) -> Iterable[tuple[str, str]]:
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(text.value.value).split())
+
+
+def _default(key: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return f"`[{', '.join(value)}]`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int) and "bytes" in key and value >= 1 << 10:
+        size, unit = (value >> 20, "MiB") if value >= 1 << 20 else (value >> 10, "KiB")
+        return f"`{value}` ({size} {unit})"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`" if value != "" else '`""`'

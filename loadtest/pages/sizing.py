@@ -1,0 +1,30 @@
+"""What size of machine a router needs: the table of `loadtest sizing` and the rule that follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.cost.sizing_report import HEADERS, SizingError, cells, rule_lines
+from loadtest.pages.markdown import PageError, rows_of, table, where
+
+COMMAND = "python -m loadtest sizing --json sizing.json"
+
+
+def sizing_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest sizing`, and the rule that follows from it. Raises PageError."""
+    rows = rows_of(document)
+    try:
+        rules = rule_lines(rows)
+    except SizingError as error:
+        raise PageError(str(error)) from error
+    if failed := [row for row in rows if row.errors]:
+        raise PageError(f"this run had errors: {failed[0].case}, {failed[0].errors_by_kind}")
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{COMMAND}` on {where(document)}.",
+            "",
+            table(HEADERS, map(cells, rows)),
+            "",
+            *(f"- {line}." for line in rules),
+        ]
+    )

@@ -1,0 +1,88 @@
+"""Pages lead somewhere, say things once, and make a site."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.house.documents import DOCS, NAMES, ON_THE_WEB, ROOT, anchors, code_blocks, page, prose, section, table
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    """Every link to a file of ours leads to one, every anchor to a heading, and every file named in code is there."""
+    text = page(name)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
+        path, _, anchor = link.partition("#")
+        if path.startswith(ON_THE_WEB):
+            target = ROOT / path.removeprefix(ON_THE_WEB)
+        elif "://" in path:
+            continue
+        else:
+            target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+    for path in re.findall(r"`((?:router|loadtest|tests|core)/[\w/]+(?:\.py)?/?)`", text):
+        assert (ROOT / path).exists() or (ROOT / "router" / path).exists(), path
+
+
+def test_no_sentence_is_in_two_places() -> None:
+    """What one page says no other says again; a reader who finds it twice has to compare."""
+    places = defaultdict(list)
+    for name in NAMES:
+        for line in prose(page(name)).splitlines():
+            if len(line) > 60 and not line.startswith(("|", "#", "![")):
+                places[line.strip()].append(name)
+    assert {line: names for line, names in places.items() if len(names) > 1} == {}
+
+
+def test_readme_is_short() -> None:
+    """README has at most 250 lines: what is longer belongs on a page."""
+    assert len(page("README.md").splitlines()) <= 250
+
+
+def test_the_site_is_made(tmp_path: Path) -> None:
+    """`mkdocs build --strict` makes a site: no dead link, no page without its place in the navigation."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = {path.relative_to(tmp_path).parent for path in tmp_path.rglob("index.html")}
+    assert {path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md") if path.stem != "index"} <= made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_compiles(name: str) -> None:
+    """Python in the documents is Python."""
+    for text in code_blocks(page(name), "python"):
+        compile(text, name, "exec")
+
+
+def test_every_promise_has_its_test() -> None:
+    """Each row of SECURITY.md's promises names tests, and these are there: a module, and functions in it."""
+    promises = page("SECURITY.md").split("## Promises\n")[1]
+    rows = table(promises)
+    for promise, kept_by in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)*)`", kept_by)
+        assert named, promise
+        for module, path in named:
+            source = (ROOT / module).read_text(encoding="utf-8")
+            for name in filter(None, path.split("::")):
+                assert re.search(rf"^((async )?def|class) {name}\b|^{name} = ", source, re.MULTILINE), (
+                    f"{module}::{name}"
+                )
+    assert len(rows) >= 30
+
+
+def test_every_room_is_on_the_map() -> None:
+    """ARCHITECTURE.md names every room of the router and of its core, and the files beside them."""
+    text = section(page("ARCHITECTURE.md"), "Floors")
+    parts = {source.relative_to(ROOT / "router").with_suffix("").parts for source in (ROOT / "router").rglob("*.py")}
+    rooms = {part[0] for part in parts} | {part[1] for part in parts if part[0] == "core"}
+    for room in rooms - {"__init__"}:
+        assert re.search(rf"^ *(.* \| )?{room}( \| \w+)?  ", text, re.MULTILINE), room
