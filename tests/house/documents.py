@@ -20,8 +20,6 @@ DOCUMENTS = sorted(
     ]
 )
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
-ON_THE_WEB = "https://github.com/warmroute/warmroute/blob/main/"
-"""How pages of the site name files of the repository that are no pages."""
 
 
 def page(name: str) -> str:
