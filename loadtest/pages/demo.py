@@ -92,8 +92,8 @@ def ceiling(workload: Workload) -> float:
 
 
 def broken_promises(documents: Sequence[dict[str, Any]]) -> list[str]:
-    """What README promises of the demo and these runs did not show, a line each. Its figures are medians of several
-    runs: how often round robin meets a cache by chance differs by a third from one to the next."""
+    """What the documents promise of the demo and the medians of these runs did not show, a line each. Raises
+    PageError."""
     rows = {(row.workload, row.policy): row for row in median_rows(documents)}
     unwell = [row for row in rows.values() if row.errors or row.rejected]
     failed = [f"{row.workload}, {row.policy}: {row.errors} errors, {row.rejected} rejected" for row in unwell]

@@ -18,7 +18,7 @@ def faults_block(document: dict[str, Any]) -> str:
     if set(map(str, GOALS)) - {goal for goal, _ in by_router.get(OURS, {})}:
         raise PageError("not the JSON of a whole run of faults: some of its goals are missing")
     if loose := {"--slack", "--counts"} & set(document.get("command", "").split()):
-        raise PageError(f"this run was judged with {min(loose)}: README's promises have none")
+        raise PageError(f"this run was judged with {min(loose)}: the documents' promises have none")
     routers = [OURS, *(name for name in by_router if name != OURS)]
     known = document["machine"].get("routers", {})
     versions = [f"{name} {known[name]}" for name in routers if name in known]

@@ -22,7 +22,7 @@ def overhead_block(document: dict[str, Any]) -> str:
     if expected - {row.case for row in figures} - {row.workload for row in rows}:
         raise PageError("not the JSON of a whole run of overhead: some of its cases are missing")
     if "--slack" in document.get("command", ""):
-        raise PageError("this run was judged with --slack: README's goals have none")
+        raise PageError("this run was judged with --slack: the documents' goals have none")
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
     return "\n".join(
         [

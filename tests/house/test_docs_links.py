@@ -34,8 +34,10 @@ def test_no_sentence_is_in_two_places() -> None:
     places = defaultdict(list)
     for name in NAMES:
         for line in prose(page(name)).splitlines():
-            if len(line) > 60 and not line.startswith(("|", "#", "![")):
-                places[line.strip()].append(name)
+            if not line.startswith(("|", "#", "![")):
+                for sentence in re.split(r"(?<=[.:]) ", re.sub(r"^\s*(-|\d+\.) ", "", line)):
+                    if len(sentence) > 50:
+                        places[sentence].append(name)
     assert {line: names for line, names in places.items() if len(names) > 1} == {}
 
 
