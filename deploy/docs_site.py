@@ -1,6 +1,7 @@
-"""A hook of MkDocs: on the site, a link that leaves docs/ leads to the repository.
+"""A hook of MkDocs: what a page means where it lies, it means on the site.
 
-Pages name files by their path beside the page, so that they can be read where they lie; a site has only the pages.
+Pages name files by their path beside the page; a site has only the pages, so a link that leaves docs/ leads to the
+repository. A pipe in the code of a table needs a backslash on GitHub, and Python-Markdown would show it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 REPO = Path(__file__).resolve().parents[1]
+CODE = re.compile(r"`[^`\n]+`")
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 
 
@@ -27,7 +29,7 @@ class Page(Protocol):
 
 
 def on_page_markdown(markdown: str, page: Page, config: Mapping[str, str], **_: object) -> str:
-    """The page's text with such links replaced; one that leads to no file stays, and fails the build."""
+    """The page's text as the site takes it. A link that leads to no file stays, and fails the build."""
     folder = Path(page.file.abs_src_path).parent
 
     def replaced(found: re.Match[str]) -> str:
@@ -36,4 +38,4 @@ def on_page_markdown(markdown: str, page: Page, config: Mapping[str, str], **_: 
             return found[1]
         return f"{config['repo_url']}/blob/main/{target.relative_to(REPO)}"
 
-    return LINK.sub(replaced, markdown)
+    return LINK.sub(replaced, CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown))

@@ -47,11 +47,14 @@ def test_readme_is_short() -> None:
 
 
 def test_the_site_is_made(tmp_path: Path) -> None:
-    """`mkdocs build --strict` makes a site: no dead link, no page without its place in the navigation."""
+    """`mkdocs build --strict` makes a site: no dead link, no page without its place in the navigation,
+    no command that cannot be copied."""
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
+    runbook = (tmp_path / "operate" / "runbook" / "index.html").read_text(encoding="utf-8")
+    assert "/metrics | grep hit_rate</code>" in runbook
 
 
 @pytest.mark.parametrize("name", NAMES)
