@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run race evidence docs test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -17,9 +17,6 @@ race: $(VENV)/.demo  ## a small part of the placement race, judged; ARGS="--race
 
 evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it: hours; ARGS="--list", "--only cost,demo"
 	$(BIN)/python -m loadtest evidence $(ARGS)
-
-docs: $(VENV)/.dev  ## site/: the documents as a site; ARGS="serve" shows it while they are written
-	$(BIN)/python -m mkdocs $(or $(ARGS),build --strict)
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
@@ -51,6 +48,10 @@ check: $(VENV)/.dev  ## lint, types, floors
 format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+.PHONY: docs
+docs: $(VENV)/.dev  ## site/: the documents as a site; ARGS="serve" shows it while they are written
+	$(BIN)/python -m mkdocs $(or $(ARGS),build --strict)
 
 setup: $(VENV)/.dev  ## create .venv with everything
 
@@ -109,7 +110,8 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:
-	rm -rf site .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf site
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
