@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: run race evidence docs test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -49,7 +49,6 @@ format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.PHONY: docs
 docs: $(VENV)/.dev  ## site/: the documents as a site; ARGS="serve" shows it while they are written
 	$(BIN)/python -m mkdocs $(or $(ARGS),build --strict)
 
