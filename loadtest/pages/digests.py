@@ -11,12 +11,16 @@ COSTS = {"short": "a short request", "long": "a request of 200 KB", "stream300":
 
 
 def demo_digest(page: str) -> str:
-    """Both kinds of traffic with and without us, from the text of the demo's page. Raises PageError."""
+    """Both kinds of traffic with and without us, and by how much, from the text of the demo's page. Raises PageError."""
     whole = block_of(page, "demo")
     head, *rows = cells_of(whole)
     columns = _columns(head, ("workload", "policy", "token hits", "TTFT p50", "TTFT p90"))
     shown = [row for row in rows if row[0] in WORKLOADS]
-    return _measured(whole) + table([head[i] for i in columns], [[row[i] for i in columns] for row in shown])
+    won = [
+        line for line in whole.splitlines() for name in WORKLOADS if line.startswith(f"- {name}: ") and " x " in line
+    ]
+    cells = table([head[i] for i in columns], [[row[i] for i in columns] for row in shown])
+    return _measured(whole) + "\n".join([cells, "", *won])
 
 
 def costs_digest(page: str) -> str:
