@@ -11,7 +11,7 @@ COSTS = {"short": "a short request", "long": "a request of 200 KB", "stream300":
 
 
 def demo_digest(page: str) -> str:
-    """Both kinds of traffic with and without us, and by how much, from the text of the demo's page. Raises PageError."""
+    """Both kinds of traffic with and without us, and by how much, from the demo's page. Raises PageError."""
     whole = block_of(page, "demo")
     head, *rows = cells_of(whole)
     columns = _columns(head, ("workload", "policy", "token hits", "TTFT p50", "TTFT p90"))
