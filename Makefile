@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: help run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -50,6 +50,9 @@ format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 	$(BIN)/ruff format .
 
 setup: $(VENV)/.dev  ## create .venv with everything
+
+help:  ## this list
+	@sed -nE 's/^([a-z0-9-]+):.*  ## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{printf "%-16s %s\n", $$1, $$2}'
 
 EVENT_RUNS ?= 10000
 DISCOVERY_RUNS ?= 10000
@@ -105,7 +108,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	$(BIN)/python -m tests.supply.install
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
-clean:
+clean:  ## remove .venv and everything else that targets made
 	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:
