@@ -24,6 +24,7 @@ from loadtest.common.traces import TraceError
 from loadtest.pages.demo import broken_promises, demo_block, median_rows
 from loadtest.pages.digests import costs_digest, demo_digest, race_digest
 from loadtest.pages.faults import faults_block
+from loadtest.pages.floors import floors
 from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
 from loadtest.pages.overhead import overhead_block
@@ -53,6 +54,7 @@ BLOCKS = {
     "settings": "docs/reference/settings.md",
     "metrics": "docs/reference/metrics.md",
     "policies": "docs/reference/policies.md",
+    "floors": "docs/architecture/house.md",
     "scenarios": "docs/evidence/race.md",
     "rows": "docs/evidence/race.md",
     "demo": "docs/evidence/demo.md",
@@ -75,6 +77,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "policies": policies_table,
+    "floors": lambda: floors((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
     "scenarios": scenarios_table,
     "rows": rows_table,
 }
