@@ -61,8 +61,8 @@ SHOWN = re.findall(r"`((?:curl|printf) [^`]+)`", page("docs/operate/runbook.md")
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
+    """The first of so many free ports in a row, below those that systems give away; each process begins elsewhere."""
+    for first in range(10_000 + os.getpid() % 1_000 * count, 32_000, count):
         with ExitStack() as sockets:
             try:
                 for port in range(first, first + count):
