@@ -60,7 +60,7 @@ from loadtest.pages.race import (
 )
 from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
 from loadtest.replay.demo import POLICIES as COMPARED
-from router.core.cache.knowledge import Held
+from router.core.cache.knowledge import StoredPrefix
 from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import Load, Replica
@@ -150,7 +150,7 @@ def _exercised_metrics() -> Metrics:
     router.replace([Replica(id_)])
     router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
-    held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
+    held = StoredPrefix(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
     ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
     streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})

@@ -160,7 +160,7 @@ class Observatory:
 
     def _advice(self, rows_max: int) -> Rows:
         fleet = self._router.fleet
-        model = fleet.common.prefill.model
+        model = fleet.means.common.prefill.model
         return self.ledger.advice(
             rows_max,
             ms_per_token=lambda context: model.per_token_ms + model.per_token_context_ms * context,

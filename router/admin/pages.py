@@ -138,7 +138,7 @@ class Pages:
             "failures_in_a_row": member.breaker.failures,
             "breaker": _breaker(member, now_s),
             "grade": member.grade,
-            "grade_why": self._router.knowledge.standing(member.id)[1],
+            "grade_why": self._router.knowledge.grade_of(member.id)[1],
             "events": self._events(member.id),
             "models": sorted(member.models),
             "in_flight": len(member.leases),

@@ -103,7 +103,7 @@ class Page:
         for id_ in ids:
             if id_ not in fleet.members:
                 raise _Refused(refused(400, "unknown_replica", f"There is no replica '{id_}'."))
-            if id_ not in ready and id_ not in fleet.held:
+            if id_ not in ready and id_ not in fleet.warming_up:
                 raise _Refused(refused(400, "not_ready", f"The replica '{id_}' is not ready."))
         if not ids:
             raise _Refused(refused(400, "no_replica", "No replica is named, or ready."))

@@ -25,6 +25,7 @@ from router.core.facts.requests import Ask
 from router.core.fleet.lease import PREFILL, Lease
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain, chain_of
 from router.engines import fetch
 from router.prewarm.prefixes import Prefix
@@ -137,11 +138,9 @@ class Sender:
         return self._router.models.tokens(read.model).tokens_of(prompt)
 
     def _lease(self, replica: str, read: _Read) -> Lease:
-        body_tokens, now_s = len(read.body) // BYTES_PER_TOKEN, self._clock()
+        wanted = Wanted(read.ask, read.model, read.chain, "", body_tokens=len(read.body) // BYTES_PER_TOKEN)
         try:
-            lease = self._router.route(
-                read.ask, read.model, read.chain, now_s, ring_key="", body_tokens=body_tokens, only=replica
-            )
+            lease = self._router.route(wanted, self._clock(), only=replica)
         except (NoReplica, Shed) as error:
             raise Failed("nothing may be sent there now", gone=True) from error
         lease.role = PREFILL

@@ -3,7 +3,7 @@
 A replica is due when it joins and when its cache is gone, and warmed once it is fit. Prompts go one at a time, and to
 one replica at a time; only those that are held back (`prewarm.hold_ready`) do not wait for others, since the fleet is
 short of them. Whoever is held gets traffic when it is warm, when that failed, and at the latest `timeout_s` after it
-began; Fleet.hold sees to it that somebody serves meanwhile. Replicas that were there when the router came are not
+began; Fleet.warm_up sees to it that somebody serves meanwhile. Replicas that were there when the router came are not
 held: it is the router that is new.
 """
 
@@ -130,7 +130,7 @@ class Warmer:
 
     def warming(self, replica: str) -> bool:
         """Whether its cache is being filled, or it waits for that."""
-        return replica in self._running or replica in self._router.fleet.held
+        return replica in self._running or replica in self._router.fleet.warming_up
 
     # -- what it is asked ----------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Warmer:
 
     def _hold(self, replica: str) -> None:
         if self.settings.hold_ready:
-            self._router.fleet.hold(replica, True)
+            self._router.fleet.warm_up(replica, True)
 
     def _release(self, replica: str, why: str) -> None:
         """Unless another life of it is due, which is held for itself."""
@@ -181,7 +181,7 @@ class Warmer:
             self._let_go(replica, why)
 
     def _let_go(self, replica: str, why: str) -> None:
-        if self._router.fleet.hold(replica, False):
+        if self._router.fleet.warm_up(replica, False):
             log.info("replica takes traffic", extra={"fields": {"replica": replica, "why": why}})
             self._released(replica)
 

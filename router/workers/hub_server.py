@@ -318,9 +318,8 @@ class Link(asyncio.Protocol):
         """Its work counts where it is; a replica that is not known or not ready is somebody else's trouble."""
         ask, now_s = Ask(said.model, stream=said.stream), time.monotonic()
         try:
-            lease = self._router.route(
-                ask, said.model, None, now_s, ring_key="", body_tokens=said.prompt_tokens, only=said.replica
-            )
+            wanted = Wanted(ask, said.model, None, "", body_tokens=said.prompt_tokens)
+            lease = self._router.route(wanted, now_s, only=said.replica)
         except (NoReplica, Shed):
             return
         self._leases[said.id] = lease

@@ -91,7 +91,7 @@ async def test_a_decision_finds_what_engines_said(folder: Path) -> None:
             assert set(STAGES) >= set(extended.stages_s)
         assert all(value > 0 for value in extended.stages_s.values())
         assert len(world.replicas) == REPLICAS
-        assert world.router.knowledge.standing(world.replicas[0])[0] is Grade.EXACT
+        assert world.router.knowledge.grade_of(world.replicas[0])[0] is Grade.EXACT
     finally:
         world.close()
 

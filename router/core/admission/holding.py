@@ -6,9 +6,9 @@ computed again and evicts the next: replicas compute most of the time what they 
 prompt that is mostly cached nowhere, and would make others repeat far more work than it is itself, waits while the
 fleet is busy. Meanwhile the turns of those who are inside, which are short, go on undisturbed.
 
-What thrashes is the policy's to say (`Choice.hold`). How long anybody waits is bounded in any case: whoever has been
-held for `hold_s` goes where it is cheapest. A few are tried again several times a second, since a price takes some ten
-microseconds a replica: the oldest of each tenant, tenants by turns.
+The policy says which placement thrashes (`Choice.hold_back`). The wait is bounded in any case: a request that has been
+held back for `hold_s` goes where it is cheapest. Only a few requests are tried again several times a second, since a
+price takes some ten microseconds a replica: the oldest of each tenant, tenants by turns.
 """
 
 from __future__ import annotations

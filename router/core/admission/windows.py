@@ -45,7 +45,7 @@ RATE_WINDOW_S = 10.0  # of waiting, over which the rate of turns is taken
 RATE_PRIOR_S = 2.0  # of waiting, that the rate by Little's law is worth
 
 
-class Limits(Protocol):
+class AdmissionLimits(Protocol):
     """Settings `admission.*`; see there."""
 
     @property
@@ -128,7 +128,7 @@ class TurnRate:
 class Admission:
     """Places, and the queue for them. `now_s` is any clock that does not go back."""
 
-    def __init__(self, router: Router, limits: Limits, *, stale_s: float) -> None:
+    def __init__(self, router: Router, limits: AdmissionLimits, *, stale_s: float) -> None:
         """A load that was heard of `stale_s` ago says nothing any more."""
         self.queue = FairQueue()
         self.full: set[str] = set()  # replicas without room
@@ -136,13 +136,13 @@ class Admission:
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
         self._open: dict[int, str] = {}  # lease -> tenant
-        self._held: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
+        self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
         self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
         self._rate = TurnRate()
         self._ended = self._lasted_s = 0.0  # leases, faded by each that ends
         self.configure(limits)
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: AdmissionLimits) -> None:
         """Take other limits; who waits goes on waiting, as far as there is room for it."""
         self._limits = limits
         self._windows = {id_: window for id_, window in self._windows.items() if window.binds}
@@ -161,8 +161,8 @@ class Admission:
         """A lease was given."""
         replica = lease.replica
         self._open[lease.id] = tenant
-        held = (replica, tenant)
-        self._held[held] = self._held.get(held, 0) + 1
+        whose = replica, tenant
+        self._open_of_tenant[whose] = self._open_of_tenant.get(whose, 0) + 1
         if len(self._router.fleet.members[replica].leases) >= self.window(replica):
             self.full.add(replica)
 
@@ -174,10 +174,10 @@ class Admission:
         self._ended = self._ended * LASTED_FADE + 1.0
         self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
         replica = lease.replica
-        held = (replica, tenant)
-        self._held[held] -= 1
-        if not self._held[held]:
-            del self._held[held]
+        whose = replica, tenant
+        self._open_of_tenant[whose] -= 1
+        if not self._open_of_tenant[whose]:
+            del self._open_of_tenant[whose]
         if replica in self.full:
             member = self._router.fleet.members.get(replica)
             if member is None or len(member.leases) < self.window(replica):
@@ -307,9 +307,9 @@ class Admission:
             return False
         model, fleet = pool[0], self._router.fleet
         members = fleet.usable() if model is None else fleet.serving(model)
-        held = sum(self._held.get((m.id, tenant), 0) for m in members)
+        own = sum(self._open_of_tenant.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
-        return held >= max(1.0, places * self._limits.tenant_share_max)
+        return own >= max(1.0, places * self._limits.tenant_share_max)
 
     def _turns_per_s(self) -> float:
         """By Little's law: what is open, over how long an answer takes; and by turns, when there have been any."""

@@ -50,7 +50,7 @@ _COUNT = (1 << _COUNT_BITS) - 1
 _NOT_HELD = -1  # no key
 
 
-class Ledger:
+class EngineBlocks:
     """The blocks of one engine under its name in `masks`. At most `blocks_max` are held, `aside_max` of them without
     a key, and about `names_max` names of blocks no longer held are kept.
 

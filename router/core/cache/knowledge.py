@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.core.cache.engine_blocks import Ledger
+from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import SWEEP_KEYS, Masks
 from router.core.cache.selfcheck import AnswerCheck, CounterCheck, counters_drift
 from router.core.facts.placements import Grade
@@ -52,7 +52,7 @@ HYBRID = "its sliding-window or state layers are not followed"
 
 
 @dataclass(slots=True)  # not frozen: one is made for every replica that holds some of a request's prompt
-class Held:
+class StoredPrefix:
     """What events say of one replica and one prompt."""
 
     tokens: int  # longest held prefix, whole blocks, not yet capped
@@ -64,15 +64,17 @@ class Held:
     free_tokens: int | None = None  # of its KV pool, where its capacity and all that its GPU holds are known
     behind: bool = False  # the prompt goes on behind an answer whose events are still to come
 
-    def but(self, tokens: int) -> Held:
+    def but(self, tokens: int) -> StoredPrefix:
         """The same of a prompt of which so many tokens are held."""
-        return Held(tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens)
+        return StoredPrefix(
+            tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens
+        )
 
 
 @dataclass(slots=True)
 class _Known:
     name: str
-    ledger: Ledger
+    ledger: EngineBlocks
     bytes_counted: int = 0  # of the ledger, as last counted
     stream_grade: Grade = Grade.ESTIMATED
     stream_why: str = NO_STREAM
@@ -117,12 +119,12 @@ class _Known:
             return Grade.CATCHING_UP, HYBRID
         return self.stream_grade, self.stream_why
 
-    def empty(self) -> Held:
+    def empty(self) -> StoredPrefix:
         """What is said of a prompt of which this replica has nothing."""
         ledger, size, suspended, free = self.ledger, self.block_tokens, bool(self.suspended), None
         if self.kv_tokens_max and size and ledger.complete:
             free = self.kv_tokens_max - ledger.gpu_blocks * size
-        return Held(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
+        return StoredPrefix(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
 
 
 class Knowledge:
@@ -131,7 +133,7 @@ class Knowledge:
 
     One ledger holds at most `blocks_max` blocks, and its side tables are sized by that. All ledgers together take at
     most `bytes_max` bytes: beyond it the largest gives up blocks, and with them its grade. `repeats` is for all
-    ledgers (see Ledger).
+    ledgers (see EngineBlocks).
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Knowledge:
         self._known: dict[str, _Known] = {}
         self.follows = False  # whether any replica's events count
         self._settling: deque[tuple[float, str, int, float]] = deque()  # (due, replica, lease, ended)
-        self._empty: dict[str, Held | None] = {}  # see `empty`; without those of which something has changed
+        self._empty: dict[str, StoredPrefix | None] = {}  # see `empty`; without those of which something has changed
         self._sizes: dict[int, list[_Known]] | None = None  # block -> who is followed; None: to be made anew
         self._late: dict[str, None] = {}  # replicas that may have ended leases whose blocks are not all heard of
 
@@ -257,7 +259,7 @@ class Knowledge:
             known.untokened = why
             self._judge(replica, known)
 
-    def standing(self, replica: str) -> tuple[Grade, str]:
+    def grade_of(self, replica: str) -> tuple[Grade, str]:
         """The replica's grade, and why."""
         known = self._known.get(replica)
         return known.shown if known else (Grade.ESTIMATED, NO_STREAM)
@@ -267,7 +269,7 @@ class Knowledge:
         known = self._known.get(replica)
         return bool(known and known.suspended and known.doubted)
 
-    def ledger(self, replica: str) -> Ledger | None:
+    def ledger(self, replica: str) -> EngineBlocks | None:
         """What the replica's stream said so far; None where there is no stream."""
         known = self._known.get(replica)
         return known.ledger if known and known.stream_grade is not Grade.ESTIMATED else None
@@ -283,10 +285,10 @@ class Knowledge:
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def held(self, prompt: TokenPrompt, now_s: float) -> dict[str, Held]:
+    def stored(self, prompt: TokenPrompt, now_s: float) -> dict[str, StoredPrefix]:
         """What replicas hold of a prompt, by their events: those that hold some of it, and those of which that is not
         known exactly at the moment. Of all others `empty` tells."""
-        found: dict[str, Held] = {}
+        found: dict[str, StoredPrefix] = {}
         for size, keys in prompt.keys.items():
             for name, depth in self.masks.match(keys).items():
                 none = self.empty(name)
@@ -302,9 +304,9 @@ class Knowledge:
             found[known.name] = said
         return found
 
-    def empty(self, replica: str) -> Held | None:
-        """What `held` would say of a replica that it leaves out; None where nothing is known by events. Whoever asks is
-        given the same object until something about the replica changes: not to be altered."""
+    def empty(self, replica: str) -> StoredPrefix | None:
+        """What `stored` would say of a replica that it leaves out; None where nothing is known by events. The object is
+        shared until something about the replica changes, and must not be altered."""
         if replica in self._empty:
             return self._empty[replica]
         known = self._known.get(replica)
@@ -328,13 +330,13 @@ class Knowledge:
                     found.append(known)
         return found
 
-    def expect(self, replica: str, lease: int, prompt: TokenPrompt, held: Held) -> None:
+    def expect(self, replica: str, lease: int, prompt: TokenPrompt, stored: StoredPrefix) -> None:
         """The prompt's blocks behind what it holds are about to be computed there."""
         known = self._known.get(replica)
-        if known is None or not held.block_tokens:
+        if known is None or not stored.block_tokens:
             return
-        keys, size = prompt.keys.get(held.block_tokens, []), held.block_tokens
-        if new := keys[held.tokens // size :]:
+        keys, size = prompt.keys.get(stored.block_tokens, []), stored.block_tokens
+        if new := keys[stored.tokens // size :]:
             known.ledger.expect(lease, new)
         last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
         known.ledger.tails.begin(lease, last, len(keys))
@@ -377,17 +379,19 @@ class Knowledge:
 
     # -- self-check ----------------------------------------------------------------------------------------------
 
-    def answered(self, replica: str, held: Held | None, predicted: int, actual: int | None, prompt_tokens: int) -> None:
-        """A request ended well; `held` and `predicted` (capped) are what events alone said when it was placed, and
+    def answered(
+        self, replica: str, stored: StoredPrefix | None, predicted: int, actual: int | None, prompt_tokens: int
+    ) -> None:
+        """A request ended well; `stored` and `predicted` (capped) are what events alone said when it was placed, and
         `actual` what the engine says it found cached, if it does."""
         known = self._known.get(replica)
         if known is None:
             return
-        current = held is not None and held.epoch == known.epoch and not held.suspended
+        current = stored is not None and stored.epoch == known.epoch and not stored.suspended
         known.counters.finished(predicted if current else None, prompt_tokens, silent=actual is None)
-        if held is None or actual is None or not current or held.behind:
+        if stored is None or actual is None or not current or stored.behind:
             return
-        known.answers.observe(predicted, actual, held.block_tokens)
+        known.answers.observe(predicted, actual, stored.block_tokens)
         known.earned = known.answers.agrees
         if known.earned:
             known.distrusts = 0
@@ -431,7 +435,7 @@ class Knowledge:
         """For something to change about it."""
         known = self._known.get(replica)
         if known is None:
-            ledger = Ledger(self.masks, replica, **self._limits, repeats=self._repeats)
+            ledger = EngineBlocks(self.masks, replica, **self._limits, repeats=self._repeats)
             known = self._known[replica] = _Known(replica, ledger)
         self._empty.pop(replica, None)
         return known

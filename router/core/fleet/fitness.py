@@ -20,7 +20,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from router.core.facts.placements import Ending, Shed
-from router.core.fleet import slow as pace
+from router.core.fleet import slow as slowness
 from router.core.fleet.breaker import Cause, State
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease
@@ -30,14 +30,16 @@ SLOW_START_LEASES = 4
 ALIVE_S = 1.0  # who gave an answer so lately does not fail at everything
 
 
-class Standing:
+class Fitness:
     """Breakers, rests and slow starts of a fleet's members; keeps `Fleet.guarded`."""
 
-    def __init__(self, fleet: Fleet, *, slow_start_s: float, stood: Callable[[str, State, str], None]) -> None:
-        """`stood(replica, state, why)` hears when a breaker opens, and when it closes."""
+    def __init__(
+        self, fleet: Fleet, *, slow_start_s: float, breaker_changed: Callable[[str, State, str], None]
+    ) -> None:
+        """`breaker_changed(replica, state, why)` hears when a breaker opens, and when it closes."""
         self._fleet = fleet
         self._slow_start_s = slow_start_s
-        self._tell = stood
+        self._tell = breaker_changed
         # When guarded members may have no reason to be any more, the next one first, each at most once; whose breaker
         # is open has no such time.
         self._ends: list[tuple[float, str]] = []
@@ -139,7 +141,9 @@ class Standing:
         self._guard(member)
 
     def opened(self, member: Member, lease: Lease) -> None:
-        """A lease was placed on a guarded member."""
+        """A lease was placed: on a member with an open breaker it is the trial, if there is none yet."""
+        if not (member.ready or member.warming_up):
+            self.panics += 1
         if member.breaker.backoff_s and member.breaker.trial is None:
             member.breaker.trial = lease.id
 
@@ -174,11 +178,11 @@ class Standing:
             return
         if slow:
             self.trip(member, Cause.SLOW, "first tokens take five times as long as its peers'", now_s)
-            self._fleet.forget_pace(member)
+            self._fleet.forget_speed(member)
         elif member.breaker.backoff_s and member.breaker.cause is Cause.SLOW:
-            if pace.trial_was_slow(self._fleet, member):
+            if slowness.trial_was_slow(self._fleet, member):
                 member.breaker.trip(Cause.SLOW, member.breaker.why, now_s)
-                self._fleet.forget_pace(member)
+                self._fleet.forget_speed(member)
             else:
                 self._close(member, now_s)
 
@@ -189,8 +193,8 @@ class Standing:
 
 
 def _mean_of_others(open_leases: tuple[int, int], member: Member) -> float:
-    """Open leases of a usable member, less this one, which is one of them unless it is held."""
+    """Open leases of a usable member, less this one, which is one of them unless it warms up."""
     leases, members = open_leases
-    if not member.held:
+    if not member.warming_up:
         leases, members = leases - len(member.leases), members - 1
     return leases / members if members > 0 else 0.0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from router.core.cache.knowledge import Held
+from router.core.cache.knowledge import StoredPrefix
 from router.core.facts.placements import Receipt
-from router.core.learned.steps import Mark, Stretch
+from router.core.learned.steps import ClockReading, Stretch
 from router.core.prompts.token_keys import TokenPrompt
 
 PREFILL = "prefill"  # the role of a lease whose answer nobody reads
 
 
-class Batch(Struct, gc=False, eq=False):  # see core/facts/requests.py
+class PrefillBatch(Struct, gc=False, eq=False):  # see core/facts/requests.py
     """First tokens that came together: engines prefill what waits side by side, and only the whole batch takes time."""
 
     before_s: float  # the first token before them
@@ -43,16 +43,16 @@ class Lease(Struct, gc=False, eq=False):  # see core/facts/requests.py
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
     answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
     tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
-    held: Held | None = None  # what events alone said of the prompt
+    stored: StoredPrefix | None = None  # what events alone said of the prompt
     guessed: bool = False  # see Choice
     stall_ms: float = 0.0  # part of `prefill_ms` by which it interrupts each stream that decodes there
     role: str = "both"
     first_token_s: float | None = None
-    batch: Batch | None = None  # with which its first token came
+    batch: PrefillBatch | None = None  # with which its first token came
     batch_tokens: int = 0  # its own part of it
     queued: bool = True  # others waited at the replica when it was placed
     own_ms: float | None = None  # of the service time, what its own prefill took; None where that is not known
-    mark: Mark | None = None  # of the replica's clock when its answer began to decode
+    mark: ClockReading | None = None  # of the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # of the prompt, besides its text, of which tokens are worth learning
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed

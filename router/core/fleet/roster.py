@@ -126,7 +126,7 @@ class Roster:
             self._take_out(filed)
 
     def file(self, member: Member) -> None:
-        """Something of it may have changed: its health, its models, what discovery says, whether it is held."""
+        """Something of it may have changed: its health, its models, what discovery says, whether it warms up."""
         filed = self._filed.get(member.id)
         if filed is None:
             self._joined += 1

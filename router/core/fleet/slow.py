@@ -82,7 +82,7 @@ def _peers(fleet: Fleet, member: Member) -> Iterator[Member]:
     for others, members in fleet.roster.kinds():
         if others.isdisjoint(names):
             continue
-        first = fleet.common.answers % len(members)
+        first = fleet.means.common.answers % len(members)
         for peer in chain(islice(members, first, None), islice(members, first)):
             if peer is not member:
                 yield peer

@@ -25,8 +25,8 @@ whose clients have left meanwhile. But all engines may be slow alike, and then t
 double it: so one of its peers must have been on time since. Without that evidence a replica is stuck only when it is
 late by any measure (HOPELESS), or after STUCK_LEASES clients left: then it gets no more, but keeps what it has.
 
-All members are looked at a few times a second, and just when nothing comes of any of them, each has to be compared with
-all others. So what is asked of others is found out once a look (`Peers`), and a look can be taken in slices.
+All members are looked at a few times a second (`look`), and just when nothing comes of any of them, each has to be
+compared with all others. So what is asked of others is found out once a look (`Peers`), and a look is taken in slices.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from router.core.fleet.breaker import Cause
+from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
@@ -48,6 +50,8 @@ UNSEEN_LEASES = 3  # of answers that do not stream, judged by what others took
 UNSEEN_ANSWERS = 8  # from which it is known what answers take
 COUNTERS_S = 5.0  # a probe may be late
 HOPELESS = 10.0  # times `stuck_after_s`
+# Work of one slice of a look, in open leases: so many are 0.2 ms, and a replica is as much work as a few.
+LOOK_LEASES, LOOK_LEASES_MIN = 128, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,29 @@ def _latest(names: frozenset[str], members: list[Member]) -> tuple[float, float,
         elif member.on_time_s > second_s:
             second_s = member.on_time_s
     return latest.on_time_s, second_s, latest, names
+
+
+def look(fleet: Fleet, fitness: Fitness, now_s: float, stuck_after_s: float) -> Iterator[list[str]]:
+    """Judge all members, and open the breakers of those that are stuck. Yields replicas whose silent requests are to be
+    tried elsewhere, a slice of some LOOK_LEASES open leases at a time, so that other work can be done between them."""
+    peers, elsewhere, looked_at = Peers(fleet), list[str](), 0
+    for member in list(fleet.members.values()):  # a member whose health checks failed may still owe answers
+        if not quiet(member, now_s, stuck_after_s):
+            continue
+        if looked_at >= LOOK_LEASES:
+            yield elsewhere
+            elsewhere, looked_at = [], 0
+            if fleet.members.get(member.id) is not member:
+                continue  # it has left meanwhile
+        looked_at += LOOK_LEASES_MIN + len(member.leases)
+        verdict = judge(fleet, member, now_s, stuck_after_s, peers)
+        if verdict is not None:
+            if verdict.placed_s >= member.breaker.until_s:  # otherwise the leases are from before its rest: no trial
+                fitness.trip(member, Cause.STUCK, verdict.why, now_s)
+            member.left_late = 0
+            if verdict.elsewhere:
+                elsewhere.append(member.id)
+    yield elsewhere
 
 
 def quiet(member: Member, now_s: float, stuck_after_s: float) -> bool:

@@ -133,4 +133,4 @@ class _Counted(Collector):
 def _prefill(router: Router, replica: str) -> PrefillModel:
     """What is learned of its speed; the fleet's, where it is gone."""
     member = router.fleet.members.get(replica)
-    return member.prefill_model if member is not None else router.fleet.common.prefill.model
+    return member.prefill_model if member is not None else router.fleet.means.common.prefill.model

@@ -59,7 +59,7 @@ class Gauges(Collector):
         text = "Spans of traces that the collector did not take, or for which the queue was full."
         yield counter("spans_dropped", text, figures.spans_dropped())
         text = "Placements on replicas that may not be fit, since no other was left."
-        yield counter("panic_placements", text, self._router.standing.panics)
+        yield counter("panic_placements", text, self._router.fitness.panics)
         count, closed = figures.connections()
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
         text = "Connections of clients that the router closed, by the limit that they ran into."

@@ -52,7 +52,7 @@ from math import inf
 
 from msgspec import Struct
 
-from router.core.facts.placements import Candidate, Choice, Grade, Question
+from router.core.facts.placements import Candidate, Choice, Grade, Market
 from router.core.placement.ring import Ring, load_bound
 
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
@@ -76,29 +76,29 @@ class Warm:
         """See policies.base.Near."""
         return self._ring.walk(ring_key, ids)
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The cheapest; inside the tie band home, a holder or the ring; and whether it is better held back."""
-        choice = self._cheapest(question, candidates)
-        if question.backlog >= BUSY_UNITS and question.median_backlog >= 1:
-            choice.hold = any(thrashes(c, question) for c in candidates if c.id == choice.id)
+        choice = self._cheapest(market, candidates)
+        if market.backlog >= BUSY_UNITS and market.median_backlog >= 1:
+            choice.hold_back = any(thrashes(c, market) for c in candidates if c.id == choice.id)
         return choice
 
-    def _cheapest(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         # Loops for all that is asked of every candidate: a comprehension for each would take twice as long.
         prices: dict[str, float] = {}
         longest, cheapest = 0, inf
-        weights = Weights.of(question)
+        weights = Weights.of(market)
         for c in candidates:
             prices[c.id] = c.price_ms = asked = price(c, weights)
             if asked < cheapest:
                 cheapest = asked
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
-        if question.elsewhere > ELSEWHERE_MIN:
-            guess = self._guess(candidates, question, weights, prices, longest)
-            if guess is not None and prices[guess.id] - cheapest <= question.tie_ms:
+        if market.elsewhere > ELSEWHERE_MIN:
+            guess = self._guess(candidates, market, weights, prices, longest)
+            if guess is not None and prices[guess.id] - cheapest <= market.tie_ms:
                 return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
-        count, tie_ms, longest_in_band = question.replicas, question.tie_ms, 0
+        count, tie_ms, longest_in_band = market.replicas, market.tie_ms, 0
         band: dict[str, Candidate] = {}
         for c in candidates:
             if prices[c.id] - cheapest <= tie_ms:
@@ -108,28 +108,28 @@ class Warm:
         if len(band) == 1:
             return Choice(next(iter(band)))
         tied = longest_in_band == longest  # otherwise who holds most was too dear: a spill
-        bound = load_bound(question.in_flight + 1, count)
-        home = band.get(question.home)
+        bound = load_bound(market.in_flight + 1, count)
+        home = band.get(market.home)
         if home is not None and _has_room(home, bound):
             return Choice(home.id, tied)
-        order = self._order(question, band)
+        order = self._order(market, band)
         if home is None and longest_in_band:
             holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
             at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
             if at_home:
                 return Choice(_soonest(at_home, prices).id, tied)
-        footprint_bound = load_bound(question.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
+        footprint_bound = load_bound(market.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
         return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
 
-    def _order(self, question: Question, some: dict[str, Candidate]) -> list[Candidate]:
+    def _order(self, market: Market, some: dict[str, Candidate]) -> list[Candidate]:
         """Candidates, the nearest to the key first."""
-        ids = question.order or self._ring.walk(question.ring_key, some)
+        ids = market.order or self._ring.walk(market.ring_key, some)
         return [some[id_] for id_ in ids if id_ in some]
 
     def _guess(
         self,
         candidates: Sequence[Candidate],
-        question: Question,
+        market: Market,
         weights: Weights,
         prices: dict[str, float],
         longest: int,
@@ -140,12 +140,12 @@ class Warm:
         if 2 * longest > of_any.cached_tokens + of_any.uncached_tokens:
             return None
         ids = {c.id: c for c in candidates}
-        guess = self._order(question, ids)[0]
+        guess = self._order(market, ids)[0]
         if guess.grade is Grade.EXACT:
             return None
         decoding_ms = weights.decoding * (guess.decode_ms + guess.slowed_ms)  # which takes as long if it is held
         saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
-        prices[guess.id] -= question.elsewhere * saved_ms
+        prices[guess.id] -= market.elsewhere * saved_ms
         return guess
 
 
@@ -194,16 +194,16 @@ def wait_ms(candidate: Candidate) -> float:
     return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half the time
 
 
-def thrashes(candidate: Candidate, question: Question) -> bool:
+def thrashes(candidate: Candidate, market: Market) -> bool:
     """Whether a request would make others repeat far more work than it is itself, if it were begun there now. One most
     of which is cached there is a turn of a conversation that goes on, and never does."""
-    if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= question.tie_ms:
+    if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= market.tie_ms:
         return False
     return candidate.evicted_ms + candidate.evicted_again_ms > HELD_WORTH * candidate.uncached_ms
 
 
 class Weights(Struct, gc=False):
-    """What is the same for all candidates of a question."""
+    """What is the same for all candidates of a market."""
 
     per_wait_ms: float  # load that a millisecond of waiting is
     load_max: float
@@ -211,11 +211,11 @@ class Weights(Struct, gc=False):
     decoding: float  # weight of a millisecond of decoding
 
     @staticmethod
-    def of(question: Question) -> Weights:
+    def of(market: Market) -> Weights:
         """See above."""
-        backlog = question.backlog
-        bands = question.median_backlog * question.unit_ms / question.tie_ms if question.tie_ms else 0.0
-        return Weights(1 / question.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
+        backlog = market.backlog
+        bands = market.median_backlog * market.unit_ms / market.tie_ms if market.tie_ms else 0.0
+        return Weights(1 / market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
 
 
 def price(candidate: Candidate, weights: Weights) -> float:
