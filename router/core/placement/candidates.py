@@ -111,14 +111,15 @@ class Pricer:
         """Each of `members` with what a placement there costs; `waits_ms` and `slower` are of a Survey of them."""
         size, holders, candidates, alone = match.size, self._index.holders, [], self._fleet.alone
         prompt_tokens, ratio, answer = size.prompt_tokens, size.pool_bytes_per_token, match.answer_tokens
+        stored, depths = match.stored, match.depths
         context = prompt_tokens + answer / 2  # tokens that this answer's stream has on average
         for n, member in enumerate(members):
             id_, said, cached, estimate = member.id, None, 0, 0
-            if match.stored is not None:
-                said = match.stored.get(id_) or self._knowledge.empty(id_)
-            if said is not None or id_ in match.depths:
-                if id_ in match.depths:
-                    estimate = self._estimated_tokens(member, size, match.depths[id_])
+            if stored is not None:
+                said = stored.get(id_) or self._knowledge.empty(id_)
+            if said is not None or id_ in depths:
+                if id_ in depths:
+                    estimate = self._estimated_tokens(member, size, depths[id_])
                 cached = self._cached_tokens(member, size, estimate, said)
             holder, uncached = holders[id_], prompt_tokens - cached
             footprint, free = len(holder.owner), said.free_tokens if said is not None else None
