@@ -296,8 +296,7 @@ class Admitter:
 
     def _tell_shed(self, code: str, wanted: Wanted) -> None:
         self._shed(code, wanted.priority)
-        if self._router.explainer is not None and wanted.chain is not None:
-            self._router.explainer.turned_away(wanted.chain)
+        self._router.turned_away(wanted)
 
     def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Charge what the request has really used. A request that failed may be tried again, and keeps its charge."""

@@ -89,7 +89,7 @@ class LocalPlacer:
 
     def stands(self, lease: Lease) -> bool:
         """Whether the lease's replica has neither left nor been replaced, and discovery calls it ready."""
-        member = self._router.fleet.members.get(lease.replica)
+        member = self._router.member(lease.replica)
         return member is not None and member.replica.ready and lease.id in member.leases
 
     def _answered(self, future: asyncio.Future[Lease], answer: Lease | Exception) -> None:
@@ -123,4 +123,4 @@ class LocalPlacer:
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""
-        return any(member.id not in tried for member in self._router.fleet.usable())
+        return any(member.id not in tried for member in self._router.usable())

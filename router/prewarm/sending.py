@@ -96,7 +96,7 @@ class Sender:
 
     def full(self, replica: str) -> bool:
         """Whether it has as many requests as it may have."""
-        member, window = self._router.fleet.members.get(replica), self._books.window(replica)
+        member, window = self._router.member(replica), self._books.window(replica)
         return member is not None and window is not None and len(member.leases) >= window
 
     async def send(self, replica: str, prefix: Prefix, tokens_max: int) -> Usage:
@@ -108,7 +108,7 @@ class Sender:
         read = await asyncio.get_running_loop().run_in_executor(
             None, _read, prefix, default, self._router.models.names.known_as
         )
-        member = self._router.fleet.members.get(replica)
+        member = self._router.member(replica)
         if member is None:
             raise Failed("it left", gone=True)
         if read.model not in member.models:

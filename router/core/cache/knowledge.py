@@ -279,6 +279,11 @@ class Knowledge:
         known = self._known.get(replica)
         return (known.answers.equal, known.answers.checks) if known else (0, 0)
 
+    @property
+    def keys(self) -> int:
+        """Distinct blocks that events say are stored, by all replicas."""
+        return len(self.masks)
+
     def block_sizes(self) -> set[int]:
         """Sizes for which a prompt's keys are wanted: those of replicas whose events count."""
         return self._by_size().keys() - {0}

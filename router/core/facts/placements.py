@@ -100,6 +100,14 @@ class Usage(Struct, gc=False):
     completion_tokens: int
     cached_tokens: int | None = None
 
+    def grown_blocks(self, block_tokens: int) -> int:
+        """Full blocks of so many tokens that the answer fills behind its prompt's own. Its last token is never fed
+        back, and has no place in the cache."""
+        if not self.completion_tokens or not block_tokens:
+            return 0
+        behind = self.prompt_tokens + self.completion_tokens - 1
+        return behind // block_tokens - self.prompt_tokens // block_tokens
+
 
 class Ending(StrEnum):
     """How an attempt on a replica ended."""

@@ -14,6 +14,7 @@ from router.core.fleet.member import SHARE_ALL, Member
 from router.core.fleet.roster import Roster
 from router.core.fleet.unlearned import Unlearned
 from router.core.learned.means import FleetMeans
+from router.core.learned.prefill import PrefillModel
 
 
 @dataclass(slots=True)
@@ -114,6 +115,10 @@ class Fleet:
         self._changed(member)
         return True
 
+    def member(self, id_: str) -> Member | None:
+        """A replica's state, for others to read; None where there is no such replica."""
+        return self.members.get(id_)
+
     def ready(self) -> list[Member]:
         """Members that may be sent requests. Not to be changed."""
         return self.roster.ready()
@@ -152,6 +157,19 @@ class Fleet:
             roster.file(member)
             if member.warming_up and member.health.fit and member.replica.ready:
                 self.warming_up[member.id] = member
+
+    def is_warming_up(self, id_: str) -> bool:
+        """Whether a fit member gets no requests until its cache is filled."""
+        return id_ in self.warming_up
+
+    def is_to_warm_up(self, id_: str) -> bool:
+        """Whether a member had better get no requests until its cache is filled, fit or not."""
+        return id_ in self.warming
+
+    def prefill_model(self, id_: str = "") -> PrefillModel:
+        """What is known of a replica's prefill speed; of no replica, or one that has left, what most have in common."""
+        member = self.members.get(id_)
+        return member.prefill_model if member is not None else self.means.common.prefill.model
 
     def same_server(self, id_: str) -> list[str]:
         """Replicas behind the same URL: the ranks of one server."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 
 from router.core.facts.placements import Grade, Outcome
 from router.core.facts.replicas import Load, Replica, ServedModel
@@ -67,8 +68,8 @@ class Member:
     _batch: PrefillBatch | None = None  # batch of the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
-    on_time_s: float = float("-inf")  # last first token that was on time, or answer that did not stream
-    late_s: float = float("-inf")  # last first token that was late
+    on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
+    late_s: float = -inf  # last first token that was late
     unseen_end_s: float = 0.0  # end of the last answer that did not stream
     counts: bool = False  # whether the engine's counters move when it works
     left_late: int = 0  # clients that left without a token that was late, since the last sign of life
@@ -78,7 +79,7 @@ class Member:
     rest_until_s: float = 0.0
     came_back: bool = False  # its health checks are fine again, and nothing was placed since
     warming_up: bool = False  # it gets no requests until its cache is filled (Fleet.warm_up)
-    back_s: float = float("-inf")  # when it came back
+    back_s: float = -inf  # when it came back
 
     def __post_init__(self) -> None:
         self.id = self.replica.id
@@ -98,6 +99,11 @@ class Member:
     def step_model(self) -> StepModel:
         """Its own model of a decoding step, or that of all such replicas until it has one."""
         return self.steps.model if self.steps.observations else self.speeds.steps.model
+
+    def context_tokens_max(self, model: str) -> float:
+        """The longest context that it says the model has; infinite where it does not say."""
+        served = self.models.get(model)
+        return inf if served is None or served.max_model_len_tokens is None else served.max_model_len_tokens
 
     def take_speeds(self, speeds: Speeds) -> None:
         """Share the speeds of other models from now on: what was learned of its own speed is of no use any more."""

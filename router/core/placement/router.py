@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt, Usage
+from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
 from router.core.facts.replicas import Replica
 from router.core.fleet import stuck
 from router.core.fleet.breaker import State
@@ -47,7 +47,11 @@ _OK, _LEFT = Ending.OK, Ending.CLIENT_LEFT  # looking up an enum's member costs 
 
 
 class Router:
-    """All state of placement. `now_s` is any clock that does not go back."""
+    """All state of placement. `now_s` is any clock that does not go back.
+
+    Outside of the core only its methods are called, and three parts are read that have methods of their own: `models`
+    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say).
+    """
 
     def __init__(
         self,
@@ -99,7 +103,13 @@ class Router:
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
-        # What engines show and answers teach: documented where it is done.
+        # Documented where it is done: what others read of replicas,
+        self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
+        self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
+        self.same_server, self.prefill_model = self.fleet.same_server, self.fleet.prefill_model
+        self.warm_up, self.is_warming_up = self.fleet.warm_up, self.fleet.is_warming_up
+        self.is_to_warm_up = self.fleet.is_to_warm_up
+        # what engines show, and what answers teach.
         self._replace = observations.replace
         self.observe_health = observations.observe_health
         self.observe_models = observations.observe_models
@@ -120,6 +130,16 @@ class Router:
         for id_ in left:
             self._pricer.forget(id_)
         return joined, left
+
+    @property
+    def members(self) -> list[Member]:
+        """All replicas, in a stable order. Not to be changed."""
+        return list(self.fleet.members.values())
+
+    @property
+    def panics(self) -> int:
+        """Placements so far on replicas that may not be fit, for want of others."""
+        return self.fitness.panics
 
     def rest(self, id_: str, until_s: float) -> None:
         """A replica asked to be left alone until then: nothing is placed there before. That is no failure."""
@@ -184,6 +204,11 @@ class Router:
         and Shed."""
         return self._who_may(model, NOBODY, only, (), now_s)
 
+    def turned_away(self, wanted: Wanted) -> None:
+        """A request will not be placed, though its text may be remembered."""
+        if self.explainer is not None and wanted.chain is not None:
+            self.explainer.turned_away(wanted.chain)
+
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The first body event of a stream arrived."""
         member = self.fleet.members.get(lease.replica)
@@ -206,7 +231,7 @@ class Router:
             member.left(lease, late=late)
         computed = ok or lease.first_token_s is not None
         if lease.stored is not None and lease.tokens is not None:
-            grown = _grown_blocks(lease.stored.block_tokens, outcome.usage)
+            grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
         if computed or (left and not lease.streams):  # what did not stream may have been computed unseen
             answer_keys = self._credits.keys_of_answer(lease, outcome)
@@ -353,23 +378,9 @@ class Router:
 
 
 def _long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Members that say that their context is long enough for the prompt. All of them, if none says so: then the engine
-    is to refuse it."""
+    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
     model = wanted.model
     if model is None:
         return members
     needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
-
-    def fits(member: Member) -> bool:
-        served = member.models.get(model)
-        longest = served.max_model_len_tokens if served is not None else None
-        return longest is None or needed <= longest
-
-    return [member for member in members if fits(member)] or members
-
-
-def _grown_blocks(block_tokens: int, usage: Usage | None) -> int:
-    """Full blocks that an answer fills behind its prompt's own; its last token is never fed back."""
-    if usage is None or not usage.completion_tokens or not block_tokens:
-        return 0
-    return (usage.prompt_tokens + usage.completion_tokens - 1) // block_tokens - usage.prompt_tokens // block_tokens
+    return [m for m in members if m.context_tokens_max(model) >= needed] or members
