@@ -26,7 +26,7 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "core/admission": "queue rates windows",
-    "core/cache": "estimate knowledge masks recency selfcheck",
+    "core/cache": "estimate knowledge masks recency reported selfcheck",
     "core/facts": "placements replicas requests",
     "core/fleet": (
         "breaker fitness fleet health kv_room lease member models observations prefill_queue roster unlearned"

@@ -60,7 +60,7 @@ from loadtest.pages.race import (
 )
 from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
 from loadtest.replay.demo import POLICIES as COMPARED
-from router.core.cache.knowledge import StoredPrefix
+from router.core.cache.reported import StoredPrefix
 from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import Load, Replica

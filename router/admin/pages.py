@@ -154,7 +154,7 @@ class Pages:
     def _events(self, replica: str) -> dict[str, Any] | None:
         """What its event stream brought; None where there is none."""
         knowledge = self._router.knowledge
-        ledger, stream = knowledge.ledger(replica), self._streams(replica)
+        ledger, stream = knowledge.engine_blocks(replica), self._streams(replica)
         if ledger is None:
             return stream
         equal, compared = knowledge.checks(replica)

@@ -6,8 +6,9 @@ from array import array
 from dataclasses import dataclass, field
 
 from router.core.cache.engine_blocks import BLOCK_BYTES
-from router.core.cache.knowledge import DISTRUST_S, HYBRID, SETTLE_S, Knowledge, StoredPrefix
+from router.core.cache.knowledge import SETTLE_S, Knowledge
 from router.core.cache.lateness import LATE_S_MAX
+from router.core.cache.reported import DISTRUST_S, HYBRID, StoredPrefix
 from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load

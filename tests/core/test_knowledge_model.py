@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from router.core.cache.engine_blocks import BLOCK_BYTES
-from router.core.cache.knowledge import HYBRID, Knowledge, StoredPrefix
+from router.core.cache.knowledge import Knowledge
+from router.core.cache.reported import HYBRID, StoredPrefix
 from router.core.cache.selfcheck import CHECKS
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
@@ -131,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         """Of each replica that is not merely estimated, from the ledgers alone."""
         knowledge, found = self.knowledge, dict[str, StoredPrefix]()
         for name, known in knowledge._known.items():
-            grade, ledger, size = known.shown[0], known.ledger, known.block_tokens
+            grade, ledger, size = known.shown[0], known.engine, known.block_tokens
             if grade is not Grade.ESTIMATED:
                 keys = prompt.keys.get(size)
                 tokens = knowledge.masks.match(keys).get(name, 0) * size if keys else 0
@@ -164,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         known = self.knowledge._known.values()
         followed = {each.block_tokens for each in known if each.shown[0] is not Grade.ESTIMATED}
         assert self.knowledge.block_sizes() == followed - {0}
-        taken = sum(each.ledger.bytes_used for each in known)
+        taken = sum(each.engine.bytes_used for each in known)
         assert taken <= self.knowledge.bytes_used <= 30 * BLOCK_BYTES
 
     @invariant()
@@ -172,7 +173,7 @@ class Machine(RuleBasedStateMachine):
         for known in self.knowledge._known.values():
             assert known.shown == known.judged()
             if known.shown[0] is Grade.EXACT:
-                assert known.ledger.complete
+                assert known.engine.complete
                 assert known.earned or not known.hybrid
             assert known.hybrid or known.shown[1] != HYBRID
 

@@ -67,7 +67,7 @@ def test_an_evicting_stream_keeps_to_its_pool() -> None:
     most = 0
     for payload in payloads:
         follow(known, "it", payload, 0.0)
-        ledger = known.ledger("it")
+        ledger = known.engine_blocks("it")
         assert ledger is not None
         assert not ledger.unknown_removals
         most = max(most, ledger.blocks)

@@ -18,6 +18,9 @@ What is rare is kept beside, so that the common block costs one entry here and o
 * Expectations, and several blocks of one key: see claims.py.
 
 Whatever is forgotten here for want of room was held, so errors are on the side of too little credit.
+
+One state machine in one file, on purpose: blocks, copies and orphans change together with nearly every event, of which
+an engine sends thousands a second, and another object between them would cost each event a look-up.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from router.core.cache.knowledge import StoredPrefix
+from router.core.cache.reported import StoredPrefix
 from router.core.facts.placements import Receipt
 from router.core.learned.steps import ClockReading, Stretch
 from router.core.prompts.token_keys import TokenPrompt

@@ -12,7 +12,8 @@ from heapq import nsmallest
 from msgspec import Struct
 
 from router.core.cache.estimate import Holder, PrefixIndex
-from router.core.cache.knowledge import Knowledge, StoredPrefix
+from router.core.cache.knowledge import Knowledge
+from router.core.cache.reported import StoredPrefix
 from router.core.facts.placements import Candidate, Grade
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member

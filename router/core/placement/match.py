@@ -10,7 +10,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.core.cache.estimate import PrefixIndex
-from router.core.cache.knowledge import Knowledge, StoredPrefix
+from router.core.cache.knowledge import Knowledge
+from router.core.cache.reported import StoredPrefix
 from router.core.facts.requests import Ask
 from router.core.fleet.member import ANSWER_TOKENS_MAX
 from router.core.fleet.models import Models

@@ -151,7 +151,7 @@ class Events(Collector):
         lags = [((replica,), of.get("lag_s")) for replica, of in streams.items()]
         yield gauge("replica_event_lag_seconds", "Age of its last batch of events when it came.", ("replica",), lags)
         knowledge = self._router.knowledge
-        ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.ledger(id_)) is not None}
+        ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
         yield gauge("replica_held_blocks", "Blocks held, by its own events.", ("replica",), held)
         shares = [((id_,), equal / n) for id_ in ledgers for equal, n in [knowledge.checks(id_)] if n]
