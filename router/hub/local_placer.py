@@ -83,7 +83,7 @@ class LocalPlacer:
             return await future
         except asyncio.CancelledError:
             self.admission.take_back(ticket)
-            if future.done() and not future.cancelled() and future.exception() is None:  # at the last moment
+            if future.done() and not future.cancelled() and future.exception() is None:  # placed at the last moment
                 self.finish(future.result(), LEFT, self._clock())
             raise
 
@@ -96,7 +96,7 @@ class LocalPlacer:
         if isinstance(answer, Exception):
             if not future.done():
                 future.set_exception(answer)
-        elif future.done():  # cancelled, and its task has not run since
+        elif future.done():  # the call was cancelled, and its task has not run since
             self.finish(answer, LEFT, self._clock())
         else:
             future.set_result(answer)

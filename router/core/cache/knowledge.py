@@ -39,7 +39,7 @@ from router.core.prompts.token_keys import TokenPrompt
 
 SETTLE_S = 0.5  # seconds after a lease's end in which events confirm its blocks
 AGAIN_S = 0.01  # shorter SETTLE_S for a repeated answer: its blocks exist, so no event will come
-BYTES_MAX = 1 << 30  # of the blocks of all replicas
+BYTES_MAX = 1 << 30  # bytes of the blocks of all replicas
 SHED_BYTES = 64 << 10  # given up at a time by one replica where all are over their budget: 200 blocks, 0.3 ms
 STRIDES_MAX = 4_096  # strides of 64 blocks whose holders are remembered: 40 prompts of 100,000 tokens, 30 MB
 CATCH_UP_BLOCKS = 2_048  # blocks that waited for a parent and are joined in one go: about a millisecond
@@ -103,7 +103,7 @@ class Knowledge:
             known.begin()
             if known.suspended:  # its blocks began anew, and would be seen again
                 self.masks.hide(known.name)
-            judge = known.hybrid  # of a stream that is not, the stream itself says at once that it is exact
+            judge = known.hybrid  # the stream itself says at once that any other replica is exact
         if engine.block_tokens != size:
             self._sizes = None
         if judge or engine.complete is not complete:
@@ -124,7 +124,7 @@ class Knowledge:
         if known.stream_grade is Grade.EXACT:
             known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # until the stream says what it is now
         if why.startswith(RESTARTED):
-            known.hybrid = False  # it may be another model
+            known.hybrid = False  # another model may be served there now
             self._restarted(replica)
         known.begin()
         self._judge(replica, known)

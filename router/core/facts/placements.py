@@ -136,11 +136,11 @@ class Receipt(Struct):
     grade: Grade
     prompt_tokens: int
     predicted_cached_tokens: int
-    candidates: tuple[Candidate, ...] = ()  # of those that were weighed, the few that tell most: see receipts.py
-    spill: str = ""  # why the longest holder was passed over: see spill.py
-    spilled_tokens: int = 0  # that it holds and `replica` does not
-    miss: Breakdown | None = None  # as predicted; None without an observatory
+    candidates: tuple[Candidate, ...] = ()  # the few weighed candidates that tell most (placement/receipts.py)
+    spill: str = ""  # why the longest holder was passed over (placement/spill.py)
+    spilled_tokens: int = 0  # tokens that the longest holder holds and `replica` does not
+    miss: Breakdown | None = None  # predicted misses by reason; None without an observatory
     replay: bool = False  # the very same prompt was asked for before, within the observatory's window
-    seen_blocks: int = 0  # that its prompt begins with and that were computed before, on whatever replica
-    at_hub: tuple[int, int] | None = None  # who has the whole, candidates too: under this lease, of this connection
-    weighed: int = 0  # candidates that there were
+    seen_blocks: int = 0  # leading blocks that were computed before, on whatever replica
+    at_hub: tuple[int, int] | None = None  # (lease, connection) under which the hub has the one with all candidates
+    weighed: int = 0  # number of candidates that were weighed

@@ -42,12 +42,12 @@ from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
 from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 FACTOR, FACTOR_LENT, FULL = 3.0, 10.0, 1.5
-FAR = 2.0  # beyond so many times the longest prompt it has done, a replica's speed is a guess: attention
+FAR = 2.0  # beyond so many times its longest prompt so far, a replica's speed is a guess: attention
 LEARNED = 3  # observations that make a speed known
 SLOWEST_MS = 5.0  # per token: 200 tokens/s
 STUCK_LEASES = 5
-UNSEEN_LEASES = 3  # of answers that do not stream, judged by what others took
-UNSEEN_ANSWERS = 8  # from which it is known what answers take
+UNSEEN_LEASES = 3  # late answers that do not stream, judged by what other answers took
+UNSEEN_ANSWERS = 8  # answers after which it is known how long answers take
 COUNTERS_S = 5.0  # a probe may be late
 HOPELESS = 10.0  # times `stuck_after_s`
 # Work of one slice of a look, in open leases: so many are 0.2 ms, and a replica is as much work as a few.
@@ -59,7 +59,7 @@ class Verdict:
     """On a replica that is stuck."""
 
     why: str
-    placed_s: float  # when the latest of the leases that show it was
+    placed_s: float  # when the latest of the leases that show it was placed
     elsewhere: bool  # whether what is silent there is to be tried elsewhere
 
 
@@ -68,10 +68,10 @@ class _Late:
     """A lease that should have shown something."""
 
     lease: Lease
-    since_s: float  # silent
+    since_s: float  # since when nothing came of it
     by_s: float
-    seen: bool  # its first token would have been
-    slowest_s: float  # by which it is late by any measure
+    seen: bool  # whether its first token would have been seen
+    slowest_s: float  # seconds by which it is late by any measure
 
 
 class Peers:
@@ -147,7 +147,7 @@ def quiet(member: Member, now_s: float, stuck_after_s: float) -> bool:
 def judge(fleet: Fleet, member: Member, now_s: float, stuck_after_s: float, peers: Peers) -> Verdict | None:
     """Whether the member is stuck. Cheap for whoever has nothing open, or showed life a moment ago."""
     if not quiet(member, now_s, stuck_after_s) or not peers.any(member):
-        return None  # in the latter case there is no elsewhere
+        return None  # without peers there is no elsewhere
     late = list(_late(member, now_s, stuck_after_s / 2))
     left = member.left_late
     if not late:
@@ -180,7 +180,7 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
     due_s, slowest_s = member.alive_s + member.left_ms / 1e3, 0.0
     if member.share < 1:  # others use it: one of theirs may be prefilled now
         due_s += _allowance_ms(member, int(member.speeds.longest_tokens), 0) / 1e3
-    hidden_s = 0.0  # that answers take which do not stream, on an engine that may be full of them
+    hidden_s = 0.0  # seconds that answers take which do not stream: the engine may be full of them
     for lease in member.leases.values():
         if lease.first_token_s is not None:
             continue

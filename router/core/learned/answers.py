@@ -15,8 +15,9 @@ from msgspec import Struct
 Span = tuple[int, int, int]
 
 
-class PastAnswer(Struct, gc=False):  # see core/facts/requests.py
-    """`prompt_tokens` is 0 where the engine did not say. `life`: see Member."""
+class PastAnswer(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
+    """An answer that a replica gave. `prompt_tokens` is 0 where the engine did not say; `life` is the number of the
+    cache that it lies in (Member.life)."""
 
     replica: str
     prompt_tokens: int
@@ -47,7 +48,7 @@ class AnswerMemory:
         return self._answers.get(end_key)
 
     def quoted(self, spans: Sequence[Span]) -> list[tuple[Span, PastAnswer]]:
-        """Of the places where a prompt may quote an answer, (key of the prompt before it, start, end), those that do;
-        the last one first."""
+        """Places where a prompt quotes a known answer, the last one first, of the `spans` where it may: (key of the
+        prompt before it, start, end)."""
         get = self._answers.get
         return [(span, answer) for span in reversed(spans) if (answer := get(span[0])) is not None]

@@ -142,7 +142,7 @@ class Pricer:
             beside_ms = step.ms(streams, member.context_tokens + streams * answer / 2)
             own_ms = step.per_stream_ms + step.per_context_token_ms * context
             candidates.append(
-                Candidate(  # by place: with the names it takes twice as long
+                Candidate(  # arguments by position: by name it takes twice as long
                     id_,
                     cached,
                     uncached,

@@ -44,7 +44,7 @@ class Learner:
         self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
 
     def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Of a lease that ended well."""
+        """Learn from a lease that ended well."""
         usage = outcome.usage
         uncached, cached = member.learn(lease, outcome, now_s)
         if lease.guessed:
@@ -74,7 +74,7 @@ class Learner:
             self._fleet.means.guessed(right=lease.service_ms < lease.prefill_ms / 2)
 
     def _compare(self, lease: Lease, usage: Usage | None) -> None:
-        """What events said against what the engine found."""
+        """Compare what events said with what the engine found."""
         stored, actual = lease.stored, usage.cached_tokens if usage else None
         if lease.tokens and usage:
             self._models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)

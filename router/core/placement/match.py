@@ -28,10 +28,10 @@ class Size(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
     """A request in tokens. Bytes are canonical bytes of its prompt (facts.requests.Prompt)."""
 
     prompt_tokens: int
-    bytes_per_token: float  # of the whole prompt
+    bytes_per_token: float  # bytes per token of the whole prompt
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0: none
-    text_bytes_per_token: float  # of text that follows the prompt
-    pool_bytes_per_token: float  # of what fills a cache
+    text_bytes_per_token: float  # bytes per token of text that follows the prompt
+    pool_bytes_per_token: float  # bytes per token of what fills a cache
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning; 0: none
 
 
@@ -40,7 +40,7 @@ class Match(Struct, gc=False):
 
     size: Size
     answer_tokens: float  # expected length of its answer
-    keys: list[int]  # of its prompt's blocks
+    keys: list[int]  # keys of its prompt's blocks
     depths: dict[str, int]  # leading blocks that each replica is believed to hold by our own estimate
     stored: dict[str, StoredPrefix] | None  # what events say of each replica; None where token ids are not known
     home: str = ""  # replica that gave the conversation's last answer and still has that cache; "": none

@@ -21,14 +21,14 @@ class SpillCause(StrEnum):
     """What made the longest holder a worse choice, or none."""
 
     QUEUE = "queue"  # prefill work that waits there
-    KV_SPACE = "kv_space"  # its KV pool has no room yet
+    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet
     EVICTION = "eviction"  # others would have to compute again what it would have to drop
-    SPEED = "speed"  # it prefills slower
+    SPEED = "speed"  # the holder prefills slower
     CROWD = "crowd"  # answers that decode there would be slowed down, and this one by them
     TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
     POLICY = "policy"  # the policy does not look at caches, or weighs something else
-    FULL = "full"  # it has as many requests as it may have
-    RETRY = "retry"  # it was tried, and failed
+    FULL = "full"  # the holder has as many requests as it may have
+    RETRY = "retry"  # the holder was tried, and failed
     UNFIT = "unfit"  # not ready, resting, or behind an open breaker
 
 
@@ -48,8 +48,8 @@ def spill(
     exclude: Collection[str] = (),
     full: Collection[str] = (),
 ) -> Spill | None:
-    """None where nobody holds more than the chosen. `elsewhere`: tokens held by replicas that were not weighed;
-    `exclude` of them were tried before, `full` have no place free."""
+    """Why a placement is off the longest holder; None where nobody holds more than the chosen replica. `elsewhere` has
+    the tokens held by replicas that were not weighed; of these `exclude` were tried before, `full` have no room."""
     most = chosen.cached_tokens
     away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
     holder = None
