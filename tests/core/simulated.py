@@ -124,7 +124,7 @@ class World:
             if self._each(PROBE_S) and engine.counters:
                 self.router.observe_load(id_, Load(generation_tokens_total=engine.tokens), self.now_s)
         if self._each(LOOK_S):
-            for id_ in self.router.stuck(self.now_s):
+            for id_ in [id_ for found in self.router.look(self.now_s) for id_ in found]:
                 self._move(id_)
 
     def _each(self, every_s: float) -> bool:

@@ -272,7 +272,7 @@ def test_slices_find_whom_a_whole_look_finds() -> None:
     sliced.replace([m.replica for m in sliced.fleet.members.values() if m.id not in left - set(found)])
     for each in looks:
         found += each
-    stuck = whole.stuck(105.0)
+    stuck = [id_ for found in whole.look(105.0) for id_ in found]
     assert len(stuck) == 99
     assert [id_ for id_ in stuck if id_ not in left - set(found)] == found
 

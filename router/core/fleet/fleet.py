@@ -78,7 +78,8 @@ class Fleet:
         return self._caches
 
     def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
-        """One health observation; returns whether the member's fitness flipped. Unknown ids are ignored."""
+        """One health observation; returns whether the member's fitness flipped. Unknown ids are ignored. `proof`: one
+        failure is enough. `silent`: the check had no answer at all."""
         member = self.members.get(id_)
         if member is None:
             return False

@@ -69,11 +69,6 @@ class Observations:
             self.models.judge(self.fleet.members[id_])
         return joined, left
 
-    def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
-        """One health observation; returns whether the replica's fitness flipped. `proof`: one failure is enough.
-        `silent`: the check had no answer at all."""
-        return self.fleet.observe_health(id_, ok, why, proof=proof, silent=silent)
-
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
         """What a replica serves now."""
         member = self.fleet.members.get(id_)

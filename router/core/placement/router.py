@@ -103,20 +103,15 @@ class Router:
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
-        # Documented where it is done: what others read of replicas,
+        # What others read of replicas, what engines show and what answers teach: documented where it is done.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
         self.same_server, self.prefill_model = self.fleet.same_server, self.fleet.prefill_model
         self.warm_up, self.is_warming_up = self.fleet.warm_up, self.fleet.is_warming_up
         self.is_to_warm_up = self.fleet.is_to_warm_up
-        # what engines show, and what answers teach.
-        self._replace = observations.replace
-        self.observe_health = observations.observe_health
-        self.observe_models = observations.observe_models
-        self.observe_load = observations.observe_load
-        self.forget = observations.forget
-        self.check = observations.check
-        self.alive = observations.alive
+        self._replace, self.forget, self.check = observations.replace, observations.forget, observations.check
+        self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
+        self.observe_load, self.alive = observations.observe_load, observations.alive
         learner = Learner(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
@@ -151,10 +146,6 @@ class Router:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
         requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""
         return stuck.look(self.fleet, self.fitness, now_s, self._stuck_after_s)
-
-    def stuck(self, now_s: float) -> list[str]:
-        """All slices of `look` at once."""
-        return [id_ for found in self.look(now_s) for id_ in found]
 
     # -- placing -------------------------------------------------------------------------------------------------
 
