@@ -19,7 +19,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.learned.reuse import ReuseMemory
 from router.core.placement.evictions import Evictions
-from router.core.placement.match import Match, Size
+from router.core.placement.match import PromptMatch, Size
 from router.core.prompts.blocks import BLOCK_BYTES
 
 FEW = 16  # up to so many replicas, each is priced for every request
@@ -71,7 +71,7 @@ class Pricer:
         median_ms = sorted(waits_ms)[(count - 1) // 2] if sum_ms else 0.0
         return Survey(waits_ms, slower, sum_ms / count, median_ms, in_flight, footprint)
 
-    def shortlist(self, members: list[Member], match: Match, survey: Survey, near: Sequence[str]) -> list[int]:
+    def shortlist(self, members: list[Member], match: PromptMatch, survey: Survey, near: Sequence[str]) -> list[int]:
         """Positions in `members` of replicas that can be the cheapest: the deepest holders of the prompt, replicas that
         are `near` (its home, its places on the ring), and those with least to do at their own speed. Any other replica
         holds no more than the last group and has more to do. Of many that hold as much, those with least to do are
@@ -107,7 +107,12 @@ class Pricer:
         return sorted(listed)
 
     def candidates(
-        self, members: list[Member], waits_ms: Sequence[float], slower: dict[str, float], match: Match, now_s: float
+        self,
+        members: list[Member],
+        waits_ms: Sequence[float],
+        slower: dict[str, float],
+        match: PromptMatch,
+        now_s: float,
     ) -> list[Candidate]:
         """Each of `members` with what a placement there costs; `waits_ms` and `slower` are of a Survey of them."""
         size, holders, candidates, alone = match.size, self._index.holders, [], self._fleet.alone
@@ -162,7 +167,7 @@ class Pricer:
             )
         return candidates
 
-    def elsewhere(self, asked: list[Member], match: Match) -> dict[str, int]:
+    def elsewhere(self, asked: list[Member], match: PromptMatch) -> dict[str, int]:
         """Tokens of the prompt that replicas which may not take it (all but `asked`) are believed to hold."""
         members, size, depths, stored = self._fleet.members, match.size, match.depths, match.stored
         if len(asked) == len(members):
@@ -208,7 +213,7 @@ class Pricer:
         asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
         return asked * all_ms, turns * all_ms
 
-    def _kv_wait_ms(self, member: Member, match: Match) -> float:
+    def _kv_wait_ms(self, member: Member, match: PromptMatch) -> float:
         """Time until the KV pool has room for the prompt. Engines admit a prompt when all of it has room, first come
         first served. Answers that decode give their room back little by little, within the mean time of decoding."""
         load, live, speeds, size = member.load, member.live, member.speeds, match.size

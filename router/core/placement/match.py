@@ -35,7 +35,7 @@ class Size(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning; 0: none
 
 
-class Match(Struct, gc=False):
+class PromptMatch(Struct, gc=False):
     """A request in tokens, and what is believed to be held of its prompt."""
 
     size: Size
@@ -59,7 +59,7 @@ class Matcher:
         self._answers = answers
         self._credit = credit
 
-    def match(self, wanted: Wanted, speeds: Speeds, now_s: float) -> Match:
+    def match(self, wanted: Wanted, speeds: Speeds, now_s: float) -> PromptMatch:
         """What is known of a request. `speeds` are those of replicas that serve its model."""
         ask, chain, tokens, home, credit = wanted.ask, wanted.chain, wanted.tokens, "", None
         answer_tokens = min(speeds.answer_tokens.mean, ask.output_tokens_max or ANSWER_TOKENS_MAX)
@@ -74,7 +74,7 @@ class Matcher:
                 if credit is not None:
                     depths[credit.replica] = len(credit.prefix)
         stored = self._knowledge.stored(tokens, now_s) if tokens else None
-        return Match(size, answer_tokens, chain.keys if chain else [], depths, stored, home, credit)
+        return PromptMatch(size, answer_tokens, chain.keys if chain else [], depths, stored, home, credit)
 
 
 def size_of(

@@ -32,7 +32,7 @@ from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.learner import Learner
-from router.core.placement.match import Match, Matcher
+from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
 from router.core.placement.receipts import kept, reason_of
 from router.core.placement.spill import spill
@@ -264,7 +264,7 @@ class Router:
         return members
 
     def _price(
-        self, members: list[Member], match: Match, ring_key: str, now_s: float
+        self, members: list[Member], match: PromptMatch, ring_key: str, now_s: float
     ) -> tuple[Market, list[Candidate]]:
         """The market, and priced candidates: all members, or of many members those that can be the cheapest."""
         pricer, count = self._pricer, len(members)
@@ -292,7 +292,7 @@ class Router:
 
     def _receipt(
         self,
-        match: Match,
+        match: PromptMatch,
         members: list[Member],
         candidates: list[Candidate],
         chosen: Candidate,
@@ -312,7 +312,7 @@ class Router:
         return receipt
 
     def _explain(
-        self, explainer: Explainer, receipt: Receipt, wanted: Wanted, match: Match, retry: bool, now_s: float
+        self, explainer: Explainer, receipt: Receipt, wanted: Wanted, match: PromptMatch, retry: bool, now_s: float
     ) -> None:
         member = self.fleet.members[receipt.replica]
         explainer.explain(
@@ -329,7 +329,7 @@ class Router:
         )
 
     def _open(
-        self, wanted: Wanted, match: Match, chosen: Candidate, receipt: Receipt, guessed: bool, now_s: float
+        self, wanted: Wanted, match: PromptMatch, chosen: Candidate, receipt: Receipt, guessed: bool, now_s: float
     ) -> Lease:
         """Open a lease, and count its prompt as held where it goes: its blocks are being computed from now on."""
         id_, ask, size, credit, stored = chosen.id, wanted.ask, match.size, match.credit, match.stored
