@@ -26,14 +26,16 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "core/admission": "queue rates windows",
-    "core/cache": "estimate knowledge masks recency selfcheck",
+    "core/cache": "estimate knowledge masks recency reported selfcheck",
     "core/facts": "placements replicas requests",
-    "core/fleet": "breaker fitness fleet health kv_room lease member models roster",
-    "core/learned": "answers prefill reuse token_ratio",
+    "core/fleet": (
+        "breaker fitness fleet health kv_room lease member models observations prefill_queue roster unlearned"
+    ),
+    "core/learned": "answers means prefill reuse token_ratio",
     "core/observatory": "explain generations",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
-    "core/placement": "candidates evictions learner receipts router spill wanted",
+    "core/placement": "candidates credit evictions learner match receipts router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
     "edge": "answering attempts callers proxy question reader relay retry_budget",

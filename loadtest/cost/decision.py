@@ -218,8 +218,8 @@ def ingestion(blocks_each: int, *, as_map: bool, evict: bool = False) -> float:
         prompt = number * blocks_each * EVENTS_PER_BATCH[blocks_each] // 64
         follow(known, names[prompt % len(names)], payload, 0.0)
     spent_s = time.thread_time() - begun_s
-    ledgers = [known.ledger(name) for name in names]
-    held = sum(ledger.blocks for ledger in ledgers if ledger)
+    engines = [known.engine_blocks(name) for name in names]
+    held = sum(engine.blocks for engine in engines if engine)
     if not evict and held != EVENT_BLOCKS // 64 * 64:
         raise CostError(f"{held} blocks are held, of {EVENT_BLOCKS}")
     return EVENT_BLOCKS / spent_s

@@ -32,6 +32,7 @@ from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 from router.settings.schema import Settings
@@ -104,7 +105,7 @@ class Fleet:
         """Place it."""
         ask, chain, counted = prompt
         key = str(chain.first_user_key)
-        return self.router.route(ask, MODEL, chain, self.now_s, ring_key=key, tokens=counted, only=only)
+        return self.router.route(Wanted(ask, MODEL, chain, key, counted), self.now_s, only=only)
 
     def finish(self, lease: Lease) -> None:
         """Its answer ends."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.pages.markdown import PageError, table
-from router.core.cache.knowledge import Held
+from router.core.cache.reported import StoredPrefix
 from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import Load, Replica
@@ -33,7 +33,7 @@ def _exercised_metrics() -> Metrics:
     router.replace([Replica(id_)])
     router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
-    held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
+    held = StoredPrefix(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
     ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
     streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})

@@ -115,8 +115,7 @@ class Observatory:
             "timeline": {"step_s": STEP_S, "points": ledger.timeline.points()},
         }
         await asyncio.sleep(0)
-        members = list(self._router.fleet.members.values())
-        page["replicas"] = await _in_slices(members, self._replica)
+        page["replicas"] = await _in_slices(self._router.members, self._replica)
         views = self._views()
         page["map"] = await _in_slices(views.most[:MAP_MAX], views.branch)
         page["advice"] = self._advice(TOP_ADVICE_MAX)
@@ -154,23 +153,22 @@ class Observatory:
 
     def _bytes_per_token(self, model: str) -> float:
         """As learned of this model; of any that is served, where a template was not asked for yet."""
-        if not self._router.fleet.serving(model):
-            model = min(self._router.fleet.model_names(), default="")
+        if not self._router.serving(model):
+            model = min(self._router.model_names(), default="")
         return self._router.models.tokens(model).bytes_per_token if model else BYTES_PER_TOKEN
 
     def _advice(self, rows_max: int) -> Rows:
-        fleet = self._router.fleet
-        model = fleet.common.prefill.model
+        model = self._router.prefill_model()
         return self.ledger.advice(
             rows_max,
             ms_per_token=lambda context: model.per_token_ms + model.per_token_context_ms * context,
-            kv_tokens=sum(member.load.kv_tokens_max or 0 for member in fleet.ready()),
+            kv_tokens=sum(member.load.kv_tokens_max or 0 for member in self._router.ready()),
         )
 
     def _replica(self, member: Member) -> dict[str, Any]:
         now_s, load = self._clock(), member.load
         index = self._router.index
-        there = member.id in index.holders  # it may have left between two slices
+        there = self._router.member(member.id) is not None  # it may have left between two slices
         return {
             "id": member.id,
             "name": member.replica.name,

@@ -94,7 +94,7 @@ class Pages:
     async def replicas(self, _: web.Request) -> web.Response:
         """Every replica with health, load, grade, and what was learned of it; and how fresh the list is, by source."""
         now_s = self._clock()
-        rows = [self._replica(m, now_s) for m in self._router.fleet.members.values()]
+        rows = [self._replica(m, now_s) for m in self._router.members]
         return _json({"replicas": rows, "discovery": self._discoveries()})
 
     async def last_decisions(self, _: web.Request) -> web.Response:
@@ -109,15 +109,13 @@ class Pages:
     async def index(self, _: web.Request) -> web.Response:
         """Size of the prefix index."""
         index = self._router.index
-        held = {m.id: {"blocks": index.blocks(m.id), "blocks_max": index.capacity(m.id)} for m in self._members()}
+        members = self._router.members
+        held = {m.id: {"blocks": index.blocks(m.id), "blocks_max": index.capacity(m.id)} for m in members}
         return _json({"keys": index.keys, "bytes": index.bytes_used, "bytes_max": index.bytes_max, "replicas": held})
-
-    def _members(self) -> list[Member]:
-        return list(self._router.fleet.members.values())
 
     def _models(self) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
-        for member in self._router.fleet.ready():
+        for member in self._router.ready():
             for model in member.models.values():
                 row = {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owned_by}
                 row |= {"root": model.root, "parent": model.parent, "max_model_len": model.max_model_len_tokens}
@@ -138,7 +136,7 @@ class Pages:
             "failures_in_a_row": member.breaker.failures,
             "breaker": _breaker(member, now_s),
             "grade": member.grade,
-            "grade_why": self._router.knowledge.standing(member.id)[1],
+            "grade_why": self._router.knowledge.grade_of(member.id)[1],
             "events": self._events(member.id),
             "models": sorted(member.models),
             "in_flight": len(member.leases),
@@ -156,7 +154,7 @@ class Pages:
     def _events(self, replica: str) -> dict[str, Any] | None:
         """What its event stream brought; None where there is none."""
         knowledge = self._router.knowledge
-        ledger, stream = knowledge.ledger(replica), self._streams(replica)
+        ledger, stream = knowledge.engine_blocks(replica), self._streams(replica)
         if ledger is None:
             return stream
         equal, compared = knowledge.checks(replica)

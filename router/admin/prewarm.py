@@ -97,13 +97,12 @@ class Page:
 
     def _replicas(self, named: list[str] | None) -> list[str]:
         """Those named, once each, or all that are ready. Raises _Refused."""
-        fleet = self._router.fleet
-        ready = {member.id: None for member in fleet.ready()}
+        ready = {member.id: None for member in self._router.ready()}
         ids = list(dict.fromkeys(named) if named is not None else ready)
         for id_ in ids:
-            if id_ not in fleet.members:
+            if self._router.member(id_) is None:
                 raise _Refused(refused(400, "unknown_replica", f"There is no replica '{id_}'."))
-            if id_ not in ready and id_ not in fleet.held:
+            if id_ not in ready and not self._router.is_warming_up(id_):
                 raise _Refused(refused(400, "not_ready", f"The replica '{id_}' is not ready."))
         if not ids:
             raise _Refused(refused(400, "no_replica", "No replica is named, or ready."))

@@ -142,24 +142,24 @@ class Prober:
             if served is not None:
                 self._router.observe_models(rank, served)
             self._router.observe_load(rank, await self._load(rank, page), time.monotonic())
-            member = self._router.fleet.members.get(rank)
+            member = self._router.member(rank)
             has_models = bool(member and member.models)
             self._heard(rank, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
 
     def _ranks(self, replica: str) -> list[str]:
         """Ids of all members behind the same URL: the server itself, or its ranks, which come and go together."""
-        members, server = self._router.fleet.members, Replica(replica)
+        member, server = self._router.member, Replica(replica)
         if server.rank is None:
-            return [replica] if replica in members else []
+            return [replica] if member(replica) is not None else []
         ids = (server.of_rank(rank).id for rank in count())
-        return list(takewhile(members.__contains__, ids))
+        return list(takewhile(lambda id_: member(id_) is not None, ids))
 
     def _unknown(self, replica: str) -> bool:
-        members = self._router.fleet.members
-        return not all(members[rank].models for rank in self._ranks(replica))
+        ranks = map(self._router.member, self._ranks(replica))
+        return not all(member is not None and member.models for member in ranks)
 
     def _heard(self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False) -> None:
-        member = self._router.fleet.members.get(replica)
+        member = self._router.member(replica)
         news = member is not None and member.health.why != why  # each change is logged once, with its reason
         flipped = self._router.observe_health(replica, ok, why, proof=proof, silent=silent)
         if flipped or (news and not ok):
@@ -193,7 +193,7 @@ class Prober:
 
     async def _load(self, replica: str, page: str | None) -> Load:
         if page is None:  # the last page still says most
-            member = self._router.fleet.members.get(replica)
+            member = self._router.member(replica)
             return member.load if member else Load()
         rank = Replica(replica).rank
         if len(page) <= PARSE_BYTES_MAX:

@@ -99,14 +99,14 @@ class Hub:
             index_bytes_max=s.routing.index_bytes_max,
             memory_max=s.routing.memory_max,
             blocks_max_default=s.routing.blocks_max_default,
-            held_blocks_max=s.events.blocks_max,
-            held_bytes_max=s.events.index_bytes_max,
+            stored_blocks_max=s.events.blocks_max,
+            stored_bytes_max=s.events.index_bytes_max,
             repeats=s.events.announce,
             graded=self._graded,
             resync=lambda id_: self._events.resync(id_) if self._events else None,
             slow_start_s=s.upstream.slow_start_s,
             stuck_after_s=s.upstream.stuck_after_s,
-            stood=self._stood,
+            breaker_changed=self._stood,
             cleared=lambda id_: self.warmer.cleared(id_),
             suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
             explainer=Explainer(s.observatory.blocks_max, replay_window_s=s.observatory.replay_window_s)
@@ -337,7 +337,7 @@ class Hub:
         self.metrics.reloaded(result, time.time())
 
     def _ready(self) -> bool:
-        return not self._draining and bool(self.router.fleet.ready())
+        return not self._draining and bool(self.router.ready())
 
     def _graded(self, replica: str, grade: Grade, why: str) -> None:
         """Each change of a replica's grade is logged once, with its reason; a fall from `exact` is a warning."""
@@ -353,11 +353,11 @@ class Hub:
 
     def _failed(self, replica: str, kind: str) -> None:
         """An attempt failed; whoever left meanwhile has no series any more."""
-        self.metrics.failed(replica if replica in self.router.fleet.members else None, kind)
+        self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
 
     def _refused(self, replica: str) -> None:
         """An edge found that nobody listens there: all ranks of that server are gone at once."""
-        for id_ in self.router.fleet.same_server(replica):
+        for id_ in self.router.same_server(replica):
             if self.router.observe_health(id_, False, "connection refused", proof=True):
                 self.router.forget(id_)
                 self._prober.hurry(id_)
@@ -368,7 +368,7 @@ class Hub:
     def _lost(self, replica: str) -> None:
         """Nobody listens there any more; who comes back may have another number of ranks."""
         self._tell_lost(replica)
-        for id_ in self.router.fleet.same_server(replica):
+        for id_ in self.router.same_server(replica):
             self.warmer.refused(id_)
         self._ranks.doubt(replica)
 
@@ -413,7 +413,7 @@ class Hub:
             streams=self._stream_figures,
             prompts=lambda: totals.prompts(dict(self.prompts.counts()) if self.prompts else {}),
             queued=lambda: self.admission.queued(),
-            held=lambda: self.admission.held(),
+            held=lambda: self.admission.held_back(),
             connections=totals.connections,
             discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
             ledger=self._ledger,
@@ -450,12 +450,12 @@ class Hub:
     async def probe_now(self) -> None:
         """Ask every replica once, without waiting for the next round."""
         await self.discovered.wait()
-        await asyncio.gather(*(self._prober.probe(id_, models=True) for id_ in list(self.router.fleet.members)))
+        await asyncio.gather(*(self._prober.probe(m.id, models=True) for m in self.router.members))
 
     def _replace(self, replicas: frozenset[Replica]) -> None:
         """A complete set. Where another engine has come to an address, all that was there ends, and begins anew."""
-        by_id, members = {replica.id: replica for replica in replicas}, self.router.fleet.members
-        before = {id_: member.replica for id_, member in members.items()}
+        by_id = {replica.id: replica for replica in replicas}
+        before = {member.id: member.replica for member in self.router.members}
         joined, left = self.router.replace(by_id[id_] for id_ in sorted(by_id))
         for id_ in left:
             log.info("replica left", extra={"fields": _named(before[id_])})
@@ -471,8 +471,9 @@ class Hub:
                 text = "replica is ready again" if ready else "replica is not ready"
                 log.info(text, extra={"fields": _named(by_id[id_])})
                 (self._became_ready if ready else self.left)(id_)
-            if self._events is not None and members[id_].replica != before[id_]:
-                self._events.update(members[id_].replica)
+            member = self.router.member(id_)
+            if self._events is not None and member is not None and member.replica != before[id_]:
+                self._events.update(member.replica)
         for id_ in joined:
             self.metrics.joined(id_)
             self.warmer.joined(id_, new=self.discovered.is_set())

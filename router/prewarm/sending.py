@@ -25,6 +25,7 @@ from router.core.facts.requests import Ask
 from router.core.fleet.lease import PREFILL, Lease
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain, chain_of
 from router.engines import fetch
 from router.prewarm.prefixes import Prefix
@@ -95,7 +96,7 @@ class Sender:
 
     def full(self, replica: str) -> bool:
         """Whether it has as many requests as it may have."""
-        member, window = self._router.fleet.members.get(replica), self._books.window(replica)
+        member, window = self._router.member(replica), self._books.window(replica)
         return member is not None and window is not None and len(member.leases) >= window
 
     async def send(self, replica: str, prefix: Prefix, tokens_max: int) -> Usage:
@@ -107,7 +108,7 @@ class Sender:
         read = await asyncio.get_running_loop().run_in_executor(
             None, _read, prefix, default, self._router.models.names.known_as
         )
-        member = self._router.fleet.members.get(replica)
+        member = self._router.member(replica)
         if member is None:
             raise Failed("it left", gone=True)
         if read.model not in member.models:
@@ -137,11 +138,9 @@ class Sender:
         return self._router.models.tokens(read.model).tokens_of(prompt)
 
     def _lease(self, replica: str, read: _Read) -> Lease:
-        body_tokens, now_s = len(read.body) // BYTES_PER_TOKEN, self._clock()
+        wanted = Wanted(read.ask, read.model, read.chain, "", body_tokens=len(read.body) // BYTES_PER_TOKEN)
         try:
-            lease = self._router.route(
-                read.ask, read.model, read.chain, now_s, ring_key="", body_tokens=body_tokens, only=replica
-            )
+            lease = self._router.route(wanted, self._clock(), only=replica)
         except (NoReplica, Shed) as error:
             raise Failed("nothing may be sent there now", gone=True) from error
         lease.role = PREFILL

@@ -3,7 +3,7 @@
 A replica is due when it joins and when its cache is gone, and warmed once it is fit. Prompts go one at a time, and to
 one replica at a time; only those that are held back (`prewarm.hold_ready`) do not wait for others, since the fleet is
 short of them. Whoever is held gets traffic when it is warm, when that failed, and at the latest `timeout_s` after it
-began; Fleet.hold sees to it that somebody serves meanwhile. Replicas that were there when the router came are not
+began; Fleet.warm_up sees to it that somebody serves meanwhile. Replicas that were there when the router came are not
 held: it is the router that is new.
 """
 
@@ -76,8 +76,8 @@ class Warmer:
         if not self._automatic:
             self._due.clear()
         if not (self._automatic and settings.hold_ready):
-            for replica in list(self._router.fleet.members):
-                self._let_go(replica, "the settings say so")
+            for member in self._router.members:
+                self._let_go(member.id, "the settings say so")
 
     @property
     def _automatic(self) -> bool:
@@ -108,7 +108,7 @@ class Warmer:
 
     def ready(self, replica: str) -> None:
         """It may be that it has become fit: if it is due, its warming begins."""
-        member = self._router.fleet.members.get(replica)
+        member = self._router.member(replica)
         if member is None or not (member.health.fit and member.replica.ready) or replica not in self._due:
             return
         if replica in self._unasked:
@@ -130,7 +130,7 @@ class Warmer:
 
     def warming(self, replica: str) -> bool:
         """Whether its cache is being filled, or it waits for that."""
-        return replica in self._running or replica in self._router.fleet.held
+        return replica in self._running or self._router.is_warming_up(replica)
 
     # -- what it is asked ----------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Warmer:
 
     def _hold(self, replica: str) -> None:
         if self.settings.hold_ready:
-            self._router.fleet.hold(replica, True)
+            self._router.warm_up(replica, True)
 
     def _release(self, replica: str, why: str) -> None:
         """Unless another life of it is due, which is held for itself."""
@@ -181,7 +181,7 @@ class Warmer:
             self._let_go(replica, why)
 
     def _let_go(self, replica: str, why: str) -> None:
-        if self._router.fleet.hold(replica, False):
+        if self._router.warm_up(replica, False):
             log.info("replica takes traffic", extra={"fields": {"replica": replica, "why": why}})
             self._released(replica)
 
@@ -208,7 +208,7 @@ class Warmer:
             self.ready(job.replica)
 
     async def _run(self, job: Job) -> None:
-        held = job.replica in self._router.fleet.warming and job.why is not Why.ASKED
+        held = self._router.is_to_warm_up(job.replica) and job.why is not Why.ASKED
         late = None
         if held:  # whatever it waits for
             why = "warming it took too long"
@@ -269,7 +269,7 @@ class Warmer:
 
     def _budget(self, job: Job) -> int:
         """Tokens, no more than there is room for: what comes first would make room for what comes last."""
-        member = self._router.fleet.members.get(job.replica)
+        member = self._router.member(job.replica)
         capacity = member.load.kv_tokens_max if member is not None else None
         return min(job.tokens_max, capacity) if capacity else job.tokens_max
 

@@ -20,7 +20,7 @@ from router.core.facts.requests import Priority
 from router.core.learned.prefill import PrefillModel
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.ledger.sums import AT, HIT, REPLAY, REPLAYS, FadingRatio
-from router.core.placement.spill import Cause
+from router.core.placement.spill import SpillCause
 from router.settings.keys import NONE, OTHER
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram, Kind, OfModel, Place
@@ -133,8 +133,8 @@ class Tallies:
         self._predictions.begin((grade, result) for grade in Grade for result in RESULTS)
         self._attempts.begin((outcome,) for outcome in (Ending.OK.value, Ending.CLIENT_LEFT.value, *KINDS))
         self._retries.begin((kind,) for kind in KINDS)
-        self._spills.begin((cause.value,) for cause in Cause)
-        self._spilled.begin((cause.value,) for cause in Cause)
+        self._spills.begin((cause.value,) for cause in SpillCause)
+        self._spilled.begin((cause.value,) for cause in SpillCause)
         self._prewarm.begin((result,) for result in PREWARM_RESULTS)
         self._prewarm_tokens.begin([()])
         self._misses.begin((miss.value,) for miss in Miss)

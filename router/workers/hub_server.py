@@ -138,13 +138,13 @@ class HubServer:
             default = placer.resolve(None)
         except (NoReplica, UnknownModel):
             default = None
-        ready = {member.id: tuple(sorted(member.models)) for member in router.fleet.usable()}
+        ready = {member.id: tuple(sorted(member.models)) for member in router.usable()}
         served = sorted({model for models in ready.values() for model in models})
-        all_models = {model for member in router.fleet.members.values() for model in member.models}
+        all_models = {model for member in router.members for model in member.models}
         tokens = {model: view for model in served if (view := placer.token_view(model)) is not None}
         unready = tuple(sorted(all_models.difference(served)))
         kinds: dict[str, set[str]] = {}
-        for member in router.fleet.members.values():
+        for member in router.members:
             for model in member.models.values():
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
@@ -318,9 +318,8 @@ class Link(asyncio.Protocol):
         """Its work counts where it is; a replica that is not known or not ready is somebody else's trouble."""
         ask, now_s = Ask(said.model, stream=said.stream), time.monotonic()
         try:
-            lease = self._router.route(
-                ask, said.model, None, now_s, ring_key="", body_tokens=said.prompt_tokens, only=said.replica
-            )
+            wanted = Wanted(ask, said.model, None, "", body_tokens=said.prompt_tokens)
+            lease = self._router.route(wanted, now_s, only=said.replica)
         except (NoReplica, Shed):
             return
         self._leases[said.id] = lease

@@ -67,7 +67,7 @@ async def test_a_repetition_is_asked_for_and_is_no_second_copy(engine: FakeEngin
     assert (seen.json["max_tokens"], seen.json["cache_salt"]) == (1, "s")
     assert seen.json["vllm_xargs"] == {"kv_cache_report_mode": "full"}
     router.knowledge.apply(engine.url, Removed([1, 2, 3, 4], "GPU", 0), 2.0)
-    assert router.knowledge.held(prompt, 2.0) == {}
+    assert router.knowledge.stored(prompt, 2.0) == {}
 
 
 async def test_what_another_router_has_repeated_is_no_second_copy_either(engine: FakeEngine) -> None:
@@ -76,9 +76,9 @@ async def test_what_another_router_has_repeated_is_no_second_copy_either(engine:
     event = Stored([1, 2, 3, 4], None, prompt.ids, BLOCK, "", b"s", None, "GPU", 0, True, None)
     router.knowledge.apply(engine.url, event, 0.0)
     router.knowledge.apply(engine.url, event, 1.0)
-    assert router.knowledge.held(prompt, 1.0)[engine.url].tokens == 64
+    assert router.knowledge.stored(prompt, 1.0)[engine.url].tokens == 64
     router.knowledge.apply(engine.url, Removed([1, 2, 3, 4], "GPU", 0), 2.0)
-    assert router.knowledge.held(prompt, 2.0) == {}
+    assert router.knowledge.stored(prompt, 2.0) == {}
 
 
 async def test_a_replica_that_refuses_costs_nothing(engine: FakeEngine) -> None:

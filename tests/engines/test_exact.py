@@ -102,7 +102,7 @@ async def test_predictions_are_exact_while_the_engine_evicts(client: ClientSessi
             hits += actual
             await caught_up(app)
         assert hits > 0
-        rows = [app.router.knowledge.ledger(url) for url in engines.urls]
+        rows = [app.router.knowledge.engine_blocks(url) for url in engines.urls]
         assert all(row is not None and row.removed > 100 and not row.unknown_removals for row in rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,13 @@ def test_imports_go_down_only() -> None:
     run = python("-c", program)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "0 broken" in run.stdout
+
+
+def test_the_router_is_read_by_its_own_methods() -> None:
+    """Outside of the core nothing reaches through the Router into its registry of replicas, or writes there."""
+    inside = re.compile(r"router\.(fleet|fitness|answers|explainer)\b")
+    outside = [path for path in PACKAGE.rglob("*.py") if "core" not in path.relative_to(PACKAGE).parts]
+    assert not [path.name for path in outside if inside.search(path.read_text(encoding="utf-8"))]
 
 
 def test_the_core_needs_nothing_above_it() -> None:

@@ -15,17 +15,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 
 # Words of the target that the code does not bear yet. Each entry goes when its class comes.
-AWAITED = {"ClientConnection", "Edges", "EngineConnection", "EnginePool", "HeldBack", "Market"}
+AWAITED = {"ClientConnection", "Edges", "EngineConnection", "EnginePool"}
 
 # Public classes of the router that share a name, each with the reason why it does still. Each entry goes with a rename.
 MESSAGE = "a message between hub and workers is named as the fact that it carries"
 DECODED = "a private record of one file that decodes JSON, without an underscore"
 STILL_TWICE = {
-    "Answer": "an engine's answer to one request, and a remembered length of an answer",
     "Ask": "a parsed body, and a step of an event stream that asks for a replay",
-    "Batch": "first tokens that came together, a batch of KV events, and a message",
+    "Batch": "a batch of KV events, and a message",
     "Body": DECODED,
-    "Cause": "what opened a breaker, and what caused a spill",
     "Change": "a kind of difference, a change of a socket, and a change of settings",
     "Client": "a client's connection, and the client of Kubernetes",
     "Connection": "a connection to an engine, and the Protocol of a client's",
@@ -34,25 +32,19 @@ STILL_TWICE = {
     "Findings": "what an audit found, and what comparisons of prompts found",
     "Follower": "of an engine's events, and of a namespace's pods",
     "Generation": "one half of a memory, and the Jinja tag of chat templates",
-    "Held": "what events say is stored, and the exception of who is held back",
     "Hub": "the hub, and the Protocol of what its server needs of it",
-    "Ledger": "one engine's blocks, and the observatory's sums",
-    "Limits": "of admission, and of an event stream",
     "Made": MESSAGE,
-    "Mark": "a point of decoding time, and a point in a prompt's text",
     "Page": "one of the router's own pages, and the page that pre-warms",
     "Place": MESSAGE,
     "Placed": MESSAGE,
-    "Places": "connection slots, JSON paths, and callbacks of the admitter",
+    "Places": "connection slots, and JSON paths",
     "Prefix": "of a template, and of a file of prompts",
-    "Question": "a request understood, and what a policy is told",
     "Refused": MESSAGE,
     "Sender": "how an answer is sent, and who sends a warming prompt",
     "Server": "the listener, and an engine's address",
     "Sighting": "of a prompt, and of a pod",
     "Sink": "of events, and of an answer's bytes",
     "State": "of a breaker, and of a warming job",
-    "Sums": "of observations, and of evictions",
     "Templates": MESSAGE,
     "View": "of pods, and a message",
 }

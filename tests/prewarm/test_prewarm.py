@@ -217,10 +217,10 @@ async def test_clients_come_first(client: ClientSession, engine: FakeEngine, mon
         assert len(engine.seen) == 1
         engine.go_on.set()
         await first
-        mean_tokens, answers = app.router.fleet.common.mean_answer_tokens, app.router.fleet.common.answers
+        mean_tokens, answers = app.router.fleet.means.common.mean_answer_tokens, app.router.fleet.means.common.answers
         await until(lambda: not jobs(app))
         assert len(engine.seen) == 2
-        speeds = app.router.fleet.common
+        speeds = app.router.fleet.means.common
         assert (speeds.mean_answer_tokens, speeds.answers) == (mean_tokens, answers) == (3.0, 1)
 
 
@@ -334,7 +334,7 @@ async def test_before_its_traffic(client: ClientSession, told: Told, engine: Fak
             assert rows == {engine.url: (True, False), new.url: (False, True)}
             overview = (await page(client, app, "observatory"))["replicas"]
             assert {row["id"]: row["warming"] for row in overview} == {engine.url: False, new.url: True}
-            assert app.router.standing.panics == 0
+            assert app.router.fitness.panics == 0
             new.go_on.set()
             await until(lambda: len(ready(app)) == 2)
             assert app.router.index.blocks(new.url) > 5

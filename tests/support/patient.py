@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 
 class Patient:
@@ -16,6 +16,6 @@ class Patient:
     def __init__(self) -> None:
         self.hold = True
 
-    def choose(self, _: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, _: Market, candidates: Sequence[Candidate]) -> Choice:
         """See Policy."""
-        return Choice(candidates[0].id, hold=self.hold)
+        return Choice(candidates[0].id, hold_back=self.hold)

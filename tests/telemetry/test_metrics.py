@@ -22,7 +22,7 @@ from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.ledger.sums import FadingRatio
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.placement.spill import Cause
+from router.core.placement.spill import SpillCause
 from router.http.failures import BrokeMidway, Failure
 from router.telemetry import metrics as rendering
 from router.telemetry import series, tallies
@@ -60,7 +60,7 @@ receipts = st.builds(
     grade=st.sampled_from(Grade),
     prompt_tokens=TOKENS,
     predicted_cached_tokens=TOKENS,
-    spill=st.sampled_from(["", *Cause]),
+    spill=st.sampled_from(["", *SpillCause]),
     spilled_tokens=TOKENS,
 )
 records = st.builds(

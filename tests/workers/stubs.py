@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from router.core.admission.windows import Limits
+from router.core.admission.windows import AdmissionLimits
 from router.core.facts.misses import Template
 from router.core.facts.replicas import Replica, ServedModel
 from router.core.placement.policies import POLICIES
@@ -43,7 +43,7 @@ class StubHub:
         *replicas: str,
         models: tuple[str, ...] = ("m",),
         policy: str = "warm",
-        limits: Limits | None = None,
+        limits: AdmissionLimits | None = None,
         private: bool = False,
     ) -> None:
         self.router = Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=1_000, blocks_max_default=1_000)

@@ -61,7 +61,7 @@ CONSTANTS = (
     Constant("SUMS_S", "router.core.placement.evictions"),
     Constant("TOUCHES_MAX", "router.core.placement.evictions"),
     Constant("ELSEWHERE_MIN", "router.core.placement.policies.warm"),
-    Constant("GUESS_RIGHT", "router.core.fleet.fleet", (0.3, 0.97)),  # a chance: 1 in 3, or 1 in 30 wrong
+    Constant("GUESS_RIGHT", "router.core.learned.means", (0.3, 0.97)),  # a chance: 1 in 3, or 1 in 30 wrong
     Constant("STRIDE", "router.core.fleet.kv_room"),
     Constant("SHARE_TOKENS_MIN", "router.core.fleet.member"),
     Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.fleet",)),
@@ -72,11 +72,11 @@ CONSTANTS = (
     Constant("BOUND", "router.core.placement.ring", (1.08, 1.75)),
     Constant("PRIOR", "router.core.learned.reuse"),
     Constant("TURN_BLOCKS_MAX", "router.core.learned.reuse"),
-    Constant("WORK_FADE", "router.core.learned.speeds", (0.85, 0.983), ("router.core.fleet.fleet",)),
+    Constant("WORK_FADE", "router.core.learned.speeds", (0.85, 0.983), ("router.core.learned.means",)),
     Constant("FORGET", "router.core.learned.prefill", (0.94, 0.993)),
     Constant("AVOIDED", "router.core.learned.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
     Constant("FADE_S", "router.core.learned.prefill"),
-    Constant("PRIOR_WEIGHT", "router.core.learned.prefill", also=("router.core.fleet.fleet",)),
+    Constant("PRIOR_WEIGHT", "router.core.learned.prefill", also=("router.core.fleet.member",)),
     Constant("GUESS_TOKENS", "router.core.learned.answer_tokens"),
 )
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from loadtest.simulate.rules.shown import Shown, drawn, one_of_least_loaded
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 from router.core.prompts.blocks import BLOCK_BYTES
 
 BLOCKS_MAX = 200_000
@@ -51,7 +51,7 @@ class PrefixCache(Shown):
         self._keys_max = BLOCKS_MAX * setup.block_chars // BLOCK_BYTES
         self._table: OrderedDict[int, tuple[float, set[str]]] = OrderedDict()
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """By share held, within the limit."""
         sight, setup = self.sight, self._setup
         keys = sight.turn.chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.simulate.rules.shown import Shown, drawn
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 
 class AtRandom(Shown):
@@ -14,6 +14,6 @@ class AtRandom(Shown):
     name = "random"
     cache_aware = False
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """One of them."""
         return Choice(candidates[drawn(self.sight.turn, len(candidates))].id, tied=False)

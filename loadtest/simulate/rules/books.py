@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from loadtest.simulate.rules.shown import Shown, drawn
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 from router.core.facts.replicas import Load
 
 
@@ -27,7 +27,7 @@ class Booked(Shown, ABC):
         self._open: dict[Turn, int] = {}
         self._candidates: Sequence[Candidate] = ()
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Pick one of `candidates`."""
         self._candidates = candidates
         return Choice(self._pick(candidates).id)

@@ -29,7 +29,7 @@ from math import sqrt
 from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.simulate.rules.prompt_tree import Node, PromptTree
 from loadtest.simulate.rules.shown import Shown, least_loaded, one_of_least_loaded
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CacheAware(Shown):
         self._tree = PromptTree()
         self._evict_s = flags.eviction_interval_s
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """By the match, if it is long enough and the gate is open."""
         sight, flags = self.sight, self._flags
         if sight.now_s >= self._evict_s:

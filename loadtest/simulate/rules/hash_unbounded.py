@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 from router.core.placement.ring import Ring
 
 
@@ -21,6 +21,6 @@ class HashUnbounded:
     def __init__(self) -> None:
         self._ring = Ring()
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The first behind the key."""
-        return Choice(self._ring.walk(question.ring_key, {c.id for c in candidates})[0], tied=False)
+        return Choice(self._ring.walk(market.ring_key, {c.id for c in candidates})[0], tied=False)

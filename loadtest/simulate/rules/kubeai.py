@@ -18,7 +18,7 @@ from xxhash import xxh64_intdigest
 
 from loadtest.simulate.rules.shown import Shown
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 PREFIX_CHARS = 100
 POINTS = 256
@@ -37,7 +37,7 @@ class PrefixHash(Shown):
         self._ring: list[tuple[int, str]] = []
         self._hashes: dict[tuple[int, int], int] = {}
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The first under the bound."""
         loads = {c.id: c.in_flight for c in candidates}
         if self._known != loads.keys():

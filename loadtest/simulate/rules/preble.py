@@ -20,7 +20,7 @@ from statistics import median
 
 from loadtest.simulate.rules.shown import Shown
 from loadtest.simulate.world.turns import Turn
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 WINDOW_S = 180.0
 ANSWERS = 101
@@ -38,7 +38,7 @@ class ExploitExplore(Shown):
         self._answers_ms: deque[float] = deque(maxlen=ANSWERS)
         self._answer_ms = 0.0
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Exploit if most of the prompt is held, else explore."""
         self._slide(self.sight.now_s)
         longest = max(c.cached_tokens for c in candidates)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.simulate.rules.prompt_tree import PromptTree
 from loadtest.simulate.rules.shown import Shown, one_of_least_loaded
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 MATCH_SHARE_MIN = 0.1
 
@@ -30,7 +30,7 @@ class PrefixAffinity(Shown):
     def __init__(self) -> None:
         self._tree = PromptTree()
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The shortest queue among those that the tree names."""
         turn, tree = self.sight.turn, self._tree
         matched, node = tree.match(turn.chain)

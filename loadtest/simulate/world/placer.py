@@ -17,19 +17,20 @@ from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.turns import MODEL, Turn, Workload
 from router.core.admission.holding import Holding
 from router.core.admission.returning import Returning
-from router.core.facts.placements import Candidate, Choice, Ending, Outcome, Question, Usage
+from router.core.facts.placements import Candidate, Choice, Ending, Market, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.lease import Lease
 from router.core.placement.policies import Near, Policy
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
 
 INDEX_BYTES_MAX = 1 << 30
 MEMORY_MAX = 100_000
 BLOCKS_MAX_DEFAULT = 8_192
-HELD_BLOCKS_MAX = 1 << 17
+STORED_BLOCKS_MAX = 1 << 17
 """Of one replica, by its events: two million tokens. The product's default remembers more names of blocks long gone."""
 
 
@@ -77,10 +78,10 @@ class Heard:
         if isinstance(policy, Near):
             self.near = policy.near  # so that the router shows it as few candidates as in life
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """See Policy."""
-        self.backlog = question.backlog
-        return self._policy.choose(question, candidates)
+        self.backlog = market.backlog
+        return self._policy.choose(market, candidates)
 
 
 class Placer:
@@ -97,7 +98,7 @@ class Placer:
             index_bytes_max=INDEX_BYTES_MAX,
             memory_max=MEMORY_MAX,
             blocks_max_default=BLOCKS_MAX_DEFAULT,
-            held_blocks_max=HELD_BLOCKS_MAX,
+            stored_blocks_max=STORED_BLOCKS_MAX,
             resync=lambda name: self._followers[name].resync("distrusted"),
             suspect=self._suspect,
         )
@@ -144,7 +145,7 @@ class Placer:
             self.router.observe_load(name, known, now_s)
 
     def place(
-        self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold: bool
+        self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold_back: bool
     ) -> Lease:
         """Raises NoReplica, Shed; Held, if it may be held and had better be."""
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
@@ -153,9 +154,8 @@ class Placer:
         ring_key = turn.session if self._hint else format(turn.first_user_key, "x")
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
-        lease = self.router.route(
-            ask, MODEL, chain, now_s, ring_key=ring_key, tokens=tokens, exclude=exclude, may_hold=may_hold
-        )
+        wanted = Wanted(ask, MODEL, chain, ring_key, tokens)
+        lease = self.router.route(wanted, now_s, exclude=exclude, may_hold_back=may_hold_back)
         if self._rule is not None:
             self._rule.placed(turn, lease.replica, now_s)
         return lease

@@ -28,7 +28,7 @@ from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload
 from loadtest.simulate.world.wire import Wire
 from router.core.admission.holding import TICK_S
-from router.core.facts.placements import Ending, Held, Shed
+from router.core.facts.placements import Ending, HeldBack, Shed
 from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.policies import Policy
@@ -37,7 +37,7 @@ from router.settings.schema import AdmissionSettings
 
 HOLD_S = AdmissionSettings().hold_s
 BUSY_UNITS = 1.0
-"""Mean backlog from which on a fleet is busy (Question.backlog): below it nobody is to be held back."""
+"""Mean backlog from which on a fleet is busy (Market.backlog): below it nobody is to be held back."""
 ANSWER_KEY = 1 << 63
 """Keys of answers' blocks count up from here: nothing asks for them again."""
 
@@ -165,16 +165,16 @@ class World:
         placer = self.placers[sent.router]
         sent.waited_s = placer.returning.back(number, self.now_s)
         sent.asked_s = self.now_s
-        self._place(number, sent, may_hold=not placer.holding.full and sent.waited_s < HOLD_S)
+        self._place(number, sent, may_hold_back=not placer.holding.full and sent.waited_s < HOLD_S)
 
-    def _place(self, number: int, sent: Sent, *, may_hold: bool = False) -> None:
-        """Send it somewhere, or hold it if it `may_hold`."""
+    def _place(self, number: int, sent: Sent, *, may_hold_back: bool = False) -> None:
+        """Send it somewhere, or hold it if it `may_hold_back`."""
         turn, placer = sent.turn, self.placers[sent.router]
         while True:
             tokens = self._tokens(turn) if self.setting.grade == "exact" else None
             try:
-                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens, may_hold=may_hold)
-            except Held:
+                lease = placer.place(turn, self.now_s, frozenset(sent.tried), tokens, may_hold_back=may_hold_back)
+            except HeldBack:
                 sent.held = True
                 sent.held_while_idle = sent.held_while_idle or placer.heard.backlog < BUSY_UNITS
                 self._hold(number, placer)
@@ -183,7 +183,7 @@ class World:
                 self._end(number, sent, "rejected" if isinstance(error, Shed) else "none_ready")
                 return
             placer.holding.remove(number)
-            sent.lease, may_hold = lease, False
+            sent.lease, may_hold_back = lease, False
             replica = self.replicas[lease.replica]
             if replica.up:
                 break
@@ -210,7 +210,7 @@ class World:
         for number in placer.holding.over(self.now_s, HOLD_S):
             self._place(number, self._open[number])
         for number in placer.holding.next_few():
-            self._place(number, self._open[number], may_hold=True)
+            self._place(number, self._open[number], may_hold_back=True)
         if placer.holding:
             self.at(self.now_s + TICK_S, self._try_held, placer)
 

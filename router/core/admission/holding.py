@@ -6,9 +6,9 @@ computed again and evicts the next: replicas compute most of the time what they 
 prompt that is mostly cached nowhere, and would make others repeat far more work than it is itself, waits while the
 fleet is busy. Meanwhile the turns of those who are inside, which are short, go on undisturbed.
 
-What thrashes is the policy's to say (`Choice.hold`). How long anybody waits is bounded in any case: whoever has been
-held for `hold_s` goes where it is cheapest. A few are tried again several times a second, since a price takes some ten
-microseconds a replica: the oldest of each tenant, tenants by turns.
+The policy says which placement thrashes (`Choice.hold_back`). The wait is bounded in any case: a request that has been
+held back for `hold_s` goes where it is cheapest. Only a few requests are tried again several times a second, since a
+price takes some ten microseconds a replica: the oldest of each tenant, tenants by turns.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 TICK_S = 0.25  # between two calls of `next_few`
-TRIES_MAX = 4  # held requests that are tried at each of them
-HELD_MAX = 256  # whoever comes while so many are held is not held
+TRIES_MAX = 4  # held-back requests that are tried at each call
+HELD_MAX = 256  # most requests held back at once: others are not held back
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Holding(Generic[T]):
-    """Who is held, for which tenant, and since when."""
+    """Which requests are held back, for which tenant, and since when."""
 
     def __init__(self) -> None:
         self._held: dict[T, tuple[float, str]] = {}  # (since when, tenant)
-        self._turns: dict[str, int] = {}  # of tenants whose requests are held: the number of their last turn
+        self._turns: dict[str, int] = {}  # tenant with held-back requests -> number of its last turn
         self._turn = 0
 
     def __len__(self) -> int:
@@ -42,24 +42,24 @@ class Holding(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether no more may be held."""
+        """Whether no more requests may be held back."""
         return len(self._held) >= HELD_MAX
 
     def add(self, who: T, since_s: float, tenant: str = "") -> None:
-        """Hold it, as if since then: one that comes again keeps its seniority."""
+        """Hold a request back, as if since then: a request that comes again keeps its seniority."""
         self._held[who] = since_s, tenant
 
     def remove(self, who: T) -> bool:
-        """Hold it no longer; returns whether it was held."""
+        """Hold a request back no longer; returns whether it was held back."""
         return self._held.pop(who, None) is not None
 
     def over(self, now_s: float, hold_s: float) -> list[T]:
-        """Who has been held for so long, the oldest first."""
+        """Requests that have been held back for so long, the oldest first."""
         due_s = now_s - hold_s
         return [who for who, (since_s, _) in self._oldest_first() if since_s <= due_s]
 
     def next_few(self) -> list[T]:
-        """Who is to be tried now: of each tenant the oldest, tenants by turns."""
+        """Requests to be tried now: the oldest of each tenant, tenants by turns."""
         waiting: dict[str, list[T]] = {}
         for who, (_, tenant) in self._oldest_first():
             waiting.setdefault(tenant, []).append(who)

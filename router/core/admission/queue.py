@@ -20,7 +20,7 @@ from typing import Any
 
 from router.core.facts.requests import Priority
 
-TENANTS_MAX = 4_096  # whose last turn is remembered
+TENANTS_MAX = 4_096  # tenants whose last turn is remembered
 Pool = tuple[str | None, str | None]  # model, and the one replica that can answer
 
 
@@ -35,15 +35,15 @@ class Ticket:
     size_bytes: int
     at_s: float
     request: Any = None
-    since_s: float = -1.0  # from when its waiting counts: before `at_s` where it comes again; -1: `at_s`
-    number: int = -1  # in order of arrival; -1: does not wait
+    since_s: float = -1.0  # when its waiting began: before `at_s` where the request came again; -1: `at_s`
+    number: int = -1  # order of arrival; -1: it does not wait
 
     def __post_init__(self) -> None:
         if self.since_s < 0:
             self.since_s = self.at_s
 
 
-_Fifo = dict[int, Ticket]  # by number, which is the order of arrival
+_Fifo = dict[int, Ticket]  # number -> ticket, in the order of arrival
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Lane:
 
     tenants: dict[str, _Fifo] = field(default_factory=dict)
     heap: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, number of the first, tenant
-    listed: set[str] = field(default_factory=set)  # in the heap
+    listed: set[str] = field(default_factory=set)  # tenants in the heap
 
 
 class FairQueue:
@@ -62,7 +62,8 @@ class FairQueue:
         self.size_bytes = 0
         self._waiting: _Fifo = {}
         self._pools: dict[Pool, tuple[_Lane, ...]] = {}
-        self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)  # by priority, of all pools
+        # For each priority: tenant -> its tickets in all pools.
+        self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)
         self._counts = [0] * len(Priority)
         self._starts: dict[str, float] = {}  # start tag of a tenant's next turn
         self._virtual = 0.0
@@ -96,7 +97,7 @@ class FairQueue:
         return out
 
     def remove(self, ticket: Ticket) -> bool:
-        """It no longer wants to wait; False when it did not."""
+        """Take out a ticket that waits no longer; False when it did not wait."""
         number, priority, tenant = ticket.number, ticket.priority, ticket.tenant
         if self._waiting.pop(number, None) is None:
             return False
@@ -163,7 +164,7 @@ class FairQueue:
     def _served(self, ticket: Ticket) -> None:
         tenant, start = ticket.tenant, self._starts.pop(ticket.tenant)
         self._virtual = max(self._virtual, start)
-        self._starts[tenant] = start + max(1, ticket.cost_tokens)  # behind all others: the last to be forgotten
+        self._starts[tenant] = start + max(1, ticket.cost_tokens)  # put behind all others: the last to be forgotten
         if len(self._starts) > TENANTS_MAX + len(self._waiting):
             idle = (name for name in self._starts if not any(name in fifos for fifos in self._tenants))
             del self._starts[next(idle)]
@@ -214,7 +215,7 @@ class FairQueue:
             heap = [(-len(fifo), 1, name) for name, fifo in fifos.items() if name != arriving.tenant]
             if priority is arriving.priority:
                 own = len(fifos.get(arriving.tenant, ())) + 1
-                heap.append((-own, 0, arriving.tenant))  # of two with as many, its own
+                heap.append((-own, 0, arriving.tenant))  # of two tenants with as many tickets, the arriving one's
             elif arriving.tenant in fifos:
                 heap.append((-len(fifos[arriving.tenant]), 1, arriving.tenant))
             heapify(heap)

@@ -77,7 +77,7 @@ class Quotas:
             tokens_wait_s = (need - spent.level) * MINUTE_S / tokens_per_min
             if tokens_wait_s > wait_s:
                 wait_s, what = tokens_wait_s, "tokens"
-        if wait_s > 1e-9:  # less is a rounding error
+        if wait_s > 1e-9:  # a smaller wait is a rounding error
             raise Shed("rate_limited", f"The rate of {what} a minute is used up.", wait_s)
         if requests_per_min:
             asked.level -= 1.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-RETURN_S = 60.0  # after which nobody is waited for
-LEFT_MAX = 4_096  # remembered; the first to have left are forgotten
+RETURN_S = 60.0  # seconds for which a request that left is remembered
+LEFT_MAX = 4_096  # requests remembered; those that left first are forgotten
 
 
 class Returning:
@@ -23,7 +23,7 @@ class Returning:
         return len(self._left)
 
     def left(self, key: Hashable | None, waited_s: float, now_s: float) -> None:
-        """It waited for so long, and was not placed. None: nothing names it, and it is not remembered."""
+        """A request waited for so long, and was not placed. A `key` of None names none: it is not remembered."""
         if key is None or waited_s <= 0:
             return
         self._left.pop(key, None)
@@ -32,7 +32,7 @@ class Returning:
             self._left.popitem(last=False)
 
     def back(self, key: Hashable | None, now_s: float) -> float:
-        """The seconds that it has waited before, which are forgotten here; 0 for one that is not remembered."""
+        """Seconds that a request has waited before, and forget them; 0 for a request that is not remembered."""
         if not self._left or key is None:
             return 0.0
         waited_s, left_s = self._left.pop(key, (0.0, now_s))

@@ -32,21 +32,21 @@ from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
 from router.core.placement.router import Router
 
-WINDOW_MIN = 4
-BURST_MAX = 256  # as many as vLLM's smaller default for --max-num-seqs
-GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # of a window, per probe that saw nobody wait in the engine
-MODELS_MAX = 64  # whose places are added up one by one
-WAITING_ABSURD = 1_000_000
+WINDOW_MIN = 4  # leases
+BURST_MAX = 256  # leases beyond the last probe's: vLLM's smaller default for --max-num-seqs
+GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # growth of a window with each probe that saw nobody wait in the engine
+MODELS_MAX = 64  # models whose places are added up one by one
+WAITING_ABSURD = 1_000_000  # more waiting requests are no count
 SEEN_S = 60.0  # a tenant is about for so long after it asked
-TENANTS_MAX = 1_024  # that are about
+TENANTS_MAX = 1_024  # tenants that count as about
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
-LASTED_FADE = 0.98  # of how long leases last, per lease
-RATE_WINDOW_S = 10.0  # of waiting, over which the rate of turns is taken
-RATE_PRIOR_S = 2.0  # of waiting, that the rate by Little's law is worth
+LASTED_FADE = 0.98  # part of the sums of how long leases last that is left after another lease
+RATE_WINDOW_S = 10.0  # seconds of waiting over which the rate of turns is taken
+RATE_PRIOR_S = 2.0  # seconds of waiting that the rate by Little's law counts for
 
 
-class Limits(Protocol):
-    """Settings `admission.*`; see there."""
+class AdmissionLimits(Protocol):
+    """Limits of admission: the settings `admission.*`."""
 
     @property
     def in_flight_max(self) -> int:
@@ -119,7 +119,7 @@ class TurnRate:
             self.waited_s = self.waited_s * fade + gone_s
 
     def per_s(self, expected_per_s: float) -> float:
-        """By what was seen and what was expected, 0 where nothing is known."""
+        """The rate, by what was seen and what was expected; 0 where nothing is known."""
         prior_s = RATE_PRIOR_S if expected_per_s else 0.0
         seen_s = self.waited_s + prior_s
         return (self.turns + expected_per_s * prior_s) / seen_s if seen_s else 0.0
@@ -128,21 +128,21 @@ class TurnRate:
 class Admission:
     """Places, and the queue for them. `now_s` is any clock that does not go back."""
 
-    def __init__(self, router: Router, limits: Limits, *, stale_s: float) -> None:
-        """A load that was heard of `stale_s` ago says nothing any more."""
+    def __init__(self, router: Router, limits: AdmissionLimits, *, stale_s: float) -> None:
+        """A load that is older than `stale_s` says nothing any more."""
         self.queue = FairQueue()
         self.full: set[str] = set()  # replicas without room
         self._router = router
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
         self._open: dict[int, str] = {}  # lease -> tenant
-        self._held: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
+        self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
         self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
         self._rate = TurnRate()
         self._ended = self._lasted_s = 0.0  # leases, faded by each that ends
         self.configure(limits)
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: AdmissionLimits) -> None:
         """Take other limits; who waits goes on waiting, as far as there is room for it."""
         self._limits = limits
         self._windows = {id_: window for id_, window in self._windows.items() if window.binds}
@@ -161,23 +161,23 @@ class Admission:
         """A lease was given."""
         replica = lease.replica
         self._open[lease.id] = tenant
-        held = (replica, tenant)
-        self._held[held] = self._held.get(held, 0) + 1
+        whose = replica, tenant
+        self._open_of_tenant[whose] = self._open_of_tenant.get(whose, 0) + 1
         if len(self._router.fleet.members[replica].leases) >= self.window(replica):
             self.full.add(replica)
 
     def closed(self, lease: Lease, now_s: float) -> bool:
-        """It is back; whether it was open here."""
+        """A lease is back; returns whether it was open here."""
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
         self._ended = self._ended * LASTED_FADE + 1.0
         self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
         replica = lease.replica
-        held = (replica, tenant)
-        self._held[held] -= 1
-        if not self._held[held]:
-            del self._held[held]
+        whose = replica, tenant
+        self._open_of_tenant[whose] -= 1
+        if not self._open_of_tenant[whose]:
+            del self._open_of_tenant[whose]
         if replica in self.full:
             member = self._router.fleet.members.get(replica)
             if member is None or len(member.leases) < self.window(replica):
@@ -187,7 +187,7 @@ class Admission:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def free(self, tenant: str, now_s: float) -> bool:
-        """Whether nothing at all stands in the tenant's way, as nearly always."""
+        """Whether nothing at all is in the tenant's way, as nearly always."""
         seen = self._seen
         seen.pop(tenant, None)
         seen[tenant] = now_s
@@ -196,13 +196,13 @@ class Admission:
         return not self.full and not self.queue and len(self._open) < self._few
 
     def fits(self, pool: Pool, tenant: str, now_s: float) -> bool:
-        """Whether it finds room now. Raises NoReplica, or Shed when all have asked for a rest."""
+        """Whether a request finds room now. Raises NoReplica, or Shed when all replicas have asked for a rest."""
         members = self._router.candidates(*pool, now_s)
         return any(m.id not in self.full for m in members) and not self._has_its_share(pool, tenant, now_s)
 
     def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
-        """Let it wait for a place; returns those that no longer do in its stead. So many others are held back, with so
-        many bytes: limits are of both together. Raises Shed when it is to be turned away."""
+        """Let a request wait for a place; returns the requests that are turned away in its stead. So many others are
+        held back, with so many bytes: limits are of both together. Raises Shed when it is turned away itself."""
         limits, queue = self._limits, self.queue
         self._rate.pass_time(now_s, waiting=bool(queue))
         rate = self._turns_per_s()
@@ -214,14 +214,14 @@ class Admission:
         return out
 
     def overloaded(self, tenant: str, priority: Priority) -> Shed:
-        """What somebody is told who is turned away."""
+        """The refusal of a request that is turned away."""
         rate = self._turns_per_s()
         wait_s = self.queue.ahead(tenant, priority) / rate if rate else RETRY_AFTER_MIN_S
         after_s = min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
         return Shed("overloaded", "All replicas are busy, and too many requests wait already.", after_s)
 
     def turn(self, now_s: float) -> Ticket | None:
-        """Take out who is to be placed now; None: nobody can be. To be asked again when that one is placed."""
+        """Take out the request that is to be placed now; None: none can be. Ask again when it is placed."""
         queue, usable = self.queue, self._router.fleet.usable()
         if not queue or (usable and len(self.full) >= len(usable) and all(m.id in self.full for m in usable)):
             return None
@@ -230,7 +230,7 @@ class Admission:
             try:
                 return any(m.id not in self.full for m in self._router.candidates(*pool, now_s))
             except NoReplica:
-                return True  # it is to hear so
+                return True  # placing it raises NoReplica, too, and so it is told
             except Shed:
                 return False
 
@@ -241,7 +241,7 @@ class Admission:
         return ticket
 
     def tick(self, now_s: float) -> list[Ticket]:
-        """Look at what probes have said, to be called some times a second; returns who has waited too long."""
+        """Look at what probes have said, some times a second; returns the requests that have waited too long."""
         self._rate.pass_time(now_s, waiting=bool(self.queue))
         for member in self._router.fleet.members.values():
             self._resize(member, now_s)
@@ -278,7 +278,7 @@ class Admission:
         window.size = min(max(size, WINDOW_MIN), most) if window.binds else most
 
     def _survey(self) -> None:
-        """Who is full, and below how many open leases nobody can have more than a share."""
+        """Find the full replicas, and the number of open leases below which no tenant can have more than its share."""
         fleet, limits = self._router.fleet, self._limits
         for id_ in [id_ for id_ in self._windows if id_ not in fleet.members]:
             del self._windows[id_]
@@ -289,7 +289,7 @@ class Admission:
         self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
 
     def _places(self, member: Member) -> int:
-        """Leases that it works on at once, as far as that is known: those that wait there have none of its time yet."""
+        """Leases that a replica works on at once, as far as known: leases that wait there have none of its time yet."""
         window = self._windows.get(member.id)
         if window is None or not window.binds:
             return self.window(member.id)
@@ -307,11 +307,11 @@ class Admission:
             return False
         model, fleet = pool[0], self._router.fleet
         members = fleet.usable() if model is None else fleet.serving(model)
-        held = sum(self._held.get((m.id, tenant), 0) for m in members)
+        own = sum(self._open_of_tenant.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
-        return held >= max(1.0, places * self._limits.tenant_share_max)
+        return own >= max(1.0, places * self._limits.tenant_share_max)
 
     def _turns_per_s(self) -> float:
-        """By Little's law: what is open, over how long an answer takes; and by turns, when there have been any."""
+        """Turns a second: by Little's law (open leases over the time of an answer), and by turns once there are any."""
         lasted_s = self._lasted_s
         return self._rate.per_s(len(self._open) * self._ended / lasted_s if lasted_s > 0 else 0.0)

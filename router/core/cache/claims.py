@@ -51,7 +51,7 @@ class Credit:
             self._more[key] = more - 1
 
     def add_all(self, keys: Sequence[int]) -> None:
-        """As `add` of each."""
+        """`add` for each of these keys."""
         self.blocks += len(keys)
         bit, of, confirm, more = self._bit, self._masks.of, self._expected.pop, self._more
         for key in [key for key in keys if confirm(key, None) is None]:  # the others were expected: their bit is set
@@ -61,7 +61,7 @@ class Credit:
                 more[key] = more.get(key, 0) + 1
 
     def take_all(self, keys: Sequence[int]) -> None:
-        """As `take` of each."""
+        """`take` for each of these keys."""
         if self._more:
             for key in keys:
                 self.take(key)

@@ -18,6 +18,9 @@ What is rare is kept beside, so that the common block costs one entry here and o
 * Expectations, and several blocks of one key: see claims.py.
 
 Whatever is forgotten here for want of room was held, so errors are on the side of too little credit.
+
+One state machine in one file, on purpose: blocks, copies and orphans change together with nearly every event, of which
+an engine sends thousands a second, and another object between them would cost each event a look-up.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ _COUNT = (1 << _COUNT_BITS) - 1
 _NOT_HELD = -1  # no key
 
 
-class Ledger:
+class EngineBlocks:
     """The blocks of one engine under its name in `masks`. At most `blocks_max` are held, `aside_max` of them without
     a key, and about `names_max` names of blocks no longer held are kept.
 
@@ -79,7 +82,7 @@ class Ledger:
         self._reset()
 
     def _reset(self) -> None:
-        self.block_tokens: int | None = None  # of the engine: what the GPU's first event of a prefix group says
+        self.block_tokens: int | None = None  # the engine's block size, by the GPU's first event of a prefix group
         self._places: dict[tuple[str, int], int] = {}  # -> shift of its count
         self._groups: dict[int, int] = {}  # group -> mask of the counts of its places
         self._others: set[int] = set()  # groups that do not answer for a whole prefix
@@ -89,14 +92,14 @@ class Ledger:
     def _empty(self) -> None:
         self.complete = True
         self.aside = 0  # blocks in events set aside
-        self._gpu_copies = 0  # of all blocks held, with a key or without, in all groups
+        self._gpu_copies = 0  # GPU copies of all blocks held, with a key or without, in all groups
         self._held: dict[int, int | None] = {}  # hash -> key, None while it has none
         self._copies: dict[int, int] = {}  # hash -> counts, where they are not _usual
         self._aside: OrderedDict[int, Stored] = OrderedDict()  # serial -> event
         self._aside_weight = 0
         self._waiting: dict[int, list[int]] = {}  # parent's hash -> serials
         self._serial = 0
-        self._ripe: list[int] = []  # of those waited for: known by now
+        self._ripe: list[int] = []  # parents that orphans wait for and that are known by now
         self.tails.clear()
 
     @property
@@ -442,7 +445,7 @@ class Ledger:
                 self._remember(given, key)
 
     def _remove_last(self, hashes: Sequence[int]) -> None:
-        """Of those that are held, the usual one copy, which is all there is: in a third of the time."""
+        """Remove the one usual copy of held blocks that have no other copy, all at once: in a third of the time."""
         keys = list(map(self._held.pop, hashes, repeat(_NOT_HELD)))
         unknown = keys.count(_NOT_HELD)
         self.unknown_removals += unknown

@@ -22,7 +22,7 @@ KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
 RUN_KEYS = 16  # a walk over so many keys takes as long as the runs of one holder
 UNPROVEN_FEW = 4  # times as many keys are looked at in the time that asking for one's owner takes
-EVICT_KEYS = 64  # at a time, where the whole is over its budget
+EVICT_KEYS = 64  # keys evicted at a time where the whole is over its budget
 RENEWS_MAX = 8  # pins moved out of the way of one eviction: the next one goes on from there
 
 
@@ -37,7 +37,7 @@ class Holder:
     blocks_max: int
     recency: Recency = field(default_factory=Recency)
     owner: dict[int, int] = field(init=False)  # the recency's own
-    pins: dict[int, Pin] = field(default_factory=dict)  # by lease; stamps ascend
+    pins: dict[int, Pin] = field(default_factory=dict)  # lease -> pin; stamps ascend
     unproven: dict[int, int] = field(default_factory=dict)  # key under way, never seen computed -> its open leases
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class PrefixIndex:
         self._masks = Masks()
         self.holders: dict[str, Holder] = {}  # not to be changed by others
         self._next_stamp = 0
-        self._now_s = 0.0  # of the last touch
+        self._now_s = 0.0  # time of the last touch
 
     # -- holders -------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class PrefixIndex:
     def drop(self, name: str, keys: Sequence[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
         holder = self.holders[name]
-        gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # from the leaf: most are at the end
+        gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # from the end: most are there
         self._masks.unset_all(holder.bit, gone)
         return len(gone)
 
@@ -214,7 +214,7 @@ class PrefixIndex:
         Returns both."""
         unproven = holder.unproven
         under_way = self._under_way(holder, stamp) if unproven else ()
-        if not under_way:  # as nearly always: what the prompt has in common with others was computed before
+        if not under_way:  # nearly always: what the prompt shares with others was computed before
             for key in new:
                 unproven[key] = 1
             return list(new)
@@ -280,8 +280,8 @@ class PrefixIndex:
         """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
         stamp, keys, recency = pin[0], pin[1], holder.recency
         id_ = recency.order.get(stamp)
-        if id_ is None or recency.touches[id_].live < len(keys):  # else nobody else came by: in no time
-            stamp, depth = -1, recency.depth(keys)  # whose runs the touch finds again
+        if id_ is None or recency.touches[id_].live < len(keys):  # otherwise no other prompt ran through it
+            stamp, depth = -1, recency.depth(keys)  # the touch finds their runs again
             keys = keys if depth == len(keys) else keys[:depth]
         del holder.pins[lease]
         holder.pins[lease] = (self._touch(holder, keys, self._now_s, since=stamp)[0], *pin[1:])

@@ -1,36 +1,35 @@
 """What replicas hold by their own word, and how far that word is good.
 
-Each replica with an event stream has a ledger (engine_blocks.py) of what it said it stored and removed. All ledgers
-share one map of masks, so one walk over a prompt's token chain finds the longest prefix of every replica.
+Of each replica with an event stream, EngineBlocks (engine_blocks.py) has the blocks that it said it stored and did not
+remove, and Reported (reported.py) what was seen of its word. All replicas share one map of masks, so one walk over a
+prompt's token chain finds the longest stored prefix of every replica.
 
 The grade of a replica is the stream's own (core/kv_events/stream.py: continuous since batch 0 or a clear, or not),
 changed by what is seen of it:
 
-    exact         the stream is whole, or what it predicted equalled the engine's count on 99 % of 200 answers
-    catching-up   the stream is there and not whole, or says more than the ledger may hold, or is of a model whose
-                  other layers (sliding window, state) hold blocks of their own: what it says is credited, and so is
-                  our own estimate
+    exact         the stream is whole, or its predictions equalled the engine's count on 99 % of 200 answers
+    catching-up   the stream is there and not whole, or says more than we may hold, or is of a model whose other layers
+                  (sliding window, state) hold blocks of their own: what it says is credited, and so is our own estimate
     estimated     no stream; or predictions that drifted; or no tokenizer for its models; or pages too short
 
-Predictions that drift make the grade fall and ask for a clean replay, later each time it happens again. While a
-stream is suspended nothing that it said is credited; where that is for evidence of a restart or a break, nothing at
-all.
+Predictions that drift make the grade fall and ask for a clean replay, later each time it happens again. While a stream
+is suspended nothing that it said is credited; if there is evidence of a restart or a break, our own estimate is not
+credited either.
 
-Blocks just routed are being computed, so they count as held from placement on (`expect`), until the events confirm
-them or SETTLE_S after the lease ended: the event of the last step may come behind the answer. Where batches bear times
-it takes one that is younger than the lease's end, too, or LATE_S_MAX without any: events may be late (lateness.py).
-While it is known to be on its way (lateness.py), a prediction is not called exact.
+Blocks just routed are being computed, so they count as stored from placement on (`expect`), until the events confirm
+them or SETTLE_S after the lease ended: the event of the last step may come behind the answer. Where batches bear times,
+blocks are given up only when a batch has come that is younger than the lease's end, or after LATE_S_MAX without one
+(lateness.py). While an event is known to be on its way, a prediction is not called exact.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from router.core.cache.engine_blocks import Ledger
+from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import SWEEP_KEYS, Masks
-from router.core.cache.selfcheck import AnswerCheck, CounterCheck, counters_drift
+from router.core.cache.reported import DISTRUST_S_MAX, NO_STREAM, Reported, StoredPrefix
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
 from router.core.kv_events.decoding import Event, Removed, Stored
@@ -38,100 +37,21 @@ from router.core.kv_events.stream import RESTARTED
 from router.core.prompts.blocks import token_root
 from router.core.prompts.token_keys import TokenPrompt
 
-SETTLE_S = 0.5
-AGAIN_S = 0.01  # as SETTLE_S, where the answer may be one that is held already
-BYTES_MAX = 1 << 30  # of all ledgers
-SHED_BYTES = 64 << 10  # taken at a time from a ledger where all are over their budget: 200 blocks, 0.3 ms
-STRIDES_MAX = 4_096  # of 64 blocks, whose holders are remembered: 40 prompts of 100,000 tokens, 30 MB
-CATCH_UP_BLOCKS = 2_048  # that waited for a parent, joined in one go: about a millisecond
-BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash and a map entry for nearly every token
-DISTRUST_S = 10.0  # a stream that drifts is replayed at once, then after this, then after three times this...
-DISTRUST_S_MAX = 640.0
-NO_STREAM = "no event stream"
-HYBRID = "its sliding-window or state layers are not followed"
-
-
-@dataclass(slots=True)  # not frozen: one is made for every replica that holds some of a request's prompt
-class Held:
-    """What events say of one replica and one prompt."""
-
-    tokens: int  # longest held prefix, whole blocks, not yet capped
-    block_tokens: int
-    grade: Grade
-    epoch: int  # of the knowledge it was said from
-    suspended: bool = False  # nothing that was said may be credited
-    doubted: bool = False  # nor may our own estimate
-    free_tokens: int | None = None  # of its KV pool, where its capacity and all that its GPU holds are known
-    behind: bool = False  # the prompt goes on behind an answer whose events are still to come
-
-    def but(self, tokens: int) -> Held:
-        """The same of a prompt of which so many tokens are held."""
-        return Held(tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens)
-
-
-@dataclass(slots=True)
-class _Known:
-    name: str
-    ledger: Ledger
-    bytes_counted: int = 0  # of the ledger, as last counted
-    stream_grade: Grade = Grade.ESTIMATED
-    stream_why: str = NO_STREAM
-    untokened: str = ""  # why its prompts cannot be turned into tokens
-    suspended: str = ""
-    doubted: bool = False  # while it is
-    distrusted: str = ""
-    distrusts: int = 0
-    retry_at_s: float = 0.0
-    earned: bool = False
-    hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
-    epoch: int = 0
-    block_hint: int | None = None  # its block, by its metrics, until an event says
-    kv_tokens_max: int | None = None
-    shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)
-    answers: AnswerCheck = field(default_factory=AnswerCheck)
-    counters: CounterCheck = field(default_factory=CounterCheck)
-
-    @property
-    def block_tokens(self) -> int:
-        """Its block; 0 while that is unknown."""
-        return self.ledger.block_tokens or self.block_hint or 0
-
-    def judged(self) -> tuple[Grade, str]:
-        """The grade, and why."""
-        if self.stream_grade is Grade.ESTIMATED:
-            return Grade.ESTIMATED, self.stream_why
-        if self.distrusted:
-            return Grade.ESTIMATED, self.distrusted
-        if self.untokened:
-            return Grade.ESTIMATED, self.untokened
-        block = self.ledger.block_tokens
-        if block and block < BLOCK_TOKENS_MIN:
-            return Grade.ESTIMATED, f"pages of {block} tokens are too short to follow: use {BLOCK_TOKENS_MIN} or more"
-        if not self.ledger.complete:
-            return Grade.CATCHING_UP, "it holds more blocks than the index may"
-        if self.suspended:
-            return Grade.CATCHING_UP, self.suspended
-        if self.earned and (self.hybrid or self.stream_grade is not Grade.EXACT):
-            return Grade.EXACT, "predictions equalled its answers"
-        if self.hybrid and self.stream_grade is Grade.EXACT:
-            return Grade.CATCHING_UP, HYBRID
-        return self.stream_grade, self.stream_why
-
-    def empty(self) -> Held:
-        """What is said of a prompt of which this replica has nothing."""
-        ledger, size, suspended, free = self.ledger, self.block_tokens, bool(self.suspended), None
-        if self.kv_tokens_max and size and ledger.complete:
-            free = self.kv_tokens_max - ledger.gpu_blocks * size
-        return Held(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
+SETTLE_S = 0.5  # seconds after a lease's end in which events confirm its blocks
+AGAIN_S = 0.01  # shorter SETTLE_S for a repeated answer: its blocks exist, so no event will come
+BYTES_MAX = 1 << 30  # bytes of the blocks of all replicas
+SHED_BYTES = 64 << 10  # given up at a time by one replica where all are over their budget: 200 blocks, 0.3 ms
+STRIDES_MAX = 4_096  # strides of 64 blocks whose holders are remembered: 40 prompts of 100,000 tokens, 30 MB
+CATCH_UP_BLOCKS = 2_048  # blocks that waited for a parent and are joined in one go: about a millisecond
 
 
 class Knowledge:
     """The sink of all event streams. `graded(replica, grade, why)` hears each change once; `resync(replica)` is asked
     for a clean replay; `restarted(replica)` hears that a replica's cache is empty.
 
-    One ledger holds at most `blocks_max` blocks, and its side tables are sized by that. All ledgers together take at
-    most `bytes_max` bytes: beyond it the largest gives up blocks, and with them its grade. `repeats` is for all
-    ledgers (see Ledger).
+    One replica's blocks are at most `blocks_max`, and its side tables are sized by that. All replicas' blocks together
+    take at most `bytes_max` bytes: beyond that the largest replica gives up blocks, and with them its grade. `repeats`:
+    engines may be asked to repeat events (EngineBlocks).
     """
 
     def __init__(
@@ -149,15 +69,15 @@ class Knowledge:
         self.masks = Masks(STRIDES_MAX)
         self._limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
         self._bytes_max, self._repeats = bytes_max, repeats
-        self.bytes_used = 0  # by all ledgers, at most; what one gives back is seen with its next store
+        self.bytes_used = 0  # at most, by all replicas; what one of them gives back is seen with its next store
         self._graded = graded
         self._resync = resync
         self._restarted = restarted
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Reported] = {}
         self.follows = False  # whether any replica's events count
         self._settling: deque[tuple[float, str, int, float]] = deque()  # (due, replica, lease, ended)
-        self._empty: dict[str, Held | None] = {}  # see `empty`; without those of which something has changed
-        self._sizes: dict[int, list[_Known]] | None = None  # block -> who is followed; None: to be made anew
+        self._empty: dict[str, StoredPrefix | None] = {}  # answers of `empty`, as long as nothing has changed
+        self._sizes: dict[int, list[Reported]] | None = None  # block size -> followed replicas; None: make it anew
         self._late: dict[str, None] = {}  # replicas that may have ended leases whose blocks are not all heard of
 
     # -- what the streams tell us (kv_events.follower.Sink) -----------------------------------------------------
@@ -166,47 +86,47 @@ class Knowledge:
         """One event of one replica's stream."""
         known = self._of(replica)
         if isinstance(event, Removed):  # half of all events: no grade and no size hangs on it
-            known.ledger.apply(event)
+            known.engine.apply(event)
         else:
             self._take_in(known, event)
         if self.masks.dying:
             self.masks.sweep(SWEEP_KEYS)
 
-    def _take_in(self, known: _Known, event: Event) -> None:
-        ledger = known.ledger
-        complete, size, hybrid = ledger.complete, ledger.block_tokens, known.hybrid
-        ledger.apply(event)
+    def _take_in(self, known: Reported, event: Event) -> None:
+        engine = known.engine
+        complete, size, hybrid = engine.complete, engine.block_tokens, known.hybrid
+        engine.apply(event)
         if isinstance(event, Stored):
             known.hybrid |= not event.prefix
-            judge = known.hybrid is not hybrid or ledger.block_tokens != size
+            judge = known.hybrid is not hybrid or engine.block_tokens != size
         else:
-            self._begin(known)
-            if known.suspended:  # the ledger began anew, and is seen again
+            known.begin()
+            if known.suspended:  # its blocks began anew, and would be seen again
                 self.masks.hide(known.name)
-            judge = known.hybrid  # of others the stream itself says at once that they are exact: none falls in between
-        if ledger.block_tokens != size:
+            judge = known.hybrid  # the stream itself says at once that any other replica is exact
+        if engine.block_tokens != size:
             self._sizes = None
-        if judge or ledger.complete is not complete:
+        if judge or engine.complete is not complete:
             self._judge(known.name, known)
         self._weigh(known)
         if self.bytes_used > self._bytes_max:
             self._shed()
 
     def told(self, replica: str, until_s: float) -> None:
-        """All that the replica did before this was said, and applied."""
-        self._of(replica).ledger.tails.told(until_s)
+        """All that the replica did before this time was said, and applied."""
+        self._of(replica).engine.tails.told(until_s)
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
         """Nothing that was known of its cache is sure; what comes now is a new beginning, and trusted as one."""
         known = self._of(replica)
-        self._empty_ledger(known)
+        self._empty_engine(known)
         known.suspended = known.distrusted = ""
         if known.stream_grade is Grade.EXACT:
             known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # until the stream says what it is now
         if why.startswith(RESTARTED):
-            known.hybrid = False  # it may be another model
+            known.hybrid = False  # another model may be served there now
             self._restarted(replica)
-        self._begin(known)
+        known.begin()
         self._judge(replica, known)
 
     def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
@@ -229,10 +149,10 @@ class Knowledge:
         """The stream's own grade."""
         known = self._of(replica)
         if known.stream_grade is Grade.EXACT and grade is Grade.CATCHING_UP and not known.suspended:
-            self._begin(known)  # something was missed: what was earned before it says nothing any more
+            known.begin()  # something was missed: what was earned before it says nothing any more
         known.stream_grade, known.stream_why = grade, why
         if grade is Grade.ESTIMATED:
-            self._empty_ledger(known)
+            self._empty_engine(known)
             known.suspended = known.distrusted = ""
             known.hybrid = False  # what publishes there next may be another model
         self._judge(replica, known)
@@ -243,7 +163,7 @@ class Knowledge:
         """The replica left the fleet."""
         known = self._known.pop(replica, None)
         if known is not None:
-            known.ledger.close()
+            known.engine.close()
             self.bytes_used -= known.bytes_counted
             self._empty.pop(replica, None)
             self._late.pop(replica, None)
@@ -251,13 +171,13 @@ class Knowledge:
             self._count_followed()
 
     def untokened(self, replica: str, why: str) -> None:
-        """Whether its prompts can be turned into tokens: why not, or ""."""
+        """Take why a replica's prompts cannot be turned into tokens; "": they can."""
         known = self._of(replica)
         if known.untokened != why:
             known.untokened = why
             self._judge(replica, known)
 
-    def standing(self, replica: str) -> tuple[Grade, str]:
+    def grade_of(self, replica: str) -> tuple[Grade, str]:
         """The replica's grade, and why."""
         known = self._known.get(replica)
         return known.shown if known else (Grade.ESTIMATED, NO_STREAM)
@@ -267,15 +187,20 @@ class Knowledge:
         known = self._known.get(replica)
         return bool(known and known.suspended and known.doubted)
 
-    def ledger(self, replica: str) -> Ledger | None:
+    def engine_blocks(self, replica: str) -> EngineBlocks | None:
         """What the replica's stream said so far; None where there is no stream."""
         known = self._known.get(replica)
-        return known.ledger if known and known.stream_grade is not Grade.ESTIMATED else None
+        return known.engine if known and known.stream_grade is not Grade.ESTIMATED else None
 
     def checks(self, replica: str) -> tuple[int, int]:
         """(answers that were predicted to the token, answers compared), of the last 200."""
         known = self._known.get(replica)
         return (known.answers.equal, known.answers.checks) if known else (0, 0)
+
+    @property
+    def keys(self) -> int:
+        """Distinct blocks that events say are stored, by all replicas."""
+        return len(self.masks)
 
     def block_sizes(self) -> set[int]:
         """Sizes for which a prompt's keys are wanted: those of replicas whose events count."""
@@ -283,10 +208,10 @@ class Knowledge:
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def held(self, prompt: TokenPrompt, now_s: float) -> dict[str, Held]:
-        """What replicas hold of a prompt, by their events: those that hold some of it, and those of which that is not
-        known exactly at the moment. Of all others `empty` tells."""
-        found: dict[str, Held] = {}
+    def stored(self, prompt: TokenPrompt, now_s: float) -> dict[str, StoredPrefix]:
+        """What replicas store of a prompt, by their events: replicas that store some of it, and replicas of which that
+        is not known exactly at the moment. `empty` tells of all others."""
+        found: dict[str, StoredPrefix] = {}
         for size, keys in prompt.keys.items():
             for name, depth in self.masks.match(keys).items():
                 none = self.empty(name)
@@ -294,17 +219,17 @@ class Knowledge:
                     found[name] = none.but(depth * size)
         unsure = self._continued(prompt, now_s) if self._late else []
         for size, followed in self._by_size().items():
-            if size not in prompt.keys:  # their block was not known, or another, when the prompt was hashed
-                unsure += [k for k in followed if k.shown[0] is Grade.EXACT and k.ledger.blocks]
+            if size not in prompt.keys:  # the replicas had another block, or an unknown one, when the prompt was hashed
+                unsure += [k for k in followed if k.shown[0] is Grade.EXACT and k.engine.blocks]
         for known in unsure:
             said = found.get(known.name) or known.empty()
             said.behind = True
             found[known.name] = said
         return found
 
-    def empty(self, replica: str) -> Held | None:
-        """What `held` would say of a replica that it leaves out; None where nothing is known by events. Whoever asks is
-        given the same object until something about the replica changes: not to be altered."""
+    def empty(self, replica: str) -> StoredPrefix | None:
+        """What `stored` would say of a replica that it leaves out; None where nothing is known by events. The object is
+        shared until something about the replica changes, and must not be altered."""
         if replica in self._empty:
             return self._empty[replica]
         known = self._known.get(replica)
@@ -314,12 +239,12 @@ class Knowledge:
         self._empty[replica] = said
         return said
 
-    def _continued(self, prompt: TokenPrompt, now_s: float) -> list[_Known]:
-        """Behind whose answers the prompt goes on, the blocks of which are still to be heard of."""
+    def _continued(self, prompt: TokenPrompt, now_s: float) -> list[Reported]:
+        """Replicas behind whose answers the prompt goes on, where events of these answers are still to come."""
         found = []
         for name in list(self._late):
             known = self._known[name]
-            tails, size = known.ledger.tails, known.block_tokens
+            tails, size = known.engine.tails, known.block_tokens
             if not tails.waits(now_s):
                 del self._late[name]
             elif known.shown[0] is Grade.EXACT and size in prompt.keys:
@@ -328,35 +253,35 @@ class Knowledge:
                     found.append(known)
         return found
 
-    def expect(self, replica: str, lease: int, prompt: TokenPrompt, held: Held) -> None:
-        """The prompt's blocks behind what it holds are about to be computed there."""
+    def expect(self, replica: str, lease: int, prompt: TokenPrompt, stored: StoredPrefix) -> None:
+        """The prompt's blocks behind the stored ones are about to be computed there."""
         known = self._known.get(replica)
-        if known is None or not held.block_tokens:
+        if known is None or not stored.block_tokens:
             return
-        keys, size = prompt.keys.get(held.block_tokens, []), held.block_tokens
-        if new := keys[held.tokens // size :]:
-            known.ledger.expect(lease, new)
+        keys, size = prompt.keys.get(stored.block_tokens, []), stored.block_tokens
+        if new := keys[stored.tokens // size :]:
+            known.engine.expect(lease, new)
         last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
-        known.ledger.tails.begin(lease, last, len(keys))
+        known.engine.tails.begin(lease, last, len(keys))
 
     def settle(
         self, replica: str, lease: int, prompt: TokenPrompt, now_s: float, *, computed: bool, grown_blocks: int = 0
     ) -> None:
-        """The lease ended, and its answer filled so many blocks behind the prompt's. What events have not confirmed is
-        soon not held after all; at once if it failed."""
+        """The lease ended, and its answer filled so many blocks behind the prompt's. Blocks that events do not confirm
+        soon count as not stored; at once where the prompt was not computed."""
         known = self._known.get(replica)
         if known is None:
             return
         if computed:
             self.masks.remember(prompt.keys.get(known.block_tokens, ()))
             due_s = now_s + SETTLE_S
-            known.ledger.tails.end(lease, grown_blocks, due_s, now_s + AGAIN_S)
-            if known.ledger.tails.waits(now_s):
+            known.engine.tails.end(lease, grown_blocks, due_s, now_s + AGAIN_S)
+            if known.engine.tails.waits(now_s):
                 self._late[replica] = None
             self._settling.append((due_s, replica, lease, now_s))
         else:
-            known.ledger.tails.drop(lease)
-            known.ledger.settle(lease)
+            known.engine.tails.drop(lease)
+            known.engine.settle(lease)
         self.tick(now_s)
 
     def behind(self, prompt: TokenPrompt, now_s: float) -> bool:
@@ -364,30 +289,30 @@ class Knowledge:
         return bool(self._late and self._continued(prompt, now_s))
 
     def tick(self, now_s: float) -> None:
-        """Whatever is due by now."""
+        """Settle the leases that are due by now."""
         while self._settling and self._settling[0][0] <= now_s:
             _, replica, lease, ended_s = self._settling.popleft()
             known = self._known.get(replica)
-            if known is None:
-                continue
-            if known.ledger.tails.over(ended_s, now_s):
-                known.ledger.settle(lease)
-            else:
+            if known is not None and not known.engine.tails.over(ended_s, now_s):
                 self._settling.append((now_s + SETTLE_S, replica, lease, ended_s))
+            elif known is not None:
+                known.engine.settle(lease)
 
     # -- self-check ----------------------------------------------------------------------------------------------
 
-    def answered(self, replica: str, held: Held | None, predicted: int, actual: int | None, prompt_tokens: int) -> None:
-        """A request ended well; `held` and `predicted` (capped) are what events alone said when it was placed, and
+    def answered(
+        self, replica: str, stored: StoredPrefix | None, predicted: int, actual: int | None, prompt_tokens: int
+    ) -> None:
+        """A request ended well; `stored` and `predicted` (capped) are what events alone said when it was placed, and
         `actual` what the engine says it found cached, if it does."""
         known = self._known.get(replica)
         if known is None:
             return
-        current = held is not None and held.epoch == known.epoch and not held.suspended
+        current = stored is not None and stored.epoch == known.epoch and not stored.suspended
         known.counters.finished(predicted if current else None, prompt_tokens, silent=actual is None)
-        if held is None or actual is None or not current or held.behind:
+        if stored is None or actual is None or not current or stored.behind:
             return
-        known.answers.observe(predicted, actual, held.block_tokens)
+        known.answers.observe(predicted, actual, stored.block_tokens)
         known.earned = known.answers.agrees
         if known.earned:
             known.distrusts = 0
@@ -396,47 +321,36 @@ class Knowledge:
     def checked(self, replica: str, load: Load, now_s: float) -> None:
         """A probe came in: compare counters, act on drift, and ask for the replay that is due."""
         self.tick(now_s)
-        if self.masks.dying:  # also where no event comes any more
+        if self.masks.dying:  # where no event comes any more, this goes on here
             self.masks.sweep(SWEEP_KEYS)
         known = self._known.get(replica)
         if known is None:
             return
-        known.ledger.catch_up(CATCH_UP_BLOCKS)
+        known.engine.catch_up(CATCH_UP_BLOCKS)
         self._weigh(known)
         self._empty.pop(replica, None)
         if known.block_hint != load.block_tokens:
             self._sizes = None
         known.block_hint, known.kv_tokens_max = load.block_tokens, load.kv_tokens_max
-        pair = known.counters.observe(load)
-        if known.shown[0] is Grade.EXACT:
-            if known.answers.drifts:
-                checks = known.answers
-                self._distrust(replica, known, f"{checks.equal} of {checks.checks} predictions came true", now_s)
-            elif pair and counters_drift(*pair):
-                self._distrust(replica, known, f"predicted {pair[0]} cached tokens, it counted {pair[1]}", now_s)
+        if why := known.drift(load):
+            known.distrust(why, now_s)
+            self._judge(replica, known)
         if known.distrusted and known.stream_grade is not Grade.ESTIMATED and now_s >= known.retry_at_s:
             known.retry_at_s = now_s + DISTRUST_S_MAX
             self._resync(replica)
 
-    def _distrust(self, replica: str, known: _Known, why: str, now_s: float) -> None:
-        known.distrusted = f"predictions drifted: {why}"
-        known.retry_at_s = now_s + min(DISTRUST_S * (2**known.distrusts - 1), DISTRUST_S_MAX)
-        known.distrusts += 1
-        self._begin(known)
-        self._judge(replica, known)
-
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _of(self, replica: str) -> _Known:
-        """For something to change about it."""
+    def _of(self, replica: str) -> Reported:
+        """The replica's entry, to be changed."""
         known = self._known.get(replica)
         if known is None:
-            ledger = Ledger(self.masks, replica, **self._limits, repeats=self._repeats)
-            known = self._known[replica] = _Known(replica, ledger)
+            engine = EngineBlocks(self.masks, replica, **self._limits, repeats=self._repeats)
+            known = self._known[replica] = Reported(replica, engine)
         self._empty.pop(replica, None)
         return known
 
-    def _by_size(self) -> dict[int, list[_Known]]:
+    def _by_size(self) -> dict[int, list[Reported]]:
         if self._sizes is None:
             self._sizes = {}
             for known in self._known.values():
@@ -444,39 +358,31 @@ class Knowledge:
                     self._sizes.setdefault(known.block_tokens, []).append(known)
         return self._sizes
 
-    def _empty_ledger(self, known: _Known) -> None:
-        known.ledger.clear()
+    def _empty_engine(self, known: Reported) -> None:
+        known.engine.clear()
         self._sizes = None
         self._weigh(known)
 
-    def _weigh(self, known: _Known) -> None:
-        bytes_now = known.ledger.bytes_used
+    def _weigh(self, known: Reported) -> None:
+        bytes_now = known.engine.bytes_used
         self.bytes_used += bytes_now - known.bytes_counted
         known.bytes_counted = bytes_now
 
     def _shed(self) -> None:
-        """Bring all ledgers under their budget. One that is incomplete gives before a complete one up to twice its
-        size does, so that of many that are alike few lose their grade."""
+        """Bring all replicas' blocks under their budget. An incomplete replica gives up blocks before a complete one of
+        up to twice its size does, so that of many replicas that are alike few lose their grade."""
         for known in self._known.values():
             self._weigh(known)
         while self.bytes_used > self._bytes_max:
-            largest = max(self._known.values(), key=lambda known: known.bytes_counted << (not known.ledger.complete))
+            largest = max(self._known.values(), key=lambda known: known.bytes_counted << (not known.engine.complete))
             if not largest.bytes_counted:
                 return
-            largest.ledger.shed(max(SHED_BYTES, self.bytes_used - self._bytes_max))
+            largest.engine.shed(max(SHED_BYTES, self.bytes_used - self._bytes_max))
             self._weigh(largest)
             self._empty.pop(largest.name, None)
             self._judge(largest.name, largest)
 
-    def _begin(self, known: _Known) -> None:
-        """What was predicted before says nothing of what will be."""
-        self._empty.pop(known.name, None)
-        known.epoch += 1
-        known.earned = False
-        known.answers.clear()
-        known.counters.clear()
-
-    def _judge(self, replica: str, known: _Known) -> None:
+    def _judge(self, replica: str, known: Reported) -> None:
         judged = known.judged()
         if judged != known.shown:
             news = judged[0] is not known.shown[0]

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FADE = 0.95  # of what was heard and missed, per answer
+FADE = 0.95  # part of what was heard and missed that is left after another answer
 MISSED_MAX = 0.3  # part of answers whose blocks were never heard, above which nothing is said
 LEASES_MAX = 4_096
 ANSWERED_MAX = 4_096  # ends of prompts behind which an answer was heard
@@ -49,8 +49,8 @@ class Lateness:
 
 @dataclass(slots=True)
 class _Tail:
-    key: int  # of the deepest block heard
-    depth: int  # its number in the chain; 0 is the root
+    key: int  # key of the deepest block heard
+    depth: int  # number of that block in the chain; 0 is the root
     blocks: int = 0  # heard behind the prompt
     wanted: int = 0
     due_s: float = float("inf")  # when it is given up, once the answer ended

@@ -22,7 +22,7 @@ from operator import and_
 
 SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging never stalls the loop
 STRIDE_KEYS = 64
-REMEMBER_STRIDES = 32  # at a time: under a millisecond
+REMEMBER_STRIDES = 32  # strides remembered at a time: under a millisecond
 _NONE = repeat(0)
 Store = list[int] | dict[int, int | None]  # keys of a departed holder; of a dict the values, None for none
 
@@ -71,7 +71,7 @@ class Masks:
         self._seen &= ~bit
         stores: tuple[Store, ...] = (list(keys), more or {})
         self._dying.extend((bit, store) for store in stores if store)
-        self._whole, self._strides, self._stride_of = {}, {}, {}  # its bit will be somebody else's
+        self._whole, self._strides, self._stride_of = {}, {}, {}  # the bit will be another holder's
 
     def hide(self, name: str) -> None:
         """The walk does not see this holder until `show`; nothing is forgotten."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from router.core.facts.replicas import Load
 
-CHECKS = 200
-EARNED_SHARE = 0.99
-DRIFT_SHARE = 0.1
-DRIFT_TOKENS_MIN = 50_000  # looked up, before counters say anything
+CHECKS = 200  # answers compared, at most
+EARNED_SHARE = 0.99  # part of CHECKS that must be predicted to the token to earn a grade
+DRIFT_SHARE = 0.1  # part of CHECKS, or of tokens, that may be off
+DRIFT_TOKENS_MIN = 50_000  # tokens looked up before counters say anything
 OURS_SHARE = 0.05  # prompts of others, or requests still under way, that leave the counters comparable
 
 
@@ -47,7 +47,7 @@ class AnswerCheck:
 
     @property
     def equal(self) -> int:
-        """Of them, those that were predicted to the token."""
+        """Answers that were predicted to the token."""
         return sum(self._equal)
 
     @property

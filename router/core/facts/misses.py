@@ -22,7 +22,7 @@ class Miss(StrEnum):
     MISPREDICTED = "mispredicted"  # we said held, the engine said no
     UNSUPPORTED = "unsupported"  # the router cannot read this prompt
     COLD = "cold"  # nothing like it was seen before
-    NEW = "new"  # behind a prefix that was seen before: unavoidable
+    NEW = "new"  # tokens behind a prefix that was seen before: unavoidable
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 
 
@@ -51,13 +51,13 @@ class Difference(Struct, array_like=True, gc=False):  # an array where workers s
 
     change: Change
     message: int  # index among the messages that the template sees, a system prompt included; -1: before them
-    role: str  # of it; "other" if no engine knows it, "" before them
-    path: str  # in the request's body: `messages[3].content[1].text`, `tools[2].function.parameters`
+    role: str  # the message's role; "other" if no engine knows it, "" before all messages
+    path: str  # place in the request's body: `messages[3].content[1].text`, `tools[2].function.parameters`
     offset_bytes: int  # first byte that differs, in the prompt's canonical bytes
     at_bytes: int  # the same, within the text at `path` (UTF-8)
-    lost_bytes: int  # behind it, that the earlier prompt had too: computed again for no other reason
-    shape: str = ""  # of what differs: digits as 0, letters as a and A, up to SHAPE_CHARS_MAX
-    piece_hash: int = 0  # of what differs, so that two of them can be told apart without their text
+    lost_bytes: int  # bytes behind it that the earlier prompt had too: computed again for no other reason
+    shape: str = ""  # what differs, digits as 0, letters as a and A, up to SHAPE_CHARS_MAX
+    piece_hash: int = 0  # hash of what differs, so that two differences can be told apart without their text
     before: str = ""  # what stood there; empty unless excerpts are wanted
     after: str = ""  # what stands there now; likewise
 
@@ -69,16 +69,16 @@ EXCERPT_CHARS_MAX = 160
 class Sighting(Struct, array_like=True):
     """What the texts of earlier prompts say of this one, before it is placed. Bytes are canonical bytes."""
 
-    known_bytes: int = 0  # from its beginning, that an earlier prompt of its identity had as well
-    repeated_bytes: int = 0  # behind them and behind a difference, that an earlier prompt had too
-    identity_bytes: int = 0  # from its beginning, that a prompt of another identity had
+    known_bytes: int = 0  # leading bytes that an earlier prompt of the same identity had too
+    repeated_bytes: int = 0  # bytes behind these and behind a difference that an earlier prompt had too
+    identity_bytes: int = 0  # leading bytes that a prompt of another identity had
     template: int = 0  # 64-bit name of the shared prefix that it begins with; 0: none is known
     conversation: int = 0  # 64-bit name of its conversation
     turn: int = 0  # earlier prompts of that conversation
     appended: bool = True  # nothing of what its conversation had said was changed
     tools: bool = False  # whether it brings tools
-    tool_calls: int = 0  # in its history
-    step: str = ""  # which step of an agent it is, if it says so
+    tool_calls: int = 0  # tool calls in its history
+    step: str = ""  # step of an agent that it says it is; "": none
     difference: Difference | None = None  # found where it is not `appended`, or its template changed
     apart: bool = False  # the other identity has a salt, or a cache of its own: who asks may not hear of it
 
@@ -92,9 +92,9 @@ class Template(Struct):
     key: int  # chain key of its last full block: who holds that holds all of it; 0: shorter than a block
     tools: int = 0  # how many it has
     messages: int = 0  # how many whole ones it has
-    label: str = ""  # its beginning, cut short; empty unless excerpts are wanted
+    label: str = ""  # the template's beginning, cut short; empty unless excerpts are wanted
     conversations: int = 0
-    path: str = ""  # of requests that have it
+    path: str = ""  # path of requests that have the template
     body: bytes = b""  # the shortest request that has all of it, for warming a replica; empty if too long to keep
 
 
@@ -107,7 +107,7 @@ class Breakdown(Struct, array_like=True, gc=False):
     prompt_tokens: int
     hit: int
     misses: dict[Miss, int]
-    saved_ms: float = 0.0  # of `spilled`: how much longer the first token would have taken where they are held
+    saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
 
     def header(self, *, isolated: bool = False) -> str:
         """As `x-warmroute-miss` has it. To an `isolated` tenant what others asked for does not exist, nor what one did

@@ -30,8 +30,8 @@ class Reason(StrEnum):
     RETRY = "retry"  # a second attempt, after the first replica failed
 
 
-class Held(Exception):
-    """A request is better placed later: what it would push out now is worth more than its waiting."""
+class HeldBack(Exception):
+    """A request had better be placed later: placing it now would evict more work than its waiting costs."""
 
 
 class Shed(Exception):
@@ -44,51 +44,53 @@ class Shed(Exception):
 
 
 class Candidate(Struct, gc=False):
-    """A replica that may take the request, with everything a policy may weigh. Times are milliseconds."""
+    """One replica that may take the request, and what a placement there would cost. Times are milliseconds."""
 
     id: str
-    cached_tokens: int  # longest prefix believed held
+    cached_tokens: int  # longest prefix of the prompt that the replica is believed to hold
     uncached_tokens: int
-    pending_ms: float  # prefill work already sent there and not yet done, foreign waiting work included
-    uncached_ms: float  # prefill of this request's uncached part
-    evicted_ms: float  # work others would have to repeat: evicted tokens x chance that they are asked for again
-    kv_wait_ms: float  # until the KV pool has room for this request
+    pending_ms: float  # prefill that waits there, other routers' work included
+    uncached_ms: float  # prefill of this prompt's uncached part
+    evicted_ms: float  # work that others would repeat: evicted tokens x chance that somebody asks for them again
+    kv_wait_ms: float  # time until the KV pool has room for this request
     in_flight: int  # open leases
-    footprint_blocks: int = 0  # blocks it is believed to hold
+    footprint_blocks: int = 0  # blocks that the replica is believed to hold
     grade: Grade = Grade.ESTIMATED  # of `cached_tokens`
-    estimated_tokens: int = 0  # what our own estimate says is cached, whatever the events say
-    evicted_again_ms: float = 0.0  # and what those would repeat whom that pushes out in its turn, and so on
-    decode_ms: float = 0.0  # from this answer's first token to its last, in the company that it would have there
-    slowed_ms: float = 0.0  # by which its steps would slow the answers that decode there, all of them together
-    stalled_ms: float = 0.0  # by which its prefill would interrupt them, all of them together
-    price_ms: float = 0.0  # what the policy made of all that, set by those that compare prices
+    estimated_tokens: int = 0  # cached tokens by our own estimate alone, whatever the events say
+    evicted_again_ms: float = 0.0  # work repeated in turn by those whom that repeated work evicts, and so on
+    decode_ms: float = 0.0  # from this answer's first token to its last, beside the answers that decode there
+    slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
+    stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
+    price_ms: float = 0.0  # what the policy makes of all these terms; 0 where it compares no prices
 
 
-class Question(Struct, gc=False):
-    """What a policy is asked, besides the candidates."""
+class Market(Struct, gc=False):
+    """What a policy is told of the request and of the fleet, besides the candidates."""
 
     ring_key: str  # session hint, else the chain key behind the first user message
     tie_ms: float  # prices closer than this cannot be told apart
-    unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: what a queue is measured in
+    unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: the unit in which queues are measured
     backlog: float  # mean time until what waits for prefill at a replica is done, in units
-    median_backlog: float = 0.0  # the median of these times, in units: one long prompt does not make the fleet busy
+    median_backlog: float = 0.0  # median of the same times, in units: one long prompt does not make the fleet busy
     replicas: int = 0  # number of replicas that may take the request, candidates or not
-    in_flight: int = 0  # open leases of all of them
-    footprint_blocks: int = 0  # blocks that all of them are believed to hold
+    in_flight: int = 0  # open leases of all these replicas
+    footprint_blocks: int = 0  # blocks that all these replicas are believed to hold
     home: str = ""  # replica that gave the conversation's last answer
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
     order: Sequence[str] = ()  # ids of all replicas, the nearest to the ring key first; () where all are candidates
 
 
 class Choice(Struct, gc=False):
-    """A policy's answer. `tied` says that the ring, not the price, decided; `guessed` that nobody is known to hold the
-    prompt, and its place on the ring was taken, where other routers would have sent it too; `hold` that it is better
-    not placed at all for now."""
+    """A policy's answer.
+
+    `tied`: the ring decided, not the price. `guessed`: no replica is known to hold the prompt, so its place on the ring
+    was taken, where other routers would have sent it too. `hold_back`: the request had better not be placed for now.
+    """
 
     id: str
     tied: bool = False
     guessed: bool = False
-    hold: bool = False
+    hold_back: bool = False
 
 
 class Usage(Struct, gc=False):
@@ -97,6 +99,14 @@ class Usage(Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+
+    def grown_blocks(self, block_tokens: int) -> int:
+        """Full blocks of so many tokens that the answer fills behind its prompt's own. Its last token is never fed
+        back, and has no place in the cache."""
+        if not self.completion_tokens or not block_tokens:
+            return 0
+        behind = self.prompt_tokens + self.completion_tokens - 1
+        return behind // block_tokens - self.prompt_tokens // block_tokens
 
 
 class Ending(StrEnum):
@@ -126,11 +136,11 @@ class Receipt(Struct):
     grade: Grade
     prompt_tokens: int
     predicted_cached_tokens: int
-    candidates: tuple[Candidate, ...] = ()  # of those that were weighed, the few that tell most: see receipts.py
-    spill: str = ""  # why the longest holder was passed over: see spill.py
-    spilled_tokens: int = 0  # that it holds and `replica` does not
-    miss: Breakdown | None = None  # as predicted; None without an observatory
+    candidates: tuple[Candidate, ...] = ()  # the few weighed candidates that tell most (placement/receipts.py)
+    spill: str = ""  # why the longest holder was passed over (placement/spill.py)
+    spilled_tokens: int = 0  # tokens that the longest holder holds and `replica` does not
+    miss: Breakdown | None = None  # predicted misses by reason; None without an observatory
     replay: bool = False  # the very same prompt was asked for before, within the observatory's window
-    seen_blocks: int = 0  # that its prompt begins with and that were computed before, on whatever replica
-    at_hub: tuple[int, int] | None = None  # who has the whole, candidates too: under this lease, of this connection
-    weighed: int = 0  # candidates that there were
+    seen_blocks: int = 0  # leading blocks that were computed before, on whatever replica
+    at_hub: tuple[int, int] | None = None  # (lease, connection) under which the hub has the one with all candidates
+    weighed: int = 0  # number of candidates that were weighed

@@ -17,11 +17,11 @@ class Replica:
     """
 
     id: str
-    instance: str = ""  # of the engine that is there now; another one at the same address holds nothing of the first's
+    instance: str = ""  # the engine that is there now: another one at the same address holds nothing of its
     name: str = ""  # what people call it: `namespace/pod`
     node: str = ""  # the machine that it runs on
-    events: str = ""  # where it publishes KV events, if discovery knows: tcp://10.0.0.1:5557
-    replay: str = ""  # likewise, and only with `events`
+    events: str = ""  # address of its KV events, if discovery knows: tcp://10.0.0.1:5557
+    replay: str = ""  # address of their replays, if discovery knows; only with `events`
     ready: bool = True  # False: nothing new is to be sent there, by discovery; what it holds it still holds
 
     @property

@@ -35,9 +35,9 @@ class Beginning:
 
     size: int
     first_user_end: int  # 0 where no message was the user's
-    spans: tuple[tuple[int, int], ...]  # of the latest assistant messages
+    spans: tuple[tuple[int, int], ...]  # (start, end) of the latest assistant messages
     opaque_bytes: int
-    hint_bytes: int = 0  # behind the last breakpoint before the first user message's end; 0: none
+    hint_bytes: int = 0  # offset behind the last breakpoint before the first user message's end; 0: none
     # What `chain_of` knows of it, by root and head: none of it is a fact of the prompt's.
     chains: dict[tuple[int, bytes], Any] = field(default_factory=dict, repr=False)
 
@@ -52,7 +52,7 @@ class Joint:
     """How a prompt hangs together with prompts read before."""
 
     head: bytes  # canonical bytes before the first message
-    before: Beginning | None  # behind which the prompt's `text` begins; None: `text` is all of it
+    before: Beginning | None  # beginning behind which the prompt's `text` begins; None: `text` is all of it
     ends: list[Beginning]  # ends of messages in `text` that later prompts may ask for
     whole: Callable[[], Prompt | None]  # reads it all again, should the chain of `before` not be known
 
@@ -79,7 +79,7 @@ class Prompt(Struct, eq=False):
     assistant_spans: tuple[tuple[int, int], ...] = ()
     opaque_bytes: int = 0
     bytes_per_token: float | None = None
-    skipped_bytes: int = 0  # of the prompt, before `text`
+    skipped_bytes: int = 0  # bytes of the prompt before `text`
     arguments: tuple[int, int] = (0, 0)
     fewer_tools: tuple[int, bytes] | None = None
     hint_bytes: int = 0
@@ -114,7 +114,7 @@ class Ask(Struct, eq=False):
     response_id: str | None = None  # previous_response_id: belongs to the replica that made it
     wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
-    step: str = ""  # which step of an agent it says to be
+    step: str = ""  # step of an agent that the request says it is; "": none
     decoded: object = None  # the dialect's own, for its `template_input`
 
     def __eq__(self, other: object) -> bool:

@@ -37,13 +37,13 @@ class State(StrEnum):
 class Breaker:
     """Closed while `backoff_s` is 0."""
 
-    failures: int = 0  # in a row
+    failures: int = 0  # failed requests in a row
     backoff_s: float = 0.0
     until_s: float = 0.0
     cause: Cause = Cause.FAILURES
     why: str = ""
-    trial: int | None = None  # the lease that is tried, while it is open
-    unreached: bool = False  # all that is against it is that it could not be reached in time
+    trial: int | None = None  # number of the lease on trial, while the breaker is open
+    unreached: bool = False  # whether all failures were that it could not be reached in time
 
     def failed(self, now_s: float, *, unreached: bool = False) -> bool:
         """One request ended by the replica's fault. Returns whether that opened the breaker."""
@@ -57,7 +57,7 @@ class Breaker:
         return self.trip(Cause.FAILURES, f"{self.failures} failures in a row", now_s)
 
     def trip(self, cause: Cause, why: str, now_s: float) -> bool:
-        """Rest, twice as long as the last time; no longer while it rests already. Returns whether it was closed."""
+        """Open for twice as long as last time; no longer while it is open already. Returns whether it was closed."""
         if self.backoff_s and now_s < self.until_s:
             return False
         was_closed = not self.backoff_s
@@ -81,7 +81,7 @@ class Breaker:
         return not self.backoff_s or (now_s >= self.until_s and self.trial is None)
 
     def state(self, now_s: float) -> State:
-        """As an operator calls it."""
+        """The breaker's state, in an operator's words."""
         if not self.backoff_s:
             return State.CLOSED
         return State.OPEN if now_s < self.until_s else State.HALF_OPEN

@@ -20,28 +20,30 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from router.core.facts.placements import Ending, Shed
-from router.core.fleet import slow as pace
+from router.core.fleet import slow as slowness
 from router.core.fleet.breaker import Cause, State
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 
 SLOW_START_LEASES = 4
-ALIVE_S = 1.0  # who gave an answer so lately does not fail at everything
+ALIVE_S = 1.0  # a replica that gave an answer so lately does not fail at everything
 
 
-class Standing:
+class Fitness:
     """Breakers, rests and slow starts of a fleet's members; keeps `Fleet.guarded`."""
 
-    def __init__(self, fleet: Fleet, *, slow_start_s: float, stood: Callable[[str, State, str], None]) -> None:
-        """`stood(replica, state, why)` hears when a breaker opens, and when it closes."""
+    def __init__(
+        self, fleet: Fleet, *, slow_start_s: float, breaker_changed: Callable[[str, State, str], None]
+    ) -> None:
+        """`breaker_changed(replica, state, why)` hears when a breaker opens, and when it closes."""
         self._fleet = fleet
         self._slow_start_s = slow_start_s
-        self._tell = stood
+        self._tell = breaker_changed
         # When guarded members may have no reason to be any more, the next one first, each at most once; whose breaker
         # is open has no such time.
         self._ends: list[tuple[float, str]] = []
-        self._ending: set[str] = set()  # whose are among them
+        self._ending: set[str] = set()  # ids of members in `_ends`
         self.panics = 0  # placements on members that may not be fit, for want of others
 
     @property
@@ -59,8 +61,8 @@ class Standing:
     # -- who may -------------------------------------------------------------------------------------------------
 
     def allowed(self, members: list[Member], now_s: float, *, retry: bool = False) -> list[Member]:
-        """Of these, who may be sent a request: somebody, if there is anybody; but nobody if it is a `retry` and all of
-        them fail at everything. Raises Shed when all rest."""
+        """Members of these that may be sent a request: some, if there are any; but none for a `retry` if all of them
+        fail at everything. Raises Shed when all rest."""
         self._forget(now_s)
         guarded = self._fleet.guarded
         if not members or not guarded:
@@ -95,16 +97,16 @@ class Standing:
         return trusted or awake
 
     def _open_leases(self) -> tuple[int, int]:
-        """Of all usable members together, and how many they are: once for all that start slowly."""
+        """(open leases of all usable members, their number); counted once for all members that start slowly."""
         usable = self._fleet.usable()
         return sum([len(m.leases) for m in usable]), len(usable)
 
     def _forget(self, now_s: float) -> None:
-        """Who came back begins now; who has no reason to be guarded any more is not."""
+        """Begin the slow start of members that came back; guard no more who has no reason for it."""
         returned, guarded = self._fleet.returned, self._fleet.guarded
         if returned:
             for member in list(returned.values()):
-                self._close(member, now_s, "its health checks are fine again")  # it may be another process
+                self._close(member, now_s, "its health checks are fine again")  # another process may answer there now
                 self._begin(member, now_s)
         while self._ends and self._ends[0][0] <= now_s:
             id_ = heappop(self._ends)[1]
@@ -115,7 +117,7 @@ class Standing:
     def _look_at(self, member: Member, now_s: float = float("-inf")) -> bool:
         """Be reminded of a guarded member when it may have no reason to be any more; returns whether it has one now."""
         if member.breaker.backoff_s:
-            return True  # until that is closed, by `_close`
+            return True  # its breaker is open, until `_close`
         until_s = max(member.back_s + self._slow_start_s, member.rest_until_s)
         if until_s > now_s and member.id not in self._ending:
             self._ending.add(member.id)
@@ -134,29 +136,31 @@ class Standing:
     # -- what requests say ---------------------------------------------------------------------------------------
 
     def rest(self, member: Member, until_s: float) -> None:
-        """It asked to be sent nothing before then."""
+        """Send a member nothing before then: it asked for that."""
         member.rest_until_s = max(member.rest_until_s, until_s)
         self._guard(member)
 
     def opened(self, member: Member, lease: Lease) -> None:
-        """A lease was placed on a guarded member."""
+        """A lease was placed: on a member with an open breaker it is the trial, if there is none yet."""
+        if not (member.ready or member.warming_up):
+            self.panics += 1
         if member.breaker.backoff_s and member.breaker.trial is None:
             member.breaker.trial = lease.id
 
     def trip(self, member: Member, cause: Cause, why: str, now_s: float) -> None:
-        """Open its breaker, whatever its failures."""
+        """Open a member's breaker, however few its failures."""
         self._guard(member)
         if member.breaker.trip(cause, why, now_s):
             self._tell(member.id, State.OPEN, why)
 
     def token(self, member: Member, lease: Lease, now_s: float) -> None:
-        """A first token of a member with an open breaker: who was stuck is not, unless that was late too."""
+        """Take the first token of a member with an open breaker: it is stuck no more, unless this token is late too."""
         if member.breaker.cause is Cause.STUCK and member.late_s < lease.placed_s:
             self._close(member, now_s)
 
     def ended(self, member: Member, lease: Lease, ending: Ending, now_s: float) -> None:
-        """A lease ended of a member that failed before, or it failed now. A request refused for its own sake, or whose
-        client left, says nothing; but a trial is over in any case."""
+        """Take the end of a lease, of a member that failed before or fails now. A request refused for its own sake, or
+        whose client left, says nothing; but a trial is over in any case."""
         breaker = member.breaker
         if breaker.trial == lease.id:
             breaker.trial = None
@@ -169,16 +173,16 @@ class Standing:
             self._close(member, now_s)
 
     def timed(self, member: Member, lease: Lease, *, slow: bool, now_s: float) -> None:
-        """A first token of a member was compared with others'. What was placed before its rest ended is no trial."""
+        """Take a first token that was compared with its peers'. A lease from before the member's rest is no trial."""
         if member.breaker.backoff_s and lease.placed_s < member.breaker.until_s:
             return
         if slow:
             self.trip(member, Cause.SLOW, "first tokens take five times as long as its peers'", now_s)
-            self._fleet.forget_pace(member)
+            self._fleet.forget_speed(member)
         elif member.breaker.backoff_s and member.breaker.cause is Cause.SLOW:
-            if pace.trial_was_slow(self._fleet, member):
+            if slowness.trial_was_slow(self._fleet, member):
                 member.breaker.trip(Cause.SLOW, member.breaker.why, now_s)
-                self._fleet.forget_pace(member)
+                self._fleet.forget_speed(member)
             else:
                 self._close(member, now_s)
 
@@ -189,8 +193,8 @@ class Standing:
 
 
 def _mean_of_others(open_leases: tuple[int, int], member: Member) -> float:
-    """Open leases of a usable member, less this one, which is one of them unless it is held."""
+    """Mean open leases of the usable members besides this one, which is counted among them unless it warms up."""
     leases, members = open_leases
-    if not member.held:
+    if not member.warming_up:
         leases, members = leases - len(member.leases), members - 1
     return leases / members if members > 0 else 0.0

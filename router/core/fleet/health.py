@@ -19,8 +19,8 @@ class Health:
     fit: bool = False
     failures: int = 0
     why: str = "not asked yet"
-    served: bool = False  # it was fit once
-    silent: bool = False  # the last check had no answer at all, which proves nothing
+    served: bool = False  # whether it was ever fit
+    silent: bool = False  # whether the last check had no answer at all, which proves nothing
 
     def observe(self, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
         """Take one observation and what was heard; `proof` (connection refused) needs no second, `silent` says that

@@ -83,5 +83,5 @@ class Live:
 
 
 def behind_marks(blocks: int) -> int:
-    """Of so many blocks, those that are marked: the rest of the prompt is behind them."""
+    """How many of so many blocks are marked; the rest of the prompt is behind these."""
     return blocks // STRIDE * STRIDE

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from router.core.cache.knowledge import Held
+from router.core.cache.reported import StoredPrefix
 from router.core.facts.placements import Receipt
-from router.core.learned.steps import Mark, Stretch
+from router.core.learned.steps import ClockReading, Stretch
 from router.core.prompts.token_keys import TokenPrompt
 
 PREFILL = "prefill"  # the role of a lease whose answer nobody reads
 
 
-class Batch(Struct, gc=False, eq=False):  # see core/facts/requests.py
+class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
     """First tokens that came together: engines prefill what waits side by side, and only the whole batch takes time."""
 
-    before_s: float  # the first token before them
-    since_s: float  # what was before them was done, and one of them was placed
+    before_s: float  # time of the first token before them
+    since_s: float  # when the batch before them was done and one of them was placed
     until_s: float
-    tokens: int  # computed, of all their prompts
+    tokens: int  # computed tokens of all their prompts
 
 
-class Lease(Struct, gc=False, eq=False):  # see core/facts/requests.py
+class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
     """A promise that a replica is working on a request, from placement to the end of the answer.
 
     `role` is what the replica does for it; disaggregated prefill and decode will be two leases.
@@ -35,26 +35,26 @@ class Lease(Struct, gc=False, eq=False):  # see core/facts/requests.py
     streams: bool
     prompt_tokens: int
     cached_tokens: int
-    credited_tokens: int  # of the cached ones, credited from a past answer at this placement
+    credited_tokens: int  # cached tokens that were credited from a past answer at this placement
     prefill_ms: float
-    own_tokens: int  # of the prompt, behind what may be shared in the KV pool: see kv_room.py
+    own_tokens: int  # prompt tokens behind what may be shared in the KV pool (kv_room.py)
     keys: list[int]
     end_key: int | None
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
     answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
     tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
-    held: Held | None = None  # what events alone said of the prompt
-    guessed: bool = False  # see Choice
+    stored: StoredPrefix | None = None  # what events alone said of the prompt
+    guessed: bool = False  # placed on a guess (Choice.guessed)
     stall_ms: float = 0.0  # part of `prefill_ms` by which it interrupts each stream that decodes there
     role: str = "both"
     first_token_s: float | None = None
-    batch: Batch | None = None  # with which its first token came
-    batch_tokens: int = 0  # its own part of it
-    queued: bool = True  # others waited at the replica when it was placed
-    own_ms: float | None = None  # of the service time, what its own prefill took; None where that is not known
-    mark: Mark | None = None  # of the replica's clock when its answer began to decode
+    batch: PrefillBatch | None = None  # prefill batch of its first token
+    batch_tokens: int = 0  # its own tokens in that batch
+    queued: bool = True  # whether others waited at the replica when it was placed
+    own_ms: float | None = None  # what its own prefill took of the service time; None where that is not known
+    mark: ClockReading | None = None  # the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
-    opaque_bytes: int = 0  # of the prompt, besides its text, of which tokens are worth learning
+    opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
 
     @property
@@ -84,4 +84,4 @@ class Timed(Struct, gc=False):
     at_s: float
     took_ms: float
     queued: bool
-    expected_ms: float  # by the fleet's model
+    expected_ms: float  # expected by the fleet's model

@@ -1,45 +1,47 @@
-"""One replica as the router sees it, its cache apart: open leases, what waits for prefill, load, signs of life.
+"""One replica as the router sees it, its cache apart: open leases, load, speed, signs of life.
 
-Pending prefill is a queue per replica, first in first out as engines schedule it. Each open lease waits there with
-the modelled time of its prefill until its first token (or its end). The head of the queue decays with the clock;
-a head overdue counts as done-any-moment, but what waits behind it still waits. A lease whose first token cannot be
-seen (an answer that does not stream) leaves the queue when its modelled time is over.
+Prefill that waits there is in prefill_queue.py, who decodes there in core/learned/steps.py (DecodeClock).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 
-from router.core.facts.placements import Grade
+from router.core.facts.placements import Grade, Outcome
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
-from router.core.fleet.lease import Batch, Lease, Timed
-from router.core.learned.prefill import PrefillFit, PrefillModel
+from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
+from router.core.fleet.prefill_queue import PrefillQueue
+from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
-from router.core.learned.steps import DecodeClock, StepFit, StepModel
+from router.core.learned.steps import ANSWER_TOKENS_MIN, DecodeClock, StepFit, StepModel, Stretch
+from router.core.learned.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
+from router.core.learned.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
 
-FOREIGN_PROBES = 3
-SHARE_FADE = 0.98  # of the counts behind our share of a replica's prompts, per probe that saw prompts
-SHARE_ALL = 0.9  # a share above it is all: requests under way are counted by one side and not yet by the other
-SHARE_TOKENS_MIN = 50_000  # prompt tokens seen by the engine before the share says anything
-PROMPT_TOKENS_MAX = 1 << 24  # believed of what an engine says of one prompt
-ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token within its modelled time, so many times, and this is on time
-LATE_S = 3.0  # after a first token that was not, others that came with it prove nothing
-HIDDEN_FACTOR = 3.0  # of the modelled time of work that is not seen to end
-BATCH_MS = 5.0  # between two first tokens of one batch, at most
-TIMED_MAX = 8  # first tokens of a replica that are compared with others'
-ANSWER_TOKENS_MAX = 32_768  # believed of an answer whose length the client did not limit
+FOREIGN_PROBES = 3  # probes over which requests of others that wait there are averaged
+SHARE_FADE = 0.98  # part of the counts behind our share of a replica's prompts that is left after a probe with news
+# Above 90 % we are the only sender: the rest is requests that the engine has counted and we have not, or the reverse.
+SHARE_ALL = 0.9
+SHARE_TOKENS_MIN = 50_000  # prompt tokens counted by the engine before the share says anything
+PROMPT_TOKENS_MAX = 1 << 24  # most tokens of one prompt that an engine is believed
+ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # on time: a first token within 3 x its modelled time + 1,500 ms
+LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
+HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
+BATCH_MS = 5.0  # longest time between two first tokens of one batch
+TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
+ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
 
 
 @dataclass(slots=True)
 class Member:
-    """One replica's state. Mutated only by Fleet and Router."""
+    """One replica's state. Written only in this room (core/fleet)."""
 
     replica: Replica
-    life: int = 0  # counts the caches that there were, of all replicas: what one held, the next does not
+    life: int = 0  # number of its cache, counted over all replicas: what one cache held, the next one does not
     id: str = field(init=False)
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)
@@ -48,48 +50,45 @@ class Member:
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)
     steps: StepFit = field(default_factory=StepFit)
-    speeds: Speeds = field(default_factory=Speeds)  # of all replicas that serve the same
+    speeds: Speeds = field(default_factory=Speeds)  # of all replicas that serve the same models
     clock: DecodeClock = field(default_factory=DecodeClock)
-    leases: dict[int, Lease] = field(default_factory=dict)
-    decoding: int = 0  # of them, those whose prefill is over, as far as it was seen
-    placed_sum_s: float = 0.0  # of open leases
+    queue: PrefillQueue = field(init=False)
+    leases: dict[int, Lease] = field(default_factory=dict)  # open leases
+    decoding: int = 0  # open leases whose prefill is over, as far as that was seen
+    placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
-    live: Live = field(default_factory=Live)  # prompts of open leases
-    sent_prompt_tokens: float = 0.0  # that we sent, faded
-    seen_prompt_tokens: float = 0.0  # that the engine counted, faded alike
-    faded: int = 0  # how often
-    foreign_waiting: float = 0.0  # requests waiting there that are not ours, on the mean of the last probes
+    live: Live = field(default_factory=Live)  # room that prompts of open leases take in the KV pool
+    sent_prompt_tokens: float = 0.0  # prompt tokens that we sent, faded
+    seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, faded alike
+    faded: int = 0  # how often these two counts have faded
+    foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
-    _queue_peak: int = 0
-    first_token_s: float = 0.0
-    _batch: Batch | None = None  # of the last first token
-    _queue: dict[int, Lease] = field(default_factory=dict)
-    _head: Lease | None = None  # of the queue
-    _queue_ms: float = 0.0
-    _head_since_s: float = 0.0
-    # What requests say of it: see breaker.py, stuck.py, slow.py, fitness.py.
+    first_token_s: float = 0.0  # when the last first token came
+    _batch: PrefillBatch | None = None  # batch of the last first token
+    # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
-    on_time_s: float = float("-inf")  # last first token that was no surprise, or answer without one
-    late_s: float = float("-inf")  # last one that was
-    unseen_end_s: float = 0.0  # last answer that did not stream
-    counts: bool = False  # its counters move when it works
+    on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
+    late_s: float = -inf  # last first token that was late
+    unseen_end_s: float = 0.0  # end of the last answer that did not stream
+    counts: bool = False  # whether the engine's counters move when it works
     left_late: int = 0  # clients that left without a token that was late, since the last sign of life
-    left_ms: float = 0.0  # modelled prefill of those that left before theirs was: it may have worked on that
+    left_ms: float = 0.0  # modelled prefill of requests whose clients left before it ended: it may have been worked on
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
-    longest_tokens: int = 0  # uncached, of prompts from which its speed was learned
+    longest_tokens: int = 0  # most uncached tokens of a prompt from which its speed was learned
     rest_until_s: float = 0.0
-    came_back: bool = False  # and nothing was placed since
-    held: bool = False  # it gets no requests until its cache is filled: see Fleet.hold
-    back_s: float = float("-inf")
+    came_back: bool = False  # its health checks are fine again, and nothing was placed since
+    warming_up: bool = False  # it gets no requests until its cache is filled (Fleet.warm_up)
+    back_s: float = -inf  # when it came back
 
     def __post_init__(self) -> None:
         self.id = self.replica.id
+        self.queue = PrefillQueue(self._decodes)
 
     @property
     def ready(self) -> bool:
         """Whether it may be sent requests, as far as its health checks, discovery and its warming say."""
-        return self.health.fit and self.replica.ready and not self.held
+        return self.health.fit and self.replica.ready and not self.warming_up
 
     @property
     def prefill_model(self) -> PrefillModel:
@@ -101,59 +100,48 @@ class Member:
         """Its own model of a decoding step, or that of all such replicas until it has one."""
         return self.steps.model if self.steps.observations else self.speeds.steps.model
 
+    def context_tokens_max(self, model: str) -> float:
+        """The longest context that it says the model has; infinite where it does not say."""
+        served = self.models.get(model)
+        return inf if served is None or served.max_model_len_tokens is None else served.max_model_len_tokens
+
     def take_speeds(self, speeds: Speeds) -> None:
-        """It serves other models from now on: what was learned of its speed is of no use."""
+        """Share the speeds of other models from now on: what was learned of its own speed is of no use any more."""
         self.speeds, self.fit, self.steps, self.longest_tokens = speeds, PrefillFit(), StepFit(), 0
 
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything we sent there is prefilled."""
-        head = self._head
-        if head is None:
-            return 0.0
-        waited_ms = (now_s - self._head_since_s) * 1e3
-        if waited_ms >= head.prefill_ms:
-            if not head.streams:
-                self._decay(now_s)
-                return self.pending_ms(now_s)
-            waited_ms = head.prefill_ms
-        left_ms = self._queue_ms - waited_ms
-        return left_ms if left_ms > 0 else 0.0
+        return self.queue.pending_ms(now_s)
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
-        if self._head is not None:
-            self._decay(now_s)
-        if self._head is None:
-            self._head, self._head_since_s, lease.queued = lease, now_s, False
+        self.queue.join(lease, now_s)
         self.leases[lease.id] = lease
         self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         lease.faded = self.faded
-        self._queue[lease.id] = lease
-        self._queue_ms += lease.prefill_ms
-        if len(self._queue) > self._queue_peak:
-            self._queue_peak = len(self._queue)
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
-        self._decay(now_s)
+        queue = self.queue
+        queue.decay(now_s)
         lease.first_token_s = now_s
         since_s = max(lease.placed_s, self.first_token_s)
         lease.batch, lease.batch_tokens = self._join(lease, since_s, now_s), lease.uncached_tokens
         self._batch = lease.batch
-        if lease is self._head:
+        if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
-        self._leave_queue(lease.id, now_s)
+        queue.leave(lease, now_s)
 
-    def _join(self, lease: Lease, since_s: float, now_s: float) -> Batch:
-        """The batch of the last first token, if this one came with it, else a new one."""
+    def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
+        """The batch of the last first token, if this first token came with it; a new batch otherwise."""
         batch, before_s = self._batch, self.first_token_s
         if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > BATCH_MS:
-            return Batch(before_s, since_s, now_s, lease.uncached_tokens)
+            return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens)
         began_s = max(lease.placed_s, batch.before_s)
         if began_s < batch.since_s:
             batch.since_s = began_s
@@ -162,12 +150,12 @@ class Member:
         return batch
 
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
-        """The first in the queue has its token: how long that took, and whether it was on time."""
+        """The head of the queue has its first token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
-        if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # or it stood behind work whose end is not seen
+        if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
-                return  # and nobody knows how long that takes
+                return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
         if not lease.queued or took_ms > BATCH_MS:
             lease.own_ms = max(0.0, took_ms)
@@ -185,34 +173,78 @@ class Member:
                 self.on_time_s = now_s
 
     def sent(self, lease: Lease, prompt_tokens: int) -> None:
-        """The engine says how long an answered prompt is: so much was sent, not what was believed at placement."""
+        """Count an answered prompt at the length that its engine says, not at the length believed at placement."""
         more = min(prompt_tokens, PROMPT_TOKENS_MAX) - lease.prompt_tokens
         if more:
             sent = self.sent_prompt_tokens + more * SHARE_FADE ** (self.faded - lease.faded)
             self.sent_prompt_tokens = max(0.0, sent)
 
-    def forget_pace(self) -> None:
-        """What was learned of its speed made nobody send anything there: a trial must look worth it."""
+    def forget_speed(self) -> None:
+        """Forget what was learned of its speed, which kept all requests away: a trial must look worth it."""
         self.timed.clear()
         self.fit = PrefillFit()
 
     def alive(self, now_s: float) -> None:
-        """Something else came of its work."""
+        """Take any other sign of life."""
         self.alive_s, self.left_late, self.left_ms = now_s, 0, 0.0
 
     def close(self, lease: Lease, now_s: float, answer_tokens: float = 0.0) -> bool:
         """Give a lease back; False when it was already back. `answer_tokens` is the mean length of answers there."""
-        self._decay(now_s)
+        self.queue.decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
-        self.decoding -= 1  # or it leaves the queue now, which adds it
+        self.decoding -= 1  # if its prefill was still pending, `_decodes` adds this 1 back
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:
             lease.stretch = self.clock.leave(lease.prompt_tokens, lease.mark, now_s, answer_tokens)
         self.live.close(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s = self.placed_sum_s - lease.placed_s if self.leases else 0.0
-        self._leave_queue(lease.id, now_s)
+        self.queue.leave(lease, now_s)
         return True
+
+    def left(self, lease: Lease, *, late: bool) -> None:
+        """The client of a lease left; `late` says that its first token should have come by then."""
+        if late:
+            self.left_late += 1
+        elif lease.first_token_s is None:
+            self.left_ms += lease.prefill_ms
+
+    def learn(self, lease: Lease, outcome: Outcome, now_s: float) -> tuple[int, int]:
+        """Learn from a lease that ended well: speed of prefill and of decoding, size of requests, length of leases.
+        Returns how many tokens of its prompt were computed, and how many were cached."""
+        usage = outcome.usage
+        uncached, cached = lease.uncached_tokens, lease.cached_tokens
+        if usage is not None and usage.cached_tokens is not None:
+            uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
+            lease.recount(max(0, uncached))  # an engine may say anything
+        speeds = self.speeds
+        if (service_ms := lease.service_ms) is not None:
+            if uncached < LEARN_TOKENS_MIN:
+                speeds.was_short(service_ms)
+            elif uncached > self.longest_tokens:
+                self.longest_tokens = uncached
+            speeds.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
+            self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
+        if lease.role == PREFILL:  # means are of clients' requests
+            return uncached, cached
+        tokens = usage.completion_tokens if usage is not None else outcome.events
+        speeds.ended((now_s - lease.placed_s) * 1e3, tokens, uncached)
+        if lease.first_token_s is not None:
+            speeds.decoded((now_s - lease.first_token_s) * 1e3)
+            if lease.streams and lease.stretch is not None and tokens >= ANSWER_TOKENS_MIN:
+                self._learn_steps(lease.stretch, lease.stretch.step_ms(tokens - 1))
+        speeds.asked(lease.prompt_tokens, lease.prefill_ms)
+        return uncached, cached
+
+    def _learn_steps(self, stretch: Stretch, step_ms: float) -> None:
+        streams, context, common = stretch.streams, stretch.context_tokens, self.speeds.steps
+        common.observe(streams, context, step_ms, StepModel(), STEP_GUESS_WEIGHT)
+        self.steps.observe(streams, context, step_ms, common.model, STEP_PRIOR_WEIGHT)
+
+    def under_way_tokens(self, now_s: float) -> float:
+        """Tokens that the answers under way have brought so far, by the model of a decoding step."""
+        clock = self.clock
+        return clock.running_s(now_s) * 1e3 / self.step_model.ms(clock.streams, clock.context_tokens)
 
     def observe_load(self, load: Load, now_s: float | None = None) -> None:
         """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
@@ -223,15 +255,16 @@ class Member:
             self.counts = True
             self.alive(now_s)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
-        # somebody else's; of several probes the mean, as between two of them nothing is heard of others.
-        self._foreign.append(max(0, (load.waiting or 0) - max(self._queue_peak, len(self._queue))))
+        # somebody else's. The mean of several probes counts: between two of them nothing is heard of others.
+        self._foreign.append(max(0, (load.waiting or 0) - self.queue.restart_peak()))
         self.foreign_waiting = sum(self._foreign) / len(self._foreign)
-        self._queue_peak = len(self._queue)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
             self.faded += 1
             self.sent_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
+        if now_s is not None:  # while nobody asks a slow replica, that it is slow is forgotten little by little
+            self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
 
     def state(self, now_s: float) -> State:
         """What it is sent, as far as requests have a say in it."""
@@ -245,26 +278,11 @@ class Member:
         share = self.sent_prompt_tokens / self.seen_prompt_tokens
         return share if share < SHARE_ALL else 1.0
 
-    def _leave_queue(self, lease_id: int, now_s: float) -> None:
-        lease = self._queue.pop(lease_id, None)
-        if lease is None:
-            return
+    def _decodes(self, lease: Lease, now_s: float) -> None:
+        """A lease left the queue of prefills."""
         self.decoding += 1
-        if lease_id in self.leases:
+        if lease.id in self.leases:
             lease.mark = self.clock.join(lease.prompt_tokens, lease.stall_ms, now_s)
-        self._queue_ms -= lease.prefill_ms
-        if lease is self._head:
-            self._head, self._head_since_s = next(iter(self._queue.values()), None), now_s
-            if self._head is None:
-                self._queue_ms = 0.0  # sheds rounding errors
-
-    def _decay(self, now_s: float) -> None:
-        head = self._head
-        while head is not None and not head.streams and (now_s - self._head_since_s) * 1e3 >= head.prefill_ms:
-            since_s = self._head_since_s
-            self._leave_queue(head.id, now_s)
-            self._head_since_s = since_s + head.prefill_ms / 1e3
-            head = self._head
 
 
 def _moved(before: Load, after: Load) -> bool:

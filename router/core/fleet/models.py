@@ -92,7 +92,7 @@ class Models:
 
     def followed(self) -> list[str]:
         """Models of ready replicas with an event stream."""
-        members = [m for m in self._fleet.ready() if self._knowledge.ledger(m.id) is not None]
+        members = [m for m in self._fleet.ready() if self._knowledge.engine_blocks(m.id) is not None]
         return sorted({name for member in members for name in member.models})
 
     def observe_tokens(self, model: str, why: str) -> bool:

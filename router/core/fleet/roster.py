@@ -47,7 +47,7 @@ class _Served:
 
 
 class _Filed:
-    """As what a member is counted now."""
+    """What a member is counted as now."""
 
     def __init__(self, number: int, member: Member) -> None:
         self.number = number
@@ -55,7 +55,7 @@ class _Filed:
         self.state = _OUT
         self.models: object = None  # the dict whose keys `names` are
         self.names: frozenset[str] = frozenset()
-        self.unserved = 0  # of its models, those that no ready member serves; counted while it is silent
+        self.unserved = 0  # how many of its models no ready member serves; counted while it is silent
 
 
 class Roster:
@@ -114,19 +114,19 @@ class Roster:
         return filed.names if filed is not None else frozenset(member.models)
 
     def number(self, id_: str) -> int:
-        """Which one it was to join."""
+        """A member's number, in the order of joining."""
         return self._filed[id_].number
 
     # -- what is told --------------------------------------------------------------------------------------------
 
     def leave(self, member: Member) -> None:
-        """It is no member any more."""
+        """Take out a member that left."""
         filed = self._filed.pop(member.id, None)
         if filed is not None:
             self._take_out(filed)
 
     def file(self, member: Member) -> None:
-        """Something of it may have changed: its health, its models, what discovery says, whether it is held."""
+        """Something of it may have changed: its health, its models, what discovery says, whether it warms up."""
         filed = self._filed.get(member.id)
         if filed is None:
             self._joined += 1

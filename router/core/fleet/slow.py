@@ -26,8 +26,8 @@ from router.core.fleet.lease import Lease, Timed
 from router.core.fleet.member import TIMED_MAX, Member
 from router.core.learned.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
 
-SLOW, SLOW_MS = 5.0, 50.0
-STILL_SLOW = 3.0  # of one trial, later
+SLOW, SLOW_MS = 5.0, 50.0  # slow: so many times slower than its peers, and by more than so many milliseconds
+STILL_SLOW = 3.0  # times slower than its peers, for the first token of a trial
 PEER_TOKENS_MIN = 2  # first tokens of a peer in the same span
 LEVELS_MAX = 32  # peers that have a say
 
@@ -82,7 +82,7 @@ def _peers(fleet: Fleet, member: Member) -> Iterator[Member]:
     for others, members in fleet.roster.kinds():
         if others.isdisjoint(names):
             continue
-        first = fleet.common.answers % len(members)
+        first = fleet.means.common.answers % len(members)
         for peer in chain(islice(members, first, None), islice(members, first)):
             if peer is not member:
                 yield peer

@@ -25,8 +25,8 @@ whose clients have left meanwhile. But all engines may be slow alike, and then t
 double it: so one of its peers must have been on time since. Without that evidence a replica is stuck only when it is
 late by any measure (HOPELESS), or after STUCK_LEASES clients left: then it gets no more, but keeps what it has.
 
-All members are looked at a few times a second, and just when nothing comes of any of them, each has to be compared with
-all others. So what is asked of others is found out once a look (`Peers`), and a look can be taken in slices.
+All members are looked at a few times a second (`look`), and just when nothing comes of any of them, each has to be
+compared with all others. So what is asked of others is found out once a look (`Peers`), and a look is taken in slices.
 """
 
 from __future__ import annotations
@@ -34,20 +34,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from router.core.fleet.breaker import Cause
+from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
 from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 FACTOR, FACTOR_LENT, FULL = 3.0, 10.0, 1.5
-FAR = 2.0  # beyond so many times the longest prompt it has done, a replica's speed is a guess: attention
+FAR = 2.0  # beyond so many times its longest prompt so far, a replica's speed is a guess: attention
 LEARNED = 3  # observations that make a speed known
 SLOWEST_MS = 5.0  # per token: 200 tokens/s
 STUCK_LEASES = 5
-UNSEEN_LEASES = 3  # of answers that do not stream, judged by what others took
-UNSEEN_ANSWERS = 8  # from which it is known what answers take
+UNSEEN_LEASES = 3  # late answers that do not stream, judged by what other answers took
+UNSEEN_ANSWERS = 8  # answers after which it is known how long answers take
 COUNTERS_S = 5.0  # a probe may be late
 HOPELESS = 10.0  # times `stuck_after_s`
+# Work of one slice of a look, in open leases: so many are 0.2 ms, and a replica is as much work as a few.
+LOOK_LEASES, LOOK_LEASES_MIN = 128, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Verdict:
     """On a replica that is stuck."""
 
     why: str
-    placed_s: float  # when the latest of the leases that show it was
+    placed_s: float  # when the latest of the leases that show it was placed
     elsewhere: bool  # whether what is silent there is to be tried elsewhere
 
 
@@ -64,10 +68,10 @@ class _Late:
     """A lease that should have shown something."""
 
     lease: Lease
-    since_s: float  # silent
+    since_s: float  # since when nothing came of it
     by_s: float
-    seen: bool  # its first token would have been
-    slowest_s: float  # by which it is late by any measure
+    seen: bool  # whether its first token would have been seen
+    slowest_s: float  # seconds by which it is late by any measure
 
 
 class Peers:
@@ -112,6 +116,29 @@ def _latest(names: frozenset[str], members: list[Member]) -> tuple[float, float,
     return latest.on_time_s, second_s, latest, names
 
 
+def look(fleet: Fleet, fitness: Fitness, now_s: float, stuck_after_s: float) -> Iterator[list[str]]:
+    """Judge all members, and open the breakers of those that are stuck. Yields replicas whose silent requests are to be
+    tried elsewhere, a slice of some LOOK_LEASES open leases at a time, so that other work can be done between them."""
+    peers, elsewhere, looked_at = Peers(fleet), list[str](), 0
+    for member in list(fleet.members.values()):  # a member whose health checks failed may still owe answers
+        if not quiet(member, now_s, stuck_after_s):
+            continue
+        if looked_at >= LOOK_LEASES:
+            yield elsewhere
+            elsewhere, looked_at = [], 0
+            if fleet.members.get(member.id) is not member:
+                continue  # it has left meanwhile
+        looked_at += LOOK_LEASES_MIN + len(member.leases)
+        verdict = judge(fleet, member, now_s, stuck_after_s, peers)
+        if verdict is not None:
+            if verdict.placed_s >= member.breaker.until_s:  # otherwise the leases are from before its rest: no trial
+                fitness.trip(member, Cause.STUCK, verdict.why, now_s)
+            member.left_late = 0
+            if verdict.elsewhere:
+                elsewhere.append(member.id)
+    yield elsewhere
+
+
 def quiet(member: Member, now_s: float, stuck_after_s: float) -> bool:
     """Whether there is anything to judge: the member owes something, and showed no life a moment ago."""
     return now_s - member.alive_s > stuck_after_s / 2 and bool(member.leases or member.left_late)
@@ -120,7 +147,7 @@ def quiet(member: Member, now_s: float, stuck_after_s: float) -> bool:
 def judge(fleet: Fleet, member: Member, now_s: float, stuck_after_s: float, peers: Peers) -> Verdict | None:
     """Whether the member is stuck. Cheap for whoever has nothing open, or showed life a moment ago."""
     if not quiet(member, now_s, stuck_after_s) or not peers.any(member):
-        return None  # in the latter case there is no elsewhere
+        return None  # without peers there is no elsewhere
     late = list(_late(member, now_s, stuck_after_s / 2))
     left = member.left_late
     if not late:
@@ -153,7 +180,7 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
     due_s, slowest_s = member.alive_s + member.left_ms / 1e3, 0.0
     if member.share < 1:  # others use it: one of theirs may be prefilled now
         due_s += _allowance_ms(member, int(member.speeds.longest_tokens), 0) / 1e3
-    hidden_s = 0.0  # that answers take which do not stream, on an engine that may be full of them
+    hidden_s = 0.0  # seconds that answers take which do not stream: the engine may be full of them
     for lease in member.leases.values():
         if lease.first_token_s is not None:
             continue

@@ -15,8 +15,9 @@ from msgspec import Struct
 Span = tuple[int, int, int]
 
 
-class Answer(Struct, gc=False):  # see core/facts/requests.py
-    """`prompt_tokens` is 0 where the engine did not say. `life`: see Member."""
+class PastAnswer(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
+    """An answer that a replica gave. `prompt_tokens` is 0 where the engine did not say; `life` is the number of the
+    cache that it lies in (Member.life)."""
 
     replica: str
     prompt_tokens: int
@@ -30,24 +31,24 @@ class AnswerMemory:
     def __init__(self, answers_max: int) -> None:
         self._answers_max = answers_max
         # Oldest first. Not a dict: one that loses its first entries is searched from its first slot, 20 us a time.
-        self._answers: OrderedDict[int, Answer] = OrderedDict()
+        self._answers: OrderedDict[int, PastAnswer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def put(self, end_key: int, answer: Answer) -> None:
+    def put(self, end_key: int, answer: PastAnswer) -> None:
         """Remember the answer to the prompt that ends at `end_key`; a later answer replaces it."""
         self._answers.pop(end_key, None)
         self._answers[end_key] = answer
         if len(self._answers) > self._answers_max:
             self._answers.popitem(last=False)
 
-    def get(self, end_key: int) -> Answer | None:
+    def get(self, end_key: int) -> PastAnswer | None:
         """The latest answer to that prompt."""
         return self._answers.get(end_key)
 
-    def quoted(self, spans: Sequence[Span]) -> list[tuple[Span, Answer]]:
-        """Of the places where a prompt may quote an answer, (key of the prompt before it, start, end), those that do;
-        the last one first."""
+    def quoted(self, spans: Sequence[Span]) -> list[tuple[Span, PastAnswer]]:
+        """Places where a prompt quotes a known answer, the last one first, of the `spans` where it may: (key of the
+        prompt before it, start, end)."""
         get = self._answers.get
         return [(span, answer) for span in reversed(spans) if (answer := get(span[0])) is not None]

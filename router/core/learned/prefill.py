@@ -28,13 +28,13 @@ AVOIDED = 2.0  # times, at AVOIDED_TOKENS
 AVOIDED_TOKENS = 2_000
 FADE_S = 30.0  # without an observation, in which half of those of a slow replica are forgotten
 PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
-GUESS_WEIGHT = 0.01  # and the first guess in the fleet's: gone with the first answer, except where that says nothing
+GUESS_WEIGHT = 0.01  # observations that the first guess counts for in the fleet's: the first answer outweighs it
 FLEET_FLOOR_MS = 20.0
 FLEET_MS_PER_TOKEN = 0.1  # 10,000 tokens/s: the first guess
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not prefill
 
 PSEUDO = ((100, 0), (2_000, 0), (8_000, 16_000))  # (uncached, cached) tokens at which a fit agrees with its prior
-SUPPORTS = ((0, 1, 2), (0, 1), (1, 2), (1,))  # of the coefficients: work without a price per token is no model
+SUPPORTS = ((0, 1, 2), (0, 1), (1, 2), (1,))  # coefficients in use: work without a price per token is no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PrefillFit:
 
     model: PrefillModel = field(default_factory=PrefillModel)
     observations: int = 0
-    fades_s: float = float("inf")  # from then on half may be forgotten, if nothing is observed before
+    fades_s: float = float("inf")  # when half may be forgotten, if nothing is observed before
     _sums: Sums = field(default_factory=Sums)
     _faster: float = 0.0  # forgotten sum of the logarithms of (observed / by the prior), and their weight
     _weight: float = 0.0
@@ -100,7 +100,7 @@ class PrefillFit:
         Arguments as in `observe`."""
         if now_s < self.fades_s or self.model.ms(AVOIDED_TOKENS, 0) <= AVOIDED * prior.ms(AVOIDED_TOKENS, 0):
             return
-        counting = min(self.observations, 1 / (1 - FORGET))  # of many, the sums hold no more than so many
+        counting = min(self.observations, 1 / (1 - FORGET))  # the sums hold no more than so many observations
         self.observations = int(counting / 2)
         self.fades_s = now_s + FADE_S if self.observations else float("inf")
         part = 0.5 if self.observations else 0.0

@@ -13,8 +13,8 @@ from router.core.learned.answer_tokens import AnswerTokens
 from router.core.learned.prefill import PrefillFit, PrefillModel
 from router.core.learned.steps import StepFit
 
-WORK_FADE = 0.95  # of the mean work a request brings, per request
-ANSWER_FADE = 0.995  # of the longest answer, per answer
+WORK_FADE = 0.95  # part of a mean that is left after another request
+ANSWER_FADE = 0.995  # part of a longest time that is left after another answer
 TIE_TOKENS = 1_000  # prices within the learned time of this many prefill tokens cannot be told apart
 BACKLOG_TOKENS = 16_000  # unit of the backlog: about a second of prefill on the GPUs of the first study
 
@@ -26,11 +26,11 @@ class Speeds:
     prefill: PrefillFit = field(default_factory=PrefillFit)
     steps: StepFit = field(default_factory=StepFit)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
-    answers: int = 0  # that ended well
-    mean_work_ms: float = 0.0  # of a request's uncached part
+    answers: int = 0  # answers that ended well
+    mean_work_ms: float = 0.0  # mean prefill time of a request's uncached part
     mean_prompt_tokens: float = 0.0
-    mean_open_ms: float = 0.0  # of a lease, from placement to end
-    mean_decode_ms: float = 0.0  # of a streamed answer, from its first token to its end
+    mean_open_ms: float = 0.0  # mean time of a lease, from placement to end
+    mean_decode_ms: float = 0.0  # mean time of a streamed answer, from its first token to its end
     mean_answer_tokens: float = 0.0
     decodes: int = 0  # answers in `mean_decode_ms`
     answer_ms_max: float = 0.0  # longest lease of late

@@ -76,7 +76,7 @@ def _pseudo_squares(weight: float) -> list[tuple[list[float], list[float]]]:
     return [squares(_terms(*at), weight / len(PSEUDO)) for at in PSEUDO]
 
 
-class Mark(Struct, gc=False):  # see core/facts/requests.py
+class ClockReading(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
     """What a replica's clock showed at an answer's first token."""
 
     at_s: float
@@ -86,8 +86,8 @@ class Mark(Struct, gc=False):  # see core/facts/requests.py
 
 
 class Stretch(Struct, gc=False):
-    """Of one answer, between two moments: how long it decoded, in what company, and for how long prefills interrupted
-    the stream."""
+    """How one answer decoded between two moments: how long, beside how many, and for how long prefills interrupted the
+    stream."""
 
     ms: float
     streams: float
@@ -106,21 +106,21 @@ class DecodeClock:
 
     def __init__(self) -> None:
         self.streams = 0
-        self.context_tokens = 0.0  # of the prompts of all streams
+        self.context_tokens = 0.0  # prompt tokens of all streams
         self.began_sum_s = 0.0  # moments at which the streams began
         self._at_s = 0.0
         self._streams_s = self._context_s = self._prefill_ms = 0.0
 
-    def join(self, prompt_tokens: int, prefill_ms: float, now_s: float) -> Mark:
+    def join(self, prompt_tokens: int, prefill_ms: float, now_s: float) -> ClockReading:
         """A prompt is prefilled, which took so long, and its answer decodes from now on."""
         self._advance(now_s)
-        self._prefill_ms += prefill_ms  # before the mark: an answer's own prefill does not interrupt it
+        self._prefill_ms += prefill_ms  # added before the reading: an answer's own prefill does not interrupt it
         self.streams += 1
         self.context_tokens += prompt_tokens
         self.began_sum_s += now_s
-        return Mark(now_s, self._streams_s, self._context_s, self._prefill_ms)
+        return ClockReading(now_s, self._streams_s, self._context_s, self._prefill_ms)
 
-    def leave(self, prompt_tokens: int, mark: Mark, now_s: float, answer_tokens: float) -> Stretch:
+    def leave(self, prompt_tokens: int, mark: ClockReading, now_s: float, answer_tokens: float) -> Stretch:
         """The answer ended. Streams have on average half of `answer_tokens` of context besides their prompts."""
         self._advance(now_s)
         self.streams -= 1

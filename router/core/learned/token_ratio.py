@@ -19,10 +19,10 @@ CREDIT_TRIALS_MIN = 5.0
 CREDIT_TRUE_MIN = 0.5
 CREDIT_RETRY = 20
 MISCOUNTS_MAX = 5.0
-OPAQUE_TOKENS = 256.0  # of an image, before one was counted
+OPAQUE_TOKENS = 256.0  # guessed tokens of an image, before one was counted
 OPAQUE_PRIOR = 0.5  # images that this guess is worth
-OPAQUE_TOKENS_MAX = 1 << 18  # of one part: an hour of video
-TEXT_ERROR = 0.1  # of the tokens that a text is believed to have
+OPAQUE_TOKENS_MAX = 1 << 18  # most tokens believed of one part: an hour of video
+TEXT_ERROR = 0.1  # relative error of the tokens that a text is believed to have
 
 
 def plausible(bytes_per_token: float) -> bool:

@@ -1,12 +1,13 @@
-"""What a prompt would push out of a replica's cache, and what that is worth.
+"""What a prompt would evict from a replica's cache, and how much work others would repeat for it.
 
-What is evicted is asked for again with the chance p (reuse.py). Then it is computed again, and pushes out as much in
-its turn, which is asked for again, and so on. So a part p of it is lost at first, and p^2 + p^3 + ... = p^2 / (1 - p)
-behind that, for as long as what goes is alive. Near p = 1 that is many times as much: one conversation too many on a
-replica where all others go on costs each of them a turn, again and again.
+An evicted block is asked for again with a chance p (core/learned/reuse.py). Then it is computed again and evicts as
+much in its turn, which is asked for again, and so on. So for each evicted block p blocks are computed again at first,
+and p^2 + p^3 + ... = p^2 / (1 - p) behind that, while the evicted conversations live. Near p = 1 that is many times as
+much: one conversation too many on a replica costs each of the others a turn, again and again.
 
-Blocks go in the order of their last use, so their chances differ. They are added up once a second for what would go
-next, and looked up for each request in between: what a second changes in that is little beside what p is known to.
+Blocks are evicted in the order of their last use, so their chances differ. The chances of the blocks to be evicted next
+are added up once a second, and the sums are looked up for each request in between: what a second changes is little
+beside the error of p.
 """
 
 from __future__ import annotations
@@ -19,25 +20,24 @@ from msgspec import Struct
 from router.core.cache.estimate import Holder
 from router.core.learned.reuse import bucket
 
-SUMS_S = 1.0  # for which they are good: chances are no younger than that
-TOUCHES_MAX = 128  # uses of a prefix that are looked at, of one replica
-RENEWED_MAX = 8  # replicas whose sums are made for one request, 70 us each at most: the next one has others
-AGAIN_MAX = 0.95  # a chance above it is no better known: at most twenty times
+SUMS_S = 1.0  # seconds for which sums are good: the chances behind them are renewed no more often
+TOUCHES_MAX = 128  # uses of a prefix that are added up for one replica
+RENEWED_MAX = 8  # at most 8 replicas are summed anew for one request (70 us each); the next request does the next 8
+AGAIN_MAX = 0.95  # a chance above it is no better known: a block is computed again twenty times at most
 
 
-class Sums(Struct, gc=False, eq=False):  # see core/facts/requests.py
-    """Of what would go next, from the oldest on: blocks, those that are asked for again, and those pushed out in turn.
-    Each up to and with one use of a prefix."""
+class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
+    """Sums over the uses of prefixes that would be evicted next, the oldest first: entry i is up to and with use i."""
 
-    life: int  # of the cache: another one's are other blocks
-    number: int  # by which it is told whose turn it is to be made anew
-    at_s: float
-    blocks: list[float]
-    asked: list[float]
-    turns: list[float]
+    life: int  # number of the cache (Member.life): sums of another cache are of other blocks
+    number: int  # place in the order in which replicas are summed anew
+    at_s: float  # when these sums were made
+    blocks: list[float]  # blocks evicted
+    asked: list[float]  # blocks computed again because they are asked for again
+    turns: list[float]  # blocks computed again because computing those evicted them in turn
 
     def of(self, blocks: float) -> tuple[float, float]:
-        """Of so many blocks, which part is asked for again, and how much is pushed out in turn, as part of them."""
+        """For so many evicted blocks: (the part that is asked for again, the part that is evicted in turn)."""
         known = self.blocks
         if blocks >= known[-1]:
             return self.asked[-1] / known[-1], self.turns[-1] / known[-1]
@@ -49,17 +49,18 @@ class Sums(Struct, gc=False, eq=False):  # see core/facts/requests.py
         return asked / blocks, turns / blocks
 
 
-class Displaced:
+class Evictions:
     """The sums of all replicas."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Sums] = {}
+        self._sums: dict[str, EvictionSums] = {}
         self._at_s = float("-inf")
         self._turn = 0
-        self._left = 0  # sums of others that may yet be made for this request
+        self._left = 0  # replicas that may yet be summed for this request
 
-    def sums(self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float) -> Sums | None:
-        """Of a replica's cache; None where nothing can be evicted. `odds` are chances by `bucket` of idle seconds."""
+    def sums(self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float) -> EvictionSums | None:
+        """The sums of a replica's cache; None where nothing can be evicted. `odds` are chances that a block is asked
+        for again, by the `bucket` of its idle seconds."""
         if now_s != self._at_s:  # another request
             self._at_s = now_s
             self._turn += 1
@@ -71,17 +72,17 @@ class Displaced:
                 return sums
         elif self._left:
             self._left -= 1
-        else:  # the oldest use stands for all until it is its turn
+        else:  # until its turn comes, the oldest use stands for all
             return self._renew(id_, life, holder, odds, now_s, 1)
         return self._renew(id_, life, holder, odds, now_s, TOUCHES_MAX)
 
     def _renew(
         self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float, touches_max: int
-    ) -> Sums | None:
+    ) -> EvictionSums | None:
         before = self._sums.get(id_)
         number = len(self._sums) if before is None else before.number
         blocks = asked = turns = 0.0
-        sums = Sums(life, number, now_s if touches_max > 1 else float("-inf"), [], [], [])
+        sums = EvictionSums(life, number, now_s if touches_max > 1 else float("-inf"), [], [], [])
         for live, at_s in holder.next_out(touches_max):
             chance = min(odds[bucket(now_s - at_s)], AGAIN_MAX)
             blocks += live

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade, Outcome, Usage
-from router.core.fleet import slow as pace
-from router.core.fleet.fitness import Standing
+from router.core.fleet import slow
+from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.fleet.models import Models
-from router.core.learned.answers import Answer, AnswerMemory
+from router.core.learned.answers import AnswerMemory, PastAnswer
 from router.core.placement.candidates import capped
 from router.core.prompts.token_keys import TokenPrompt
 
@@ -34,23 +34,25 @@ class Learner:
     """Writes what it learns to where placing looks it up."""
 
     def __init__(
-        self, fleet: Fleet, standing: Standing, models: Models, answers: AnswerMemory, knowledge: Knowledge
+        self, fleet: Fleet, fitness: Fitness, models: Models, answers: AnswerMemory, knowledge: Knowledge
     ) -> None:
         self._fleet = fleet
-        self._standing = standing
+        self._fitness = fitness
         self._models = models
         self._answers = answers
         self._knowledge = knowledge
         self.unannounced: deque[Unannounced] = deque(maxlen=UNANNOUNCED_MAX)
 
     def learn(self, member: Member, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Of a lease that ended well."""
+        """Learn from a lease that ended well."""
         usage = outcome.usage
-        uncached, cached = self._fleet.learn(member, lease, outcome, now_s)
+        uncached, cached = member.learn(lease, outcome, now_s)
+        if lease.guessed:
+            self._learn_guess(lease, usage)
         if lease.own_ms is not None:
-            slow = pace.observe(self._fleet, member, lease, uncached, cached)
-            if slow or member.breaker.backoff_s:
-                self._standing.timed(member, lease, slow=slow, now_s=now_s)
+            is_slow = slow.observe(self._fleet, member, lease, uncached, cached)
+            if is_slow or member.breaker.backoff_s:
+                self._fitness.timed(member, lease, slow=is_slow, now_s=now_s)
         self._compare(lease, usage)
         tokens = self._models.tokens(lease.model)
         if usage is not None:
@@ -62,17 +64,25 @@ class Learner:
             tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - usage.cached_tokens)
         if lease.end_key is not None:
             counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
-            self._answers.put(lease.end_key, Answer(lease.replica, *counts, member.life))
+            self._answers.put(lease.end_key, PastAnswer(lease.replica, *counts, member.life))
+
+    def _learn_guess(self, lease: Lease, usage: Usage | None) -> None:
+        """Whether half of what was not known to be held was held: the engine says so, or its time to first token."""
+        if usage is not None and usage.cached_tokens is not None:
+            self._fleet.means.guessed(right=usage.cached_tokens - lease.cached_tokens > lease.uncached_tokens / 2)
+        elif lease.service_ms is not None:
+            self._fleet.means.guessed(right=lease.service_ms < lease.prefill_ms / 2)
 
     def _compare(self, lease: Lease, usage: Usage | None) -> None:
-        """What events said against what the engine found."""
-        held, actual = lease.held, usage.cached_tokens if usage else None
+        """Compare what events said with what the engine found."""
+        stored, actual = lease.stored, usage.cached_tokens if usage else None
         if lease.tokens and usage:
             self._models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)
-        if held is not None:
-            predicted = capped(held.tokens, lease.prompt_tokens, held.block_tokens)
-            self._knowledge.answered(lease.replica, held, predicted, actual, lease.prompt_tokens)
-            if held.grade is Grade.CATCHING_UP and lease.tokens and actual and actual >= predicted + held.block_tokens:
-                self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, actual))
+        if stored is not None:
+            predicted = capped(stored.tokens, lease.prompt_tokens, stored.block_tokens)
+            self._knowledge.answered(lease.replica, stored, predicted, actual, lease.prompt_tokens)
+            more = actual if actual and actual >= predicted + stored.block_tokens else 0
+            if more and stored.grade is Grade.CATCHING_UP and lease.tokens:
+                self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, more))
         else:
             self._knowledge.answered(lease.replica, None, 0, actual, lease.prompt_tokens)

@@ -1,8 +1,8 @@
-"""What a receipt keeps of the candidates that were weighed.
+"""Receipts: where a request went and why, as clients, the log and the admin page are told.
 
 A lease keeps its receipt until the answer ends, and the admin page keeps the last ones. All candidates of 256 replicas
-are 48 KB, so with 64 requests open at each of them they would be 0.8 GB. What explains a placement are a few: the one
-that was chosen, the one that holds most of the prompt, and those that would have been next.
+are 48 KB, so with 64 requests open at each of them they would be 0.8 GB. A few candidates explain a placement: the
+chosen one, the one that holds most of the prompt, and those that would have been next.
 """
 
 from __future__ import annotations
@@ -10,15 +10,35 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-from router.core.facts.placements import Candidate
+from router.core.facts.placements import Candidate, Reason
 
-NEXT = 3  # cheapest ones besides the chosen and the longest holder
+NEXT = 3  # cheapest candidates kept besides the chosen one and the longest holder
 KEPT_MAX = NEXT + 2
+_WARM, _COLD = Reason.WARM, Reason.COLD  # looking up an enum's member costs as much as a call
+
+
+def reason_of(chosen: Candidate, candidates: list[Candidate], *, tied: bool, retry: bool, cache_aware: bool) -> Reason:
+    """Why the chosen one: `tied` says that its price did not decide, `cache_aware` that the policy looks at caches."""
+    if retry:
+        return Reason.RETRY
+    if len(candidates) == 1:
+        return Reason.ONLY
+    if not cache_aware:
+        return Reason.POLICY
+    longest = 0
+    for c in candidates:
+        if c.cached_tokens > longest:
+            longest = c.cached_tokens
+    if not longest:
+        return _COLD
+    if chosen.cached_tokens == longest:
+        return _WARM
+    return Reason.TIE if tied else Reason.SPILL
 
 
 def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...]:
-    """All of a few candidates; of more the chosen, the longest holder (of several the one that would have been soonest)
-    and the next cheapest, in the order in which they were."""
+    """All of a few candidates; of many the chosen one, the longest holder (of several the one with the earliest first
+    token) and the next cheapest, in the order in which they were."""
     if len(candidates) <= KEPT_MAX:
         return tuple(candidates)
     longest, most, soonest_ms, place, holder = chosen, chosen.cached_tokens, 0.0, 0, 0
@@ -27,8 +47,8 @@ def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...
             place = n
         if c.cached_tokens < most:
             continue
-        if c.cached_tokens > most or (longest is not chosen and _soon_ms(c) < soonest_ms):
-            longest, most, soonest_ms, holder = c, c.cached_tokens, _soon_ms(c), n
+        if c.cached_tokens > most or (longest is not chosen and _first_token_ms(c) < soonest_ms):
+            longest, most, soonest_ms, holder = c, c.cached_tokens, _first_token_ms(c), n
     cheapest, limit = list[tuple[float, int]](), inf
     for n, c in enumerate(candidates):
         if c.price_ms < limit and c is not chosen and c is not longest:
@@ -40,6 +60,6 @@ def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...
     return tuple([candidates[n] for n in sorted(places)])
 
 
-def _soon_ms(c: Candidate) -> float:
-    """Until its first token."""
+def _first_token_ms(c: Candidate) -> float:
+    """Modelled time until the request's first token on this replica."""
     return c.pending_ms + c.kv_wait_ms + c.uncached_ms

@@ -54,11 +54,11 @@ class Ring:
         self._names: list[str] = []
         self._free: list[int] = []  # numbers that nobody has
         self._points = array("Q")  # ascending, of all that are known
-        self._owners = array("L")  # of each point, by number
-        self._changes = 0  # of the circle
+        self._owners = array("L")  # number of the id that each point belongs to
+        self._changes = 0  # counts changes of the circle
         self._orders: dict[int, tuple[int, list[str]]] = {}  # point -> as of which change, all ids as they follow it
         self._joined = 0  # ids, since what is known was looked through
-        self._wanted: set[str] = set()  # by walks since then
+        self._wanted: set[str] = set()  # ids that walks asked for since then
         self._leaving: set[str] = set()
 
     def walk(self, key: str, ids: Collection[str]) -> list[str]:

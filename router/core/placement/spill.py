@@ -17,25 +17,25 @@ from msgspec import Struct
 from router.core.facts.placements import Candidate, Reason
 
 
-class Cause(StrEnum):
+class SpillCause(StrEnum):
     """What made the longest holder a worse choice, or none."""
 
     QUEUE = "queue"  # prefill work that waits there
-    KV_SPACE = "kv_space"  # its KV pool has no room yet
+    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet
     EVICTION = "eviction"  # others would have to compute again what it would have to drop
-    SPEED = "speed"  # it prefills slower
+    SPEED = "speed"  # the holder prefills slower
     CROWD = "crowd"  # answers that decode there would be slowed down, and this one by them
     TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
     POLICY = "policy"  # the policy does not look at caches, or weighs something else
-    FULL = "full"  # it has as many requests as it may have
-    RETRY = "retry"  # it was tried, and failed
+    FULL = "full"  # the holder has as many requests as it may have
+    RETRY = "retry"  # the holder was tried, and failed
     UNFIT = "unfit"  # not ready, resting, or behind an open breaker
 
 
 class Spill(Struct, gc=False):
     """A placement off the longest holder; `tokens` are what it holds and the chosen replica does not."""
 
-    cause: Cause
+    cause: SpillCause
     tokens: int
 
 
@@ -48,8 +48,8 @@ def spill(
     exclude: Collection[str] = (),
     full: Collection[str] = (),
 ) -> Spill | None:
-    """None where nobody holds more than the chosen. `elsewhere`: tokens held by replicas that were not weighed;
-    `exclude` of them were tried before, `full` have no place free."""
+    """Why a placement is off the longest holder; None where nobody holds more than the chosen replica. `elsewhere` has
+    the tokens held by replicas that were not weighed; of these `exclude` were tried before, `full` have no room."""
     most = chosen.cached_tokens
     away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
     holder = None
@@ -57,14 +57,14 @@ def spill(
         if c.cached_tokens > most or (holder is not None and c.cached_tokens == most and _dues(c) < _dues(holder)):
             holder, most = c, c.cached_tokens
     if away is not None and elsewhere[away] > most:
-        cause = Cause.RETRY if away in exclude else Cause.FULL if away in full else Cause.UNFIT
+        cause = SpillCause.RETRY if away in exclude else SpillCause.FULL if away in full else SpillCause.UNFIT
         return Spill(cause, elsewhere[away] - chosen.cached_tokens)
     if holder is None:
         return None
     tokens = most - chosen.cached_tokens
     if reason is Reason.POLICY:
-        return Spill(Cause.POLICY, tokens)
-    return Spill(Cause.TIE if reason is Reason.TIE else _dearest(holder, chosen), tokens)
+        return Spill(SpillCause.POLICY, tokens)
+    return Spill(SpillCause.TIE if reason is Reason.TIE else _dearest(holder, chosen), tokens)
 
 
 def _dues(c: Candidate) -> float:
@@ -75,15 +75,15 @@ def _evicted_ms(c: Candidate) -> float:
     return c.evicted_ms + c.evicted_again_ms
 
 
-def _dearest(holder: Candidate, chosen: Candidate) -> Cause:
+def _dearest(holder: Candidate, chosen: Candidate) -> SpillCause:
     terms = [
-        (holder.pending_ms - chosen.pending_ms, Cause.QUEUE),
-        (holder.kv_wait_ms - chosen.kv_wait_ms, Cause.KV_SPACE),
-        (_evicted_ms(holder) - _evicted_ms(chosen), Cause.EVICTION),
-        (holder.uncached_ms - chosen.uncached_ms, Cause.SPEED),
+        (holder.pending_ms - chosen.pending_ms, SpillCause.QUEUE),
+        (holder.kv_wait_ms - chosen.kv_wait_ms, SpillCause.KV_SPACE),
+        (_evicted_ms(holder) - _evicted_ms(chosen), SpillCause.EVICTION),
+        (holder.uncached_ms - chosen.uncached_ms, SpillCause.SPEED),
     ]
     if holder.price_ms and chosen.price_ms:
         rest_ms = holder.price_ms - chosen.price_ms - sum(behind_ms for behind_ms, _ in terms)
-        terms.append((rest_ms, Cause.CROWD))
+        terms.append((rest_ms, SpillCause.CROWD))
     behind_ms, cause = max(terms)
-    return cause if behind_ms > 0 else Cause.POLICY
+    return cause if behind_ms > 0 else SpillCause.POLICY

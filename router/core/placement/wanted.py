@@ -10,18 +10,18 @@ from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
 
 
-class Wanted(Struct, eq=False):  # see core/facts/requests.py
+class Wanted(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     """A request as far as placing needs it."""
 
-    ask: Ask  # without what was decoded
+    ask: Ask  # the parsed request, without the decoded body
     model: str | None
     chain: Chain | None
     ring_key: str
-    tokens: TokenPrompt | None = None  # where they are known and tell something
+    tokens: TokenPrompt | None = None  # the prompt's token ids; None where they are not known or tell nothing
     body_tokens: int = 0
-    response_id: str | None = None  # belongs to the replica that made it
-    tenant: str = ""  # who asks, where that is known
+    response_id: str | None = None  # a stored response, which one replica made and can continue
+    tenant: str = ""  # the client's tenant; "" where none is known
     priority: Priority = Priority.NORMAL
     body_bytes: int = 0
-    queued_s: float = 0.0  # waited for a place so far; said by whoever placed it
+    queued_s: float = 0.0  # seconds that the request waited for a place; set by whoever placed it
     sighting: Sighting | None = None  # None without an observatory

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from router.core.learned.prefill import PrefillModel
 from router.core.placement.router import Router
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
@@ -40,7 +38,7 @@ class Metrics:
     ) -> None:
         """With `process` the page ends with what the kernel says of this process, which no registry has."""
         figures = figures or Figures()
-        self._tallies = Tallies(partial(_prefill, router), router.policy.name)
+        self._tallies = Tallies(router.prefill_model, router.policy.name)
         self.observe = self._tallies.observe  # as it is: one call less on every request
         self.failed = self._tallies.failed
         self.joined = self._tallies.joined
@@ -128,9 +126,3 @@ class _Counted(Collector):
         """One family after another, each whole."""
         for tally in self._tallies():
             yield from families(tally, 1 << 62)
-
-
-def _prefill(router: Router, replica: str) -> PrefillModel:
-    """What is learned of its speed; the fleet's, where it is gone."""
-    member = router.fleet.members.get(replica)
-    return member.prefill_model if member is not None else router.fleet.common.prefill.model

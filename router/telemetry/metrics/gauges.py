@@ -49,8 +49,8 @@ class Gauges(Collector):
         index = self._router.index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])
-        masks = self._router.knowledge.masks
-        yield gauge("held_keys", "Distinct blocks that events say are held.", (), [((), len(masks))])
+        keys = self._router.knowledge.keys
+        yield gauge("held_keys", "Distinct blocks that events say are held.", (), [((), keys)])
         yield gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
         text = "Unix time when settings that were read again came into force."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
@@ -59,7 +59,7 @@ class Gauges(Collector):
         text = "Spans of traces that the collector did not take, or for which the queue was full."
         yield counter("spans_dropped", text, figures.spans_dropped())
         text = "Placements on replicas that may not be fit, since no other was left."
-        yield counter("panic_placements", text, self._router.standing.panics)
+        yield counter("panic_placements", text, self._router.panics)
         count, closed = figures.connections()
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
         text = "Connections of clients that the router closed, by the limit that they ran into."
@@ -79,12 +79,12 @@ class Replicas(Collector):
     def collect(self) -> Iterable[Metric]:
         """One family after another."""
         router, now_s = self._router, self._clock()
-        members = router.fleet.members  # as it is when a family is made: between two families a replica may leave
 
         def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
-            return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in members.values()])
+            return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
-        facts = [((m.id, m.replica.name, m.replica.node), 1.0) for m in members.values()]
+        # The replicas are those that are there when a family is made: between two families a replica may leave.
+        facts = [((m.id, m.replica.name, m.replica.node), 1.0) for m in router.members]
         text = "1; what discovery knows of the replica, for joins."
         yield gauge("replica_info", text, ("replica", "name", "node"), facts)
         yield each("ready", "1 when requests may be sent there.", lambda m: float(m.ready))
@@ -106,13 +106,13 @@ class Replicas(Collector):
             "replica_breaker",
             "1 at what the replica is sent, as far as requests have a say in it.",
             ("replica", "state"),
-            [((m.id, s.value), float(m.state(now_s) is s)) for m in members.values() for s in State],
+            [((m.id, s.value), float(m.state(now_s) is s)) for m in router.members for s in State],
         )
         yield gauge(
             "replica_grade",
             "1 at the grade of what is known of the replica's cache.",
             ("replica", "grade"),
-            [((m.id, g.value), float(m.grade is g)) for m in members.values() for g in Grade],
+            [((m.id, g.value), float(m.grade is g)) for m in router.members for g in Grade],
         )
 
 
@@ -151,7 +151,7 @@ class Events(Collector):
         lags = [((replica,), of.get("lag_s")) for replica, of in streams.items()]
         yield gauge("replica_event_lag_seconds", "Age of its last batch of events when it came.", ("replica",), lags)
         knowledge = self._router.knowledge
-        ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.ledger(id_)) is not None}
+        ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
         yield gauge("replica_held_blocks", "Blocks held, by its own events.", ("replica",), held)
         shares = [((id_,), equal / n) for id_ in ledgers for equal, n in [knowledge.checks(id_)] if n]

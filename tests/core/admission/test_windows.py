@@ -430,7 +430,7 @@ class Doors(RuleBasedStateMachine):
         assert self.asked == self.answered + self.taken_back + len(self.waiting)
         assert len(core.queue) == len(self.waiting) <= 4
         assert {lease.id for lease in self.open} == set(core._open)
-        assert sum(core._held.values()) == len(self.open)
+        assert sum(core._open_of_tenant.values()) == len(self.open)
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
@@ -453,7 +453,7 @@ def test_all_that_wait_are_bounded_together() -> None:
     fleet = Fleet(in_flight_max=1, queue_requests_max=3, queue_bytes_max=100)
     fleet.world.router.policy = Patient()
     held = [fleet.ask(size=10) for _ in range(2)]
-    assert fleet.admission.held() == 2
+    assert fleet.admission.held_back() == 2
     cast("Patient", fleet.world.router.policy).hold = False
     assert len(fleet.ask(size=10)) == 1  # placed: the only place there is
     queued = [fleet.ask(size=10) for _ in range(3)]
@@ -475,7 +475,7 @@ def test_one_deadline_for_all_waiting() -> None:
     fleet.ask()
     fleet.world.now_s += 7.0
     fleet.admission.tick()
-    assert (fleet.admission.held(), held) == (0, [])
+    assert (fleet.admission.held_back(), held) == (0, [])
     assert sum(fleet.admission.queued()[0].values()) == 1
     fleet.world.now_s += 3.1
     fleet.admission.tick()

@@ -14,7 +14,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from router.core.cache.engine_blocks import BLOCK_BYTES, JOIN_BLOCKS, Ledger
+from router.core.cache.engine_blocks import BLOCK_BYTES, JOIN_BLOCKS, EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.prompts.blocks import token_chain, token_root
@@ -61,7 +61,7 @@ class _Engine:
     ) -> None:
         self.masks = Masks()
         limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
-        self.ledger = Ledger(self.masks, "r", **limits, repeats=repeats)
+        self.ledger = EngineBlocks(self.masks, "r", **limits, repeats=repeats)
 
     def hears(self, *events: Stored | Removed | Cleared) -> None:
         for event in events:
@@ -501,7 +501,7 @@ def test_expectations_have_a_bound() -> None:
 def test_two_engines_do_not_mix() -> None:
     """Each has its own bit, block size and copies, and one that goes leaves the other alone."""
     masks = Masks()
-    one, two = (Ledger(masks, name, blocks_max=MANY, aside_max=MANY, names_max=MANY) for name in ("one", "two"))
+    one, two = (EngineBlocks(masks, name, blocks_max=MANY, aside_max=MANY, names_max=MANY) for name in ("one", "two"))
     one.apply(_stored([1, 2], "ab"))
     two.apply(_stored([7, 8], "ab"))
     two.apply(_gone(8))

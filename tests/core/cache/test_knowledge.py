@@ -6,8 +6,9 @@ from array import array
 from dataclasses import dataclass, field
 
 from router.core.cache.engine_blocks import BLOCK_BYTES
-from router.core.cache.knowledge import DISTRUST_S, HYBRID, SETTLE_S, Held, Knowledge
+from router.core.cache.knowledge import SETTLE_S, Knowledge
 from router.core.cache.lateness import LATE_S_MAX
+from router.core.cache.reported import DISTRUST_S, HYBRID, StoredPrefix
 from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
@@ -65,9 +66,9 @@ class World:
         """Tokens that each followed replica holds of it."""
         return {name: held.tokens for name, held in self.said(prompt).items()}
 
-    def said(self, prompt: TokenPrompt, now_s: float = 0.0) -> dict[str, Held]:
+    def said(self, prompt: TokenPrompt, now_s: float = 0.0) -> dict[str, StoredPrefix]:
         """What events say of it, of each followed replica."""
-        found = self.knowledge.held(prompt, now_s)
+        found = self.knowledge.stored(prompt, now_s)
         rest = {name: self.knowledge.empty(name) for name in ("a", "b", "c") if name not in found}
         return found | {name: held for name, held in rest.items() if held is not None}
 
@@ -95,8 +96,8 @@ def test_a_replica_without_a_stream_says_nothing() -> None:
     world = World()
     world.store(prompt_of(100))
     assert world.held(prompt_of(100)) == {}
-    assert world.knowledge.standing("a")[0] is Grade.ESTIMATED
-    assert world.knowledge.standing("unheard of")[0] is Grade.ESTIMATED
+    assert world.knowledge.grade_of("a")[0] is Grade.ESTIMATED
+    assert world.knowledge.grade_of("unheard of")[0] is Grade.ESTIMATED
 
 
 def test_each_change_of_grade_is_told_once() -> None:
@@ -123,10 +124,10 @@ def test_nothing_is_credited_while_a_stream_is_suspended() -> None:
     world.knowledge.suspend("a", "disconnected", 1.0, doubt=True)
     assert world.held(prompt_of(100)) == {"a": 0}
     assert world.knowledge.doubted("a")
-    assert world.knowledge.standing("a") == (Grade.CATCHING_UP, "disconnected")
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, "disconnected")
     world.knowledge.resume("a", 2.0)
     assert world.held(prompt_of(100)) == {"a": 96}
-    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
     world.knowledge.suspend("a", "disconnected", 3.0, doubt=True)
     world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.1)
     assert not world.knowledge.doubted("a")
@@ -229,11 +230,11 @@ def test_a_late_joiner_earns_its_grade_by_two_hundred_answers() -> None:
     world.join("a", Grade.CATCHING_UP)
     world.store(prompt_of(160))
     _answer(world, 144, 144, CHECKS - 1)
-    assert world.knowledge.standing("a")[0] is Grade.CATCHING_UP
+    assert world.knowledge.grade_of("a")[0] is Grade.CATCHING_UP
     _answer(world, 144, 144)
-    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
     _answer(world, 128, 144, 3)
-    assert world.knowledge.standing("a")[0] is Grade.CATCHING_UP
+    assert world.knowledge.grade_of("a")[0] is Grade.CATCHING_UP
 
 
 def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
@@ -243,7 +244,7 @@ def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
     world.store(prompt_of(160))
     _answer(world, 144, 0, 21)
     world.knowledge.checked("a", Load(), 5.0)
-    grade, why = world.knowledge.standing("a")
+    grade, why = world.knowledge.grade_of("a")
     assert grade is Grade.ESTIMATED
     assert "0 of 21" in why
     assert world.resyncs == ["a"]
@@ -251,7 +252,7 @@ def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
     assert world.resyncs == ["a"]  # asked once
     world.knowledge.clear("a", "asked to begin anew", 6.0)
     world.knowledge.grade("a", Grade.EXACT, "joined at batch 0", 6.1)
-    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
     world.store(prompt_of(160))
     _answer(world, 144, 0, 21)
     world.knowledge.checked("a", Load(), 7.0)
@@ -265,7 +266,7 @@ def test_answers_from_before_a_clear_say_nothing_of_what_came_after() -> None:
     """A lease placed on what is no longer believed is not compared."""
     world = World()
     world.join()
-    before: Held | None = world.said(prompt_of(160), 0.0)["a"]
+    before: StoredPrefix | None = world.said(prompt_of(160), 0.0)["a"]
     world.knowledge.clear("a", "gap", 1.0)
     world.knowledge.grade("a", Grade.CATCHING_UP, "gap", 1.0)
     world.knowledge.answered("a", before, 144, 0, 160)
@@ -281,8 +282,8 @@ def test_counters_stand_in_for_silent_answers() -> None:
         _answer(world, 144, None)
     load = Load(cache_query_tokens_total=(DRIFT_TOKENS_MIN // 160 + 1) * 160, cache_hit_tokens_total=0)
     world.knowledge.checked("a", load, 2.0)
-    assert world.knowledge.standing("a")[0] is Grade.ESTIMATED
-    assert "it counted 0" in world.knowledge.standing("a")[1]
+    assert world.knowledge.grade_of("a")[0] is Grade.ESTIMATED
+    assert "it counted 0" in world.knowledge.grade_of("a")[1]
 
 
 def test_more_blocks_than_the_index_may_hold_are_never_exact() -> None:
@@ -291,7 +292,7 @@ def test_more_blocks_than_the_index_may_hold_are_never_exact() -> None:
     world.join()
     world.store(prompt_of(BLOCK * 10_001))
     world.knowledge.grade("a", Grade.EXACT, "joined", 1.0)
-    assert world.knowledge.standing("a")[0] is Grade.CATCHING_UP
+    assert world.knowledge.grade_of("a")[0] is Grade.CATCHING_UP
 
 
 def test_short_pages_are_not_followed() -> None:
@@ -300,7 +301,7 @@ def test_short_pages_are_not_followed() -> None:
     world.join()
     world.knowledge.apply("a", Stored([1, 2], None, b"\0" * 8, 1, "", b"", None, "GPU", 0, True), 0.0)
     world.knowledge.grade("a", Grade.EXACT, "joined", 1.0)
-    grade, why = world.knowledge.standing("a")
+    grade, why = world.knowledge.grade_of("a")
     assert grade is Grade.ESTIMATED
     assert "pages of 1 tokens" in why
 
@@ -370,19 +371,19 @@ def test_a_hybrid_model_is_exact_only_by_its_answers() -> None:
     world = World()
     world.join()
     world.store(prompt_of(160))
-    assert world.knowledge.standing("a") == (Grade.EXACT, "joined")
+    assert world.knowledge.grade_of("a") == (Grade.EXACT, "joined")
     world.knowledge.apply("a", Stored([1, 2], None, b"", 0, "", b"", None, "GPU", 1, False), 1.0)
     world.knowledge.apply("a", Removed([1, 2], "GPU", 1), 1.0)
-    assert world.knowledge.standing("a") == (Grade.CATCHING_UP, HYBRID)
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, HYBRID)
     _answer(world, 144, 144, CHECKS)
-    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
     _answer(world, 144, 0, 3)
-    assert world.knowledge.standing("a") == (Grade.CATCHING_UP, HYBRID)
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, HYBRID)
     world.knowledge.apply("a", Cleared(), 2.0)
-    assert world.knowledge.standing("a") == (Grade.CATCHING_UP, HYBRID)
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, HYBRID)
     world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.0)
     world.knowledge.grade("a", Grade.EXACT, "joined at batch 0", 3.0)
-    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
 
 
 def test_all_ledgers_share_one_budget() -> None:
@@ -395,17 +396,17 @@ def test_all_ledgers_share_one_budget() -> None:
     assert world.knowledge.bytes_used == 3_900 * BLOCK_BYTES
     world.store(prompt_of(BLOCK * 500, salt=b"more"), "b")
     assert world.knowledge.bytes_used <= 4_000 * BLOCK_BYTES
-    assert world.knowledge.standing("a") == (Grade.CATCHING_UP, "it holds more blocks than the index may")
-    assert world.knowledge.standing("b")[0] is world.knowledge.standing("c")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, "it holds more blocks than the index may")
+    assert world.knowledge.grade_of("b")[0] is world.knowledge.grade_of("c")[0] is Grade.EXACT
     assert world.held(prompt_of(BLOCK * 500, salt=b"more"))["b"] == 500 * BLOCK
     assert 0 < world.held(prompt_of(BLOCK * 2_000, salt=b"a"))["a"] < 2_000 * BLOCK
     assert world.said(prompt_of(16))["a"].free_tokens is None  # what it holds besides is not known
     world.store(prompt_of(BLOCK * 1_000, salt=b"too"), "c")
-    assert world.knowledge.standing("b")[0] is world.knowledge.standing("c")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("b")[0] is world.knowledge.grade_of("c")[0] is Grade.EXACT
     world.knowledge.forget("b")
     world.knowledge.clear("a", "gap", 1.0)
     world.knowledge.grade("a", Grade.EXACT, "joined at a clear", 1.0)
-    assert world.knowledge.standing("a")[0] is Grade.EXACT
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
     assert world.knowledge.bytes_used == 1_900 * BLOCK_BYTES
 
 
@@ -417,9 +418,9 @@ def test_who_holds_nothing_costs_nothing() -> None:
         world.join(f"r{n}")
         world.store(prompt_of(64, salt=b"%d" % n), f"r{n}")
         world.knowledge.checked(f"r{n}", Load(kv_tokens_max=1_600), 1.0)
-    assert set(world.knowledge.held(prompt_of(160, salt=b"7"), 2.0)) == {"r7"}
+    assert set(world.knowledge.stored(prompt_of(160, salt=b"7"), 2.0)) == {"r7"}
     none = world.knowledge.empty("r8")
-    assert none == Held(0, BLOCK, Grade.EXACT, none.epoch if none else -1, free_tokens=1_600 - 64)
+    assert none == StoredPrefix(0, BLOCK, Grade.EXACT, none.epoch if none else -1, free_tokens=1_600 - 64)
     assert world.knowledge.empty("r8") is none
     world.store(prompt_of(32, salt=b"x"), "r8")
     changed = world.knowledge.empty("r8")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from router.core.cache.engine_blocks import BLOCK_BYTES
-from router.core.cache.knowledge import HYBRID, Held, Knowledge
+from router.core.cache.knowledge import Knowledge
+from router.core.cache.reported import HYBRID, StoredPrefix
 from router.core.cache.selfcheck import CHECKS
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
@@ -102,7 +103,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=NAMES, letters=LETTERS)
     def _placed(self, name: str, letters: str) -> None:
         prompt = _prompt(letters)
-        held = self.knowledge.held(prompt, self.now_s).get(name) or self.knowledge.empty(name)
+        held = self.knowledge.stored(prompt, self.now_s).get(name) or self.knowledge.empty(name)
         if held is not None:
             self.lease += 1
             self.knowledge.expect(name, self.lease, prompt, held)
@@ -117,7 +118,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=NAMES, right=st.booleans())
     def _answered(self, name: str, right: bool) -> None:
         for _ in range(CHECKS):
-            held = self.knowledge.held(_prompt("xy"), self.now_s).get(name) or self.knowledge.empty(name)
+            held = self.knowledge.stored(_prompt("xy"), self.now_s).get(name) or self.knowledge.empty(name)
             self.knowledge.answered(name, held, 16, 16 if right else 0, 32)
 
     @rule(elapsed_s=st.sampled_from([0.005, 0.3, 11.0]))
@@ -127,11 +128,11 @@ class Machine(RuleBasedStateMachine):
 
     # What must hold
 
-    def _anew(self, prompt: TokenPrompt) -> dict[str, Held]:
+    def _anew(self, prompt: TokenPrompt) -> dict[str, StoredPrefix]:
         """Of each replica that is not merely estimated, from the ledgers alone."""
-        knowledge, found = self.knowledge, dict[str, Held]()
+        knowledge, found = self.knowledge, dict[str, StoredPrefix]()
         for name, known in knowledge._known.items():
-            grade, ledger, size = known.shown[0], known.ledger, known.block_tokens
+            grade, ledger, size = known.shown[0], known.engine, known.block_tokens
             if grade is not Grade.ESTIMATED:
                 keys = prompt.keys.get(size)
                 tokens = knowledge.masks.match(keys).get(name, 0) * size if keys else 0
@@ -143,7 +144,7 @@ class Machine(RuleBasedStateMachine):
                     behind = ledger.blocks > 0 if keys is None else ledger.tails.continued(keys, root, self.now_s)
                 suspended = bool(known.suspended)
                 doubted = suspended and known.doubted
-                found[name] = Held(tokens, size, grade, known.epoch, suspended, doubted, free, behind)
+                found[name] = StoredPrefix(tokens, size, grade, known.epoch, suspended, doubted, free, behind)
         return found
 
     @invariant()
@@ -151,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         for letters in SAMPLES:
             for sizes in ((8,), SIZES):
                 prompt = _prompt(letters, sizes)
-                said = self.knowledge.held(prompt, self.now_s)
+                said = self.knowledge.stored(prompt, self.now_s)
                 rest = {name: self.knowledge.empty(name) for name in ("a", "b", "c") if name not in said}
                 anew = self._anew(prompt)
                 assert said | {name: held for name, held in rest.items() if held is not None} == anew
@@ -164,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         known = self.knowledge._known.values()
         followed = {each.block_tokens for each in known if each.shown[0] is not Grade.ESTIMATED}
         assert self.knowledge.block_sizes() == followed - {0}
-        taken = sum(each.ledger.bytes_used for each in known)
+        taken = sum(each.engine.bytes_used for each in known)
         assert taken <= self.knowledge.bytes_used <= 30 * BLOCK_BYTES
 
     @invariant()
@@ -172,7 +173,7 @@ class Machine(RuleBasedStateMachine):
         for known in self.knowledge._known.values():
             assert known.shown == known.judged()
             if known.shown[0] is Grade.EXACT:
-                assert known.ledger.complete
+                assert known.engine.complete
                 assert known.earned or not known.hybrid
             assert known.hybrid or known.shown[1] != HYBRID
 

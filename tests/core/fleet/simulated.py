@@ -13,6 +13,7 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 
 STEP_S = 0.05
 LOOK_S, PIECES_S, PROBE_S = 0.25, 0.5, 1.0
@@ -59,7 +60,7 @@ class World:
             memory_max=1_000,
             blocks_max_default=1_000,
             slow_start_s=slow_start_s,
-            stood=lambda *what: self.told.append(what),
+            breaker_changed=lambda *what: self.told.append(what),
         )
         self.router.replace(Replica(id_) for id_ in engines)
         for id_ in engines:
@@ -89,12 +90,8 @@ class World:
     ) -> None:
         try:
             lease = self.router.route(
-                Ask("m", stream=stream),
-                "m",
-                None,
+                Wanted(Ask("m", stream=stream), "m", None, str(self.number), body_tokens=tokens),
                 self.now_s,
-                ring_key=str(self.number),
-                body_tokens=tokens,
                 exclude=tried,
                 only=only,
             )
@@ -127,7 +124,7 @@ class World:
             if self._each(PROBE_S) and engine.counters:
                 self.router.observe_load(id_, Load(generation_tokens_total=engine.tokens), self.now_s)
         if self._each(LOOK_S):
-            for id_ in self.router.stuck(self.now_s):
+            for id_ in [id_ for found in self.router.look(self.now_s) for id_ in found]:
                 self._move(id_)
 
     def _each(self, every_s: float) -> bool:

@@ -7,6 +7,7 @@ from router.core.fleet.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAIL
 from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of
 
 IDS = ["http://a", "http://b", "http://c", "http://d"]
@@ -64,13 +65,13 @@ def router_of(ids: list[str]) -> Router:
 
 def place(router: Router, now_s: float, key: str = "k") -> Lease:
     """Place a request without a known prompt that does not stream."""
-    return router.route(Ask("m"), "m", None, now_s, ring_key=key, body_tokens=1_000)
+    return router.route(Wanted(Ask("m"), "m", None, key, body_tokens=1_000), now_s)
 
 
 def fail(router: Router, id_: str, times: int, now_s: float) -> None:
     """So many requests fail there."""
     for _ in range(times):
-        lease = router.route(Ask("m"), "m", None, now_s, ring_key="k", only=id_)
+        lease = router.route(Wanted(Ask("m"), "m", None, "k"), now_s, only=id_)
         router.finish(lease, Outcome(Ending.FAILED), now_s)
 
 
@@ -81,14 +82,14 @@ def test_who_does_not_rest_gets_everything() -> None:
     for id_ in IDS[:3]:
         fail(router, id_, BREAKER_FAILURES, 0.0)
     assert {place(router, 0.1, str(n)).replica for n in range(40)} == {IDS[3]}
-    assert router.standing.panics == 0
+    assert router.fitness.panics == 0
     assert {place(router, 1.1, str(n)).replica for n in range(40)} == set(IDS)
     assert [len(router.fleet.members[id_].leases) for id_ in IDS[:3]] == [1, 1, 1]
     fail(router, IDS[3], BREAKER_FAILURES, 1.2)
     for id_ in IDS[:3]:
         fail(router, id_, 1, 1.2)
     assert {place(router, 1.3, str(n)).replica for n in range(40)} == set(IDS[:3])  # the last has a queue
-    assert router.standing.panics >= 40
+    assert router.fitness.panics >= 40
     lonely = router_of(IDS[:1])
     fail(lonely, IDS[0], BREAKER_FAILURES, 0.0)
     assert place(lonely, 0.1).replica == IDS[0]
@@ -122,6 +123,6 @@ def test_a_lying_count_does_not_shrink_a_conversation() -> None:
     text = b"x" * 8_000
     for turns, spans in ((1, ()), (2, ((8_000, 8_010),))):
         ask = Ask("m", Prompt(text + b"y" * 10 * (turns - 1), 8_000, spans))
-        lease = router.route(ask, "m", chain_of(ask, "m"), float(turns), ring_key="k")
+        lease = router.route(Wanted(ask, "m", chain_of(ask, "m"), "k"), float(turns))
         router.finish(lease, Outcome(Ending.OK, Usage(1, 1)), turns + 0.5)
     assert lease.prompt_tokens > 1_000

@@ -15,6 +15,7 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from tests.core.work import interpreted, steps
 
 IDS = ["http://a", "http://b", "http://c"]
@@ -38,7 +39,7 @@ def router_of(ids: list[str], *, slow_start_s: float = 0.0) -> Router:
 
 def place(router: Router, now_s: float, *, only: str | None = None, exclude: frozenset[str] = frozenset()) -> Lease:
     """Place a small request."""
-    return router.route(Ask("m"), "m", None, now_s, ring_key="k", body_tokens=100, only=only, exclude=exclude)
+    return router.route(Wanted(Ask("m"), "m", None, "k", body_tokens=100), now_s, only=only, exclude=exclude)
 
 
 def test_refused_requests_never_count() -> None:
@@ -101,7 +102,7 @@ def test_rests_outlast_panic() -> None:
         for _ in range(BREAKER_FAILURES):
             router.finish(place(router, 0.0, only=id_), Outcome(Ending.FAILED), 0.0)
     assert {place(router, 0.1).replica for _ in range(10)} == set(IDS[1:])
-    assert router.standing.panics >= 10
+    assert router.fitness.panics >= 10
 
 
 def test_checks_without_an_answer_are_no_outage() -> None:
@@ -115,7 +116,7 @@ def test_checks_without_an_answer_are_no_outage() -> None:
     router.observe_health(IDS[2], False, "connection refused", proof=True)
     assert router.models.resolve("m") == router.models.resolve(None) == "m"
     assert {place(router, 1.0).replica for _ in range(10)} == set(IDS[:2])
-    assert router.standing.panics == 10
+    assert router.fitness.panics == 10
     assert router.fleet.ready() == []
     for model in ("m", None):
         assert [member.id for member in router.candidates(model, None, 1.0)] == IDS[:2]
@@ -206,7 +207,7 @@ def test_whatever_happens_somebody_serves(steps: list[tuple[str, int, float]], s
         elif action == "rest":
             router.rest(id_, now_s + 3.0)
         elif action == "trip":
-            router.standing.trip(members[id_], Cause.STUCK, "said so", now_s)
+            router.fitness.trip(members[id_], Cause.STUCK, "said so", now_s)
         elif action in ("down", "silent", "up"):
             router.observe_health(id_, action == "up", proof=action == "down", silent=action == "silent")
         for member in members.values():
@@ -217,7 +218,7 @@ def test_whatever_happens_somebody_serves(steps: list[tuple[str, int, float]], s
         router.observe_health(id_, True)
         router.finish(place(router, now_s + 40.0, only=id_), Outcome(Ending.OK), now_s + 40.0)
         router.first_token(
-            lease := router.route(Ask("m", stream=True), "m", None, now_s + 40.0, ring_key="", only=id_), now_s + 40.1
+            lease := router.route(Wanted(Ask("m", stream=True), "m", None, ""), now_s + 40.0, only=id_), now_s + 40.1
         )
         router.finish(lease, Outcome(Ending.OK), now_s + 40.2)
     place(router, now_s + 60.0)
@@ -311,10 +312,10 @@ def test_who_is_still_guarded_is_not_looked_at_again_and_again() -> None:
         router = many(count, back=True)
         router.rest("http://7", 1.0 + 10.0 - 1.0)
         router.fleet.members["http://7"].back_s = 0.0
-        router.standing.slow_start_s = 10.0
-        nothing = steps(lambda: router.standing._forget(5.0))
+        router.fitness.slow_start_s = 10.0
+        nothing = steps(lambda: router.fitness._forget(5.0))
         before = len(router.fleet.guarded)
-        something = steps(lambda: router.standing._forget(10.5))
+        something = steps(lambda: router.fitness._forget(10.5))
         assert before - len(router.fleet.guarded) == 1
         return nothing, something
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.lease import Batch, Lease
+from router.core.fleet.lease import Lease, PrefillBatch
 from router.core.fleet.member import SHARE_TOKENS_MIN, Member
 
 RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
@@ -162,7 +162,7 @@ def test_what_the_engine_computed_is_a_part_of_the_batch() -> None:
         member.prefilled(each, 1.0)
     assert miss.service_ms == other.service_ms == pytest.approx(500.0)
     for each, tokens in ((miss, 9_000), (other, 1_000)):
-        fleet.learn(member, each, Outcome(Ending.OK, Usage(tokens, 5, 0)), 2.0)
+        member.learn(each, Outcome(Ending.OK, Usage(tokens, 5, 0)), 2.0)
     assert (miss.service_ms, other.service_ms) == pytest.approx((900.0, 100.0))
     assert member.prefill_model.ms(9_000, 0) == pytest.approx(900.0, rel=0.1)
 
@@ -174,9 +174,9 @@ def test_prompts_of_no_known_size_have_no_service_time() -> None:
     member, empty = fleet.members["a"], lease(0, tokens=0)
     member.open(empty, 0.0)
     member.prefilled(empty, 0.4)
-    fleet.learn(member, empty, Outcome(Ending.OK, None), 1.0)
+    member.learn(empty, Outcome(Ending.OK, None), 1.0)
     assert empty.service_ms is None
-    assert (fleet.common.shorts, fleet.common.prefill.observations) == (0, 0)
+    assert (fleet.means.common.shorts, fleet.means.common.prefill.observations) == (0, 0)
 
 
 @given(
@@ -214,7 +214,7 @@ def test_the_fastest_in_a_batch_is_not_the_fastest() -> None:
     for each in pair:
         member.prefilled(each, 0.4)
     for each in reversed(pair):
-        fleet.learn(member, each, Outcome(Ending.OK, usage), 1.0)
+        member.learn(each, Outcome(Ending.OK, usage), 1.0)
         assert member.prefill_model.ms(2_000, 0) == pytest.approx(200.0, rel=0.1)
 
 
@@ -264,14 +264,14 @@ def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
     fleet = Fleet()
     fleet.replace([Replica("a"), Replica("b")])
     slow, usage = lease(0, tokens=8_000), Usage(10_000, 5, 2_000)
-    slow.batch, slow.batch_tokens = Batch(0.0, 0.0, 8.0, 8_000), 8_000
+    slow.batch, slow.batch_tokens = PrefillBatch(0.0, 0.0, 8.0, 8_000), 8_000
     for n in range(30):
-        fleet.learn(fleet.members["a"], slow, Outcome(Ending.OK, usage), float(n))
+        fleet.members["a"].learn(slow, Outcome(Ending.OK, usage), float(n))
     own, others = fleet.members["a"].prefill_model, fleet.members["b"].prefill_model
     assert own.ms(8_000, 2_000) == pytest.approx(8_000, rel=0.1)
-    assert others == fleet.common.prefill.model
-    assert fleet.common.mean_open_ms > 0
-    assert fleet.common.mean_work_ms > 0
+    assert others == fleet.means.common.prefill.model
+    assert fleet.means.common.mean_open_ms > 0
+    assert fleet.means.common.mean_work_ms > 0
 
 
 def probed(member: Member, sent_tokens: int, seen_total: float) -> float:
@@ -329,27 +329,27 @@ def fleet_of(**models: tuple[str, ...]) -> Fleet:
 def test_who_is_held_gets_nothing_while_others_serve() -> None:
     """Not what it serves, either; and all again when it is let go. Telling it twice is no news."""
     fleet = fleet_of(a=("m",), b=("m",))
-    assert fleet.hold("b", True)
-    assert not fleet.hold("b", True)
+    assert fleet.warm_up("b", True)
+    assert not fleet.warm_up("b", True)
     assert [[m.id for m in members] for members in (fleet.ready(), fleet.usable(), fleet.serving("m"))] == [["a"]] * 3
-    assert list(fleet.held) == ["b"]
+    assert list(fleet.warming_up) == ["b"]
     assert not fleet.panics
-    assert fleet.hold("b", False)
+    assert fleet.warm_up("b", False)
     assert [m.id for m in fleet.serving("m")] == ["a", "b"]
-    assert not fleet.held
-    assert not fleet.hold("nobody", True)
+    assert not fleet.warming_up
+    assert not fleet.warm_up("nobody", True)
 
 
 def test_nobody_is_held_whose_model_nobody_else_serves() -> None:
     """Nor is it any more from the moment on that the others are gone; then again, once they are back."""
     fleet = fleet_of(a=("m",), b=("m", "lora"))
-    fleet.hold("b", True)
+    fleet.warm_up("b", True)
     assert [m.id for m in fleet.serving("lora")] == ["b"]
     fleet.observe_models(fleet.members["b"], [ServedModel("m")])
     assert [m.id for m in fleet.ready()] == ["a"]
     fleet.observe_health("a", False, proof=True)
     assert [m.id for m in fleet.serving("m")] == ["b"]
-    assert not fleet.held
+    assert not fleet.warming_up
     fleet.observe_health("a", True)
     assert [m.id for m in fleet.serving("m")] == ["a"]
 
@@ -357,6 +357,6 @@ def test_nobody_is_held_whose_model_nobody_else_serves() -> None:
 def test_not_all_are_held() -> None:
     """Where all are to be warmed, all serve."""
     fleet = fleet_of(a=("m",), b=("m",))
-    fleet.hold("a", True)
-    fleet.hold("b", True)
+    fleet.warm_up("a", True)
+    fleet.warm_up("b", True)
     assert [m.id for m in fleet.ready()] == ["a", "b"]

@@ -168,11 +168,11 @@ def test_another_engine_says_for_itself_what_it_holds() -> None:
     knowledge.grade("a", Grade.EXACT, "joined", 0.0)
     hashes, ids = list(range(10)), prompt.ids
     knowledge.apply("a", Stored(hashes, None, ids, 16, "", b"", None, "GPU", 0, True), 0.0)  # by place: as in events
-    assert knowledge.held(prompt, 0.0)["a"].tokens == 160
+    assert knowledge.stored(prompt, 0.0)["a"].tokens == 160
     renewed(world, Replica("a", "uid-1"))
-    assert knowledge.held(prompt, 0.0)["a"].tokens == 160
+    assert knowledge.stored(prompt, 0.0)["a"].tokens == 160
     renewed(world, Replica("a", "uid-2"))
-    assert knowledge.held(prompt, 0.0) == {}
+    assert knowledge.stored(prompt, 0.0) == {}
     assert not knowledge.masks.match(next(iter(prompt.keys.values())))
     assert world.router.fleet.members["a"].grade is Grade.ESTIMATED
 

@@ -83,7 +83,7 @@ class Fleets(RuleBasedStateMachine):
     @rule(id_=st.sampled_from(IDS), warming=st.booleans())
     def hold(self, id_: str, warming: bool) -> None:
         """Its cache is to be filled, or is."""
-        self.fleet.hold(id_, warming)
+        self.fleet.warm_up(id_, warming)
 
     @invariant()
     def agrees(self) -> None:
@@ -95,7 +95,7 @@ class Fleets(RuleBasedStateMachine):
             "usable": [m.id for m in fleet.usable()],
             "serving": {name: [m.id for m in fleet.serving(name)] for name in NAMES if fleet.serving(name)},
             "panics": fleet.panics,
-            "held": list(fleet.held),
+            "held": list(fleet.warming_up),
             "kinds": {names: [m.id for m in members] for names, members in fleet.roster.kinds()},
         } == naive(fleet)
         assert fleet.model_names() == {name for name in NAMES if fleet.serving(name)}
@@ -152,7 +152,7 @@ def test_who_has_learned_is_not_asked_how_slow_it_looks() -> None:
     def spent(count: int) -> int:
         fleet = served_by(count, 1)
         for member in fleet.members.values():
-            member.fit.observe(2_000, 0, 100.0, fleet.common.prefill.model, 1.0, 0.0)
+            member.fit.observe(2_000, 0, 100.0, fleet.means.common.prefill.model, 1.0, 0.0)
         assert fleet.slowness(1.0) == {}
         return steps(lambda: fleet.slowness(2.0))
 
@@ -174,9 +174,9 @@ def test_who_serves_another_model_has_its_speed_to_learn_again() -> None:
     of its speed is gone."""
     fleet = served_by(2, 1)
     for member in fleet.members.values():
-        member.fit.observe(2_000, 0, 100.0, fleet.common.prefill.model, 1.0, 0.0)
+        member.fit.observe(2_000, 0, 100.0, fleet.means.common.prefill.model, 1.0, 0.0)
     assert fleet.slowness(1.0) == {}
-    assert not fleet._unlearned
+    assert not fleet.unlearned.members
     changed = next(iter(fleet.members.values()))
     assert fleet.observe_models(changed, [ServedModel("another")])
-    assert (changed.fit.observations, list(fleet._unlearned)) == (0, [changed.id])
+    assert (changed.fit.observations, list(fleet.unlearned.members)) == (0, [changed.id])

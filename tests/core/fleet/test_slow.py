@@ -11,6 +11,7 @@ from router.core.facts.requests import Ask
 from router.core.fleet import slow as pace
 from router.core.fleet.breaker import Cause
 from router.core.fleet.lease import Timed
+from router.core.placement.wanted import Wanted
 from tests.core.fleet.simulated import Engine, World
 
 
@@ -103,7 +104,7 @@ def test_peers_are_compared_in_the_same_span(peer_s: float, queued: bool, slow: 
     for n in range(8):
         member.timed.append(Timed(100.0 + n, 1_000.0, False, 100.0))
         peer.timed.append(Timed(peer_s + n, 100.0, queued, 100.0))
-    lease = router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", only=member.id)
+    lease = router.route(Wanted(Ask("m", stream=True), "m", None, "k"), 100.0, only=member.id)
     lease.own_ms, lease.first_token_s = 1_000.0, 109.0
     assert pace.observe(router.fleet, member, lease, 1_000, 0) is slow
 
@@ -126,7 +127,7 @@ def answers(count: int, took_ms: list[float], *, expected_ms: float = 40.0) -> i
         peer.timed = Asked([Timed(100.0 + n, 40.0, False, 40.0) for n in range(8)], maxlen=8)
     for n, each_ms in enumerate(took_ms):
         member.timed.append(Timed(100.0 + n, each_ms, False, expected_ms))
-    lease = router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", only=member.id)
+    lease = router.route(Wanted(Ask("m", stream=True), "m", None, "k"), 100.0, only=member.id)
     lease.own_ms, lease.first_token_s = took_ms[-1], 109.0
     assert pace.observe(router.fleet, member, lease, 1_000, 0) is (min(took_ms) > 300)
     return asked

@@ -14,6 +14,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.stuck import Peers
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from tests.core.fleet.simulated import Engine, World
 from tests.core.work import interpreted, steps
 
@@ -238,7 +239,7 @@ def waiting(count: int, leases: int = 2) -> Router:
         router.observe_health(id_, True)
         router.observe_models(id_, [ServedModel("m"), ServedModel(f"lora{len(id_)}", parent="m")])
     for _ in range(leases * count):
-        router.route(Ask("m", stream=True), "m", None, 100.0, ring_key="k", body_tokens=100)
+        router.route(Wanted(Ask("m", stream=True), "m", None, "k", body_tokens=100), 100.0)
     return router
 
 
@@ -271,7 +272,7 @@ def test_slices_find_whom_a_whole_look_finds() -> None:
     sliced.replace([m.replica for m in sliced.fleet.members.values() if m.id not in left - set(found)])
     for each in looks:
         found += each
-    stuck = whole.stuck(105.0)
+    stuck = [id_ for found in whole.look(105.0) for id_ in found]
     assert len(stuck) == 99
     assert [id_ for id_ in stuck if id_ not in left - set(found)] == found
 

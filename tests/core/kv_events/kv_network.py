@@ -1,9 +1,9 @@
 """A wire between a model engine and the code under test, which loses, repeats, delays and reorders.
 
 `Rig` is the owner of a KvStream as engines/kv_events/subscriber.py is one: it feeds what it hears, takes the steps,
-applies batches to a Ledger. A notice of a connection's end or start comes before any batch that is heard after it, and
-after a new connection nothing of an older one is fed; replays are a connection of their own each. `Rig.check` compares
-the ledger with what the engine held when it said the batch that was applied last.
+applies batches to an EngineBlocks. A notice of a connection's end or start comes before any batch that is heard after
+it, and after a new connection nothing of an older one is fed; replays are a connection of their own each. `Rig.check`
+compares the blocks with what the engine held when it said the batch that was applied last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.core.cache.engine_blocks import Ledger
+from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.facts.placements import Grade
 from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Suspend
@@ -70,14 +70,14 @@ class Rig:
     grades: list[tuple[Grade, str]] = field(default_factory=list)
     checks_exact: int = 0
     masks: Masks = field(init=False)
-    ledger: Ledger = field(init=False)
+    ledger: EngineBlocks = field(init=False)
     stream: KvStream = field(init=False)
     hidden: bool = False
 
     def __post_init__(self) -> None:
         self.masks = Masks()
         sizes = {"blocks_max": 100_000, "aside_max": 1_000, "names_max": 100_000}
-        self.ledger = Ledger(self.masks, "r", **sizes, repeats=self.repeats)
+        self.ledger = EngineBlocks(self.masks, "r", **sizes, repeats=self.repeats)
         self.stream = KvStream(self.replays, self.limits)
 
     # What the engine and the wire do

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from router.core.cache.engine_blocks import Ledger
+from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import decode
@@ -38,7 +38,7 @@ class Index:
 
     def __init__(self) -> None:
         self.masks = Masks()
-        self.ledger = Ledger(self.masks, "r", blocks_max=BLOCKS_MAX, aside_max=1_000, names_max=BLOCKS_MAX)
+        self.ledger = EngineBlocks(self.masks, "r", blocks_max=BLOCKS_MAX, aside_max=1_000, names_max=BLOCKS_MAX)
         self.malformed = 0
 
     def apply(self, payload: bytes) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.cache.engine_blocks import Ledger
+from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import Batch, MalformedBatch, decode, slices
 from tests.core.kv_events.kv_data import EVENTS, NAMES, encoded, recording
@@ -21,9 +21,9 @@ BIG = [struct.pack(">BI", kind, 0xFFFFFFFF) for kind in (0xC6, 0xC9, 0xDB, 0xDD,
 DEEP = [b"\x91" * 2_000, b"\x81\xa1a" * 2_000, b"\xdc\x00\x01" * 2_000]
 
 
-def _small_ledger() -> tuple[Masks, Ledger]:
+def _small_ledger() -> tuple[Masks, EngineBlocks]:
     masks = Masks()
-    return masks, Ledger(masks, "r", blocks_max=LEDGER_BLOCKS, aside_max=50, names_max=100)
+    return masks, EngineBlocks(masks, "r", blocks_max=LEDGER_BLOCKS, aside_max=50, names_max=100)
 
 
 def _decoded(payload: bytes) -> Batch | None:
@@ -33,13 +33,13 @@ def _decoded(payload: bytes) -> Batch | None:
         return None
 
 
-def _apply(ledger: Ledger, batch: Batch) -> None:
+def _apply(ledger: EngineBlocks, batch: Batch) -> None:
     for event in batch.events:
         for part in slices(event, 16):
             ledger.apply(part)
 
 
-def _bounded(masks: Masks, ledger: Ledger) -> None:
+def _bounded(masks: Masks, ledger: EngineBlocks) -> None:
     assert 0 <= ledger.blocks <= LEDGER_BLOCKS
     while masks.dying:
         masks.sweep(1_000)

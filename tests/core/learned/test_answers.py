@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.learned.answers import Answer, AnswerMemory
+from router.core.learned.answers import AnswerMemory, PastAnswer
 from router.core.learned.token_ratio import BYTES_PER_TOKEN, CREDIT_TRIALS_MIN, ModelTokens
 
 
@@ -12,9 +12,9 @@ from router.core.learned.token_ratio import BYTES_PER_TOKEN, CREDIT_TRIALS_MIN, 
 @settings(deadline=None)
 def test_the_latest_answers_are_remembered(puts: list[tuple[int, int]], answers_max: int) -> None:
     """The memory is a dict of the last `answers_max` prompts answered; an answer given again is new again."""
-    memory, naive = AnswerMemory(answers_max), dict[int, Answer]()
+    memory, naive = AnswerMemory(answers_max), dict[int, PastAnswer]()
     for key, tokens in puts:
-        answer = Answer("a", 0, tokens)
+        answer = PastAnswer("a", 0, tokens)
         memory.put(key, answer)
         naive.pop(key, None)
         naive[key] = answer

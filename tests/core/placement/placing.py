@@ -14,6 +14,7 @@ from router.core.facts.requests import Ask
 from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of, ring_key
 
 MODEL = "m"
@@ -49,7 +50,8 @@ class World:
         """Route one request now."""
         chain = chain_of(ask, model or "")
         key = ring_key(ask, chain, session, b"body")
-        return self.router.route(ask, model, chain, self.now_s, ring_key=key, **how)
+        known = {name: how.pop(name) for name in ("tokens", "body_tokens", "sighting") if name in how}
+        return self.router.route(Wanted(ask, model, chain, key, **known), self.now_s, **how)
 
     def first_token(self, lease: Lease, *, after_s: float = 0.0) -> None:
         """The first token arrives."""

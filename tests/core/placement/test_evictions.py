@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.estimate import Holder
 from router.core.learned.reuse import BUCKETS, bucket
-from router.core.placement.evictions import AGAIN_MAX, RENEWED_MAX, SUMS_S, TOUCHES_MAX, Displaced
+from router.core.placement.evictions import AGAIN_MAX, RENEWED_MAX, SUMS_S, TOUCHES_MAX, Evictions
 
 EVEN = [0.5] * BUCKETS
 
@@ -35,7 +35,7 @@ def test_what_goes_is_counted_block_by_block(uses: list[tuple[int, float]], odds
         asked += goes * chance
         turns += sum(goes * chance**n for n in range(2, 1_000))
         left -= goes
-    sums = Displaced().sums("a", 1, holder(*uses), odds, now_s)
+    sums = Evictions().sums("a", 1, holder(*uses), odds, now_s)
     assert sums is not None
     gone = blocks - left
     assert sums.of(blocks) == pytest.approx((asked / gone, turns / gone))
@@ -46,12 +46,12 @@ def test_where_nothing_can_go_there_is_no_sum() -> None:
     pinned = holder((3, 1.0))
     pinned.pins[7] = (0, [0, 1, 2], [])
     for each in (holder(), pinned):
-        assert Displaced().sums("a", 1, each, EVEN, 2.0) is None
+        assert Evictions().sums("a", 1, each, EVEN, 2.0) is None
 
 
 def test_sums_are_made_once_a_second_and_for_one_cache() -> None:
     """In between they are looked up; a replica that has lost its cache, or left, is looked at anew."""
-    displaced, kept = Displaced(), holder((3, 1.0))
+    displaced, kept = Evictions(), holder((3, 1.0))
     first = displaced.sums("a", 1, kept, EVEN, 2.0)
     assert displaced.sums("a", 1, kept, EVEN, 2.0 + SUMS_S / 2) is first
     assert displaced.sums("a", 1, kept, EVEN, 2.0 + SUMS_S) is not first
@@ -64,7 +64,7 @@ def test_sums_are_made_once_a_second_and_for_one_cache() -> None:
 def test_one_request_adds_up_a_few_only() -> None:
     """Before hundreds of full replicas nobody waits until all are added up: the oldest use stands for those that were
     not yet, and each has its turn, however rare requests are. Of each only so much is read."""
-    displaced, full = Displaced(), holder(*((1, 1.0) for _ in range(2 * TOUCHES_MAX)))
+    displaced, full = Evictions(), holder(*((1, 1.0) for _ in range(2 * TOUCHES_MAX)))
     ids = [f"replica-{n}" for n in range(3 * RENEWED_MAX)]
     first = {id_: displaced.sums(id_, 1, full, EVEN, 2.0) for id_ in ids}
     read = [len(sums.blocks) for sums in first.values() if sums is not None]

@@ -8,8 +8,8 @@ import pytest
 
 from router.core.facts.placements import Usage
 from router.core.facts.replicas import Load
-from router.core.fleet.fleet import GUESS_LEAST, GUESS_RIGHT
 from router.core.fleet.lease import Lease
+from router.core.learned.means import GUESS_LEAST, GUESS_RIGHT
 from router.core.placement.policies.warm import ELSEWHERE_MIN
 from router.core.placement.ring import Ring
 from tests.core.placement.placing import World, chat

@@ -166,10 +166,14 @@ def test_a_lease_is_learned_from_once() -> None:
     world = World("a")
     lease = world.serve(chat(LONG), output_tokens=4_000)
     fleet = world.router.fleet
-    learned = world.router.models.tokens(MODEL).bytes_per_token, fleet.common.mean_open_ms, fleet.common.prefill.model
+    learned = (
+        world.router.models.tokens(MODEL).bytes_per_token,
+        fleet.means.common.mean_open_ms,
+        fleet.means.common.prefill.model,
+    )
     world.now_s += 100.0
     world.finish(lease, usage=Usage(1_000_000, 1))
-    speeds = fleet.common
+    speeds = fleet.means.common
     assert learned == (world.router.models.tokens(MODEL).bytes_per_token, speeds.mean_open_ms, speeds.prefill.model)
     assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens > 3_000
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.facts.replicas import Replica, ServedModel
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of, ring_key
 from router.core.prompts.identity import Names
 from tests.core.placement.placing import MODEL, World, chat, words
@@ -38,7 +39,7 @@ def test_names_of_one_model_share_a_cache() -> None:
     for ask, name in zip(asks, "ab", strict=True):
         chain = chain_of(ask, known_as(name))
         key = ring_key(ask, chain, None, b"")
-        lease = world.router.route(ask, name, chain, world.now_s, ring_key=key)
+        lease = world.router.route(Wanted(ask, name, chain, key), world.now_s)
         world.first_token(lease, after_s=1.0)
         world.finish(lease)
         placed.append((lease.replica, key))

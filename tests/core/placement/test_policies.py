@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Candidate, Choice, Grade, Question
+from router.core.facts.placements import Candidate, Choice, Grade, Market
 from router.core.placement.policies import POLICIES, Policy
 from router.core.placement.policies.warm import Warm, Weights, price
 from router.core.placement.ring import Ring
@@ -34,18 +34,18 @@ def candidate(id_: str, **fields: float) -> Candidate:
     return replace(plain, **fields)
 
 
-def question(
+def market(
     key: str = "k",
     tie_ms: float = 150.0,
     backlog: float = 0.0,
     home: str = "",
     elsewhere: float = 0.0,
-) -> Question:
+) -> Market:
     """Learned at 10,000 tokens/s: the band is the time of 1,500 tokens, the unit that of 16,000."""
-    return Question(key, tie_ms, 1_620.0, backlog, backlog, home=home, elsewhere=elsewhere)
+    return Market(key, tie_ms, 1_620.0, backlog, backlog, home=home, elsewhere=elsewhere)
 
 
-def chosen(asked: Question, candidates: Sequence[Candidate], policy: Policy | None = None) -> Choice:
+def chosen(asked: Market, candidates: Sequence[Candidate], policy: Policy | None = None) -> Choice:
     """The choice of a policy, `warm` unless told otherwise, where these are all replicas."""
     in_flight = sum(c.in_flight for c in candidates)
     blocks = sum(c.footprint_blocks for c in candidates)
@@ -53,7 +53,7 @@ def chosen(asked: Question, candidates: Sequence[Candidate], policy: Policy | No
     return (policy or Warm()).choose(whole, candidates)
 
 
-def price_of(c: Candidate, asked: Question) -> float:
+def price_of(c: Candidate, asked: Market) -> float:
     """As `warm` has it."""
     return price(c, Weights.of(asked))
 
@@ -77,7 +77,7 @@ FLEETS = st.lists(
     unique_by=lambda c: c.id,
 )
 QUESTIONS = st.builds(
-    question,
+    market,
     st.integers(0, 99).map(str),
     st.floats(0, 500),
     st.floats(0, 20),
@@ -90,7 +90,7 @@ QUESTIONS = st.builds(
 @given(fleets=st.lists(st.tuples(QUESTIONS, FLEETS), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=30)
 def test_a_policy_chooses_a_candidate_and_can_be_repeated(
-    name: str, fleets: list[tuple[Question, list[Candidate]]]
+    name: str, fleets: list[tuple[Market, list[Candidate]]]
 ) -> None:
     """Whatever comes, the choice is one of the candidates, and a second run of the same questions is the same."""
     first, second = POLICIES[name](), POLICIES[name]()
@@ -112,7 +112,7 @@ def test_a_policy_is_known_by_its_name(name: str) -> None:
 def test_one_candidate_is_taken(name: str) -> None:
     """However bad it is."""
     bad = candidate(IDS[3], pending_ms=1e9, in_flight=999)
-    assert chosen(question(), [bad], POLICIES[name]()).id == IDS[3]
+    assert chosen(market(), [bad], POLICIES[name]()).id == IDS[3]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -121,7 +121,7 @@ def test_equal_replicas_share_the_work(name: str) -> None:
     policy, in_flight = POLICIES[name](), Counter(dict.fromkeys(IDS, 0))
     for n in range(600):
         candidates = [candidate(id_, in_flight=in_flight[id_], pending_ms=100.0 * in_flight[id_]) for id_ in IDS]
-        in_flight[chosen(question(f"session-{n}"), candidates, policy).id] += 1
+        in_flight[chosen(market(f"session-{n}"), candidates, policy).id] += 1
     assert max(in_flight.values()) <= 160
 
 
@@ -131,7 +131,7 @@ def test_replicas_may_come_and_go(name: str) -> None:
     policy = POLICIES[name]()
     for start in range(30):
         ids = [IDS[(start + n) % len(IDS)] for n in range(1 + start % 4)]
-        assert chosen(question(str(start)), [candidate(id_) for id_ in ids], policy).id in ids
+        assert chosen(market(str(start)), [candidate(id_) for id_ in ids], policy).id in ids
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if POLICIES[name]().cache_aware])
@@ -139,12 +139,12 @@ def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
     """Where nothing waits, the replica that saves seconds is chosen."""
     candidates = [candidate(id_, uncached_ms=3_000.0) for id_ in IDS]
     candidates[4] = candidate(IDS[4], cached_tokens=30_000, uncached_tokens=500, uncached_ms=50.0)
-    assert chosen(question(), candidates, POLICIES[name]()).id == IDS[4]
+    assert chosen(market(), candidates, POLICIES[name]()).id == IDS[4]
 
 
 @given(asked=QUESTIONS, candidates=FLEETS)
 @settings(deadline=None)
-def test_warm_never_leaves_the_tie_band(asked: Question, candidates: list[Candidate]) -> None:
+def test_warm_never_leaves_the_tie_band(asked: Market, candidates: list[Candidate]) -> None:
     """Neither the ring nor a home nor a footprint overrides a price outside the band; alone in it is no tie. What may
     be held is worth its chance of what it would save."""
     choice = chosen(asked, candidates)
@@ -165,7 +165,7 @@ def test_warm_never_leaves_the_tie_band(asked: Question, candidates: list[Candid
 @settings(deadline=None)
 def test_warm_likes_nobody_for_being_dearer(candidates: list[Candidate], more: float, field: str) -> None:
     """With no band, a replica that was not chosen is not chosen for getting dearer."""
-    asked = question(tie_ms=0.0)
+    asked = market(tie_ms=0.0)
     best = chosen(asked, candidates).id
     for n, other in enumerate(candidates):
         if other.id != best:
@@ -178,7 +178,7 @@ def test_warm_counts_a_queue_against_a_hit() -> None:
     cold = candidate(IDS[0], uncached_ms=2_100.0)
     for pending_ms, expected in [(1_000.0, IDS[1]), (3_000.0, IDS[0])]:
         holder = candidate(IDS[1], cached_tokens=20_000, uncached_ms=100.0, pending_ms=pending_ms)
-        assert chosen(question(), [cold, holder]).id == expected
+        assert chosen(market(), [cold, holder]).id == expected
 
 
 def test_work_weighs_more_where_others_wait_behind_it() -> None:
@@ -186,10 +186,10 @@ def test_work_weighs_more_where_others_wait_behind_it() -> None:
     there is nobody to delay, so that hot prefixes spread."""
     holder = candidate(IDS[1], cached_tokens=20_000, uncached_ms=100.0, pending_ms=4_000.0)
     busy = candidate(IDS[0], uncached_ms=2_000.0, pending_ms=1_620.0)
-    assert chosen(question(backlog=0.0), [busy, holder]).id == IDS[0]
-    assert chosen(question(backlog=1.0), [busy, holder]).id == IDS[1]
+    assert chosen(market(backlog=0.0), [busy, holder]).id == IDS[0]
+    assert chosen(market(backlog=1.0), [busy, holder]).id == IDS[1]
     for backlog in (0.0, 1.0, 100.0):
-        assert chosen(question(backlog=backlog), [replace(busy, pending_ms=0.0), holder]).id == IDS[0]
+        assert chosen(market(backlog=backlog), [replace(busy, pending_ms=0.0), holder]).id == IDS[0]
 
 
 def test_a_crowd_is_dearer_than_a_copy_where_nobody_waits() -> None:
@@ -197,21 +197,21 @@ def test_a_crowd_is_dearer_than_a_copy_where_nobody_waits() -> None:
     queues are long, it is not."""
     crowd = candidate(IDS[1], cached_tokens=20_000, uncached_ms=50.0, decode_ms=20_000.0, slowed_ms=9_000.0)
     calm = candidate(IDS[0], uncached_ms=2_000.0, decode_ms=12_000.0, slowed_ms=1_000.0)
-    assert chosen(question(backlog=0.0), [calm, crowd]).id == IDS[0]
-    assert chosen(question(backlog=2.0), [calm, crowd]).id == IDS[1]
+    assert chosen(market(backlog=0.0), [calm, crowd]).id == IDS[0]
+    assert chosen(market(backlog=2.0), [calm, crowd]).id == IDS[1]
 
 
 def test_a_prefill_is_dearer_where_it_interrupts_many() -> None:
     """Of two idle queues a cold prompt takes the one beside which fewer answers stall."""
     busy = candidate(IDS[0], uncached_ms=900.0, stalled_ms=20 * 900.0)
     free = candidate(IDS[1], uncached_ms=900.0)
-    assert {chosen(question(f"session-{n}"), [busy, free]).id for n in range(20)} == {IDS[1]}
+    assert {chosen(market(f"session-{n}"), [busy, free]).id for n in range(20)} == {IDS[1]}
 
 
 def test_eviction_has_a_price() -> None:
     """A new prompt goes where it pushes nothing out that will be asked for again."""
     full, roomy = candidate(IDS[0], evicted_ms=400.0), candidate(IDS[1])
-    assert chosen(question(), [full, roomy]).id == IDS[1]
+    assert chosen(market(), [full, roomy]).id == IDS[1]
 
 
 def test_what_eviction_evicts_in_turn_counts_less_the_longer_the_queues() -> None:
@@ -219,9 +219,9 @@ def test_what_eviction_evicts_in_turn_counts_less_the_longer_the_queues() -> Non
     wait, so that nobody is kept waiting there alone, it counts for little."""
     alive = candidate(IDS[0], uncached_ms=500.0, evicted_ms=400.0, evicted_again_ms=3_000.0)
     lost = candidate(IDS[1], uncached_ms=500.0, evicted_ms=300.0, pending_ms=2_000.0)
-    assert chosen(question(), [alive, lost]).id == IDS[1]
-    assert price_of(alive, question(backlog=2.0)) == pytest.approx(500.0 + 400.0 + 3_000.0 / 9)
-    assert chosen(question(backlog=2.0), [alive, lost]).id == IDS[0]
+    assert chosen(market(), [alive, lost]).id == IDS[1]
+    assert price_of(alive, market(backlog=2.0)) == pytest.approx(500.0 + 400.0 + 3_000.0 / 9)
+    assert chosen(market(backlog=2.0), [alive, lost]).id == IDS[0]
 
 
 def test_what_would_thrash_is_held_back_while_the_fleet_is_busy() -> None:
@@ -231,20 +231,20 @@ def test_what_would_thrash_is_held_back_while_the_fleet_is_busy() -> None:
     miss = {"cached_tokens": 1_000, "uncached_tokens": 9_000, "uncached_ms": 900.0}
     thrashing = candidate(IDS[0], **miss, evicted_ms=800.0, evicted_again_ms=3_200.0)
     for backlog, hold in ((9.0, True), (3.0, True), (2.99, False), (1.0, False), (0.0, False)):
-        assert chosen(question(backlog=backlog), [thrashing]).hold is hold
-    few_wait = replace(question(backlog=9.0), median_backlog=0.9)
-    assert not chosen(few_wait, [thrashing]).hold
+        assert chosen(market(backlog=backlog), [thrashing]).hold_back is hold
+    few_wait = replace(market(backlog=9.0), median_backlog=0.9)
+    assert not chosen(few_wait, [thrashing]).hold_back
     for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_again_ms": 900.0}):
-        assert not chosen(question(backlog=3.0), [replace(thrashing, **change)]).hold
+        assert not chosen(market(backlog=3.0), [replace(thrashing, **change)]).hold_back
     elsewhere = candidate(IDS[1], **miss)
-    assert chosen(question(backlog=3.0), [thrashing, elsewhere]) == Choice(IDS[1])
+    assert chosen(market(backlog=3.0), [thrashing, elsewhere]) == Choice(IDS[1])
 
 
 def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
     """What another router may have sent is looked for at one place, whoever has less to do; what events tell exactly
     is no guess, and neither is what somebody holds."""
     for n in range(20):
-        asked = question(f"session-{n}", elsewhere=0.9)
+        asked = market(f"session-{n}", elsewhere=0.9)
         place = Ring().walk(asked.ring_key, dict.fromkeys(IDS))[0]
         others = [candidate(id_, uncached_ms=2_000.0) for id_ in IDS if id_ != place]
         busy = candidate(place, uncached_ms=2_000.0, pending_ms=1_000.0, in_flight=9)
@@ -261,7 +261,7 @@ def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
 def test_a_guess_is_worth_a_longer_queue() -> None:
     """Whoever looks for a conversation at its place on the ring the next time has it there, so as much again may be
     waited for as it saves now; beyond that it goes elsewhere."""
-    asked = question("session", elsewhere=0.9)
+    asked = market("session", elsewhere=0.9)
     place = Ring().walk(asked.ring_key, dict.fromkeys(IDS))[0]
     others = [candidate(id_, uncached_ms=2_000.0) for id_ in IDS if id_ != place]
     for pending_ms, goes in ((3_500.0, True), (4_500.0, False)):
@@ -271,7 +271,7 @@ def test_a_guess_is_worth_a_longer_queue() -> None:
 
 def test_waits_for_room_and_for_prefill_are_one() -> None:
     """Both go by at the same time."""
-    asked = question(backlog=2.0)
+    asked = market(backlog=2.0)
     prices = [
         price_of(candidate(IDS[0], pending_ms=pending_ms, kv_wait_ms=kv_wait_ms), asked)
         for pending_ms, kv_wait_ms in ((900.0, 0.0), (0.0, 900.0), (900.0, 900.0), (900.0, 300.0))
@@ -281,7 +281,7 @@ def test_waits_for_room_and_for_prefill_are_one() -> None:
 
 def test_a_short_conversation_stays_at_home_while_home_has_room() -> None:
     """In the band, whoever holds most of the prompt keeps it; over the load bound it does not."""
-    asked = [question(f"session-{n}") for n in range(20)]
+    asked = [market(f"session-{n}") for n in range(20)]
     home = candidate(IDS[2], cached_tokens=600, uncached_tokens=100, uncached_ms=30.0)
     others = [candidate(id_, uncached_tokens=700) for id_ in IDS[:2]]
     assert {chosen(q, [*others, home]).id for q in asked} == {IDS[2]}
@@ -298,16 +298,16 @@ def test_of_equal_holders_one_can_begin_first(field: str) -> None:
         holders = [replace(hot, id=id_, **{field: 10.0 * (1 + (n + i) % 6)}) for i, id_ in enumerate(IDS)]
         soonest = IDS[-n % 6]
         busier = [replace(c, in_flight=23) if c.id == soonest else c for c in holders]
-        assert chosen(question(f"session-{n}"), busier) == Choice(soonest, tied=True)
+        assert chosen(market(f"session-{n}"), busier) == Choice(soonest, tied=True)
         crowded = [replace(c, in_flight=40) if c.id == soonest else c for c in holders]
-        assert chosen(question(f"session-{n}"), crowded).id == IDS[(1 - n) % 6]
+        assert chosen(market(f"session-{n}"), crowded).id == IDS[(1 - n) % 6]
         alike = [replace(c, in_flight=19) if c.id == IDS[3] else c for c in (replace(hot, id=id_) for id_ in IDS)]
-        assert chosen(question(f"session-{n}"), alike).id == IDS[3]
+        assert chosen(market(f"session-{n}"), alike).id == IDS[3]
 
 
 def test_a_conversation_goes_home_in_the_band_only() -> None:
     """Whoever gave the last answer keeps the conversation, also when it holds little, while the price allows it."""
-    questions = [question(f"session-{n}", home=IDS[1]) for n in range(20)]
+    questions = [market(f"session-{n}", home=IDS[1]) for n in range(20)]
     home, others = candidate(IDS[1], in_flight=1), [candidate(IDS[0]), candidate(IDS[2], cached_tokens=600)]
     assert {chosen(asked, [*others, home]).id for asked in questions} == {IDS[1]}
     for elsewhere in (replace(home, pending_ms=400.0), replace(home, in_flight=20)):
@@ -322,14 +322,14 @@ def test_memory_is_future_load() -> None:
     """Among equal prices newcomers go to replicas that hold less; a difference of a conversation is none."""
     for footprint, expected in [(5_000, {IDS[1]}), (40, {IDS[0], IDS[1]})]:
         candidates = [candidate(IDS[0], footprint_blocks=footprint), candidate(IDS[1])]
-        assert {chosen(question(f"session-{n}"), candidates).id for n in range(50)} == expected
+        assert {chosen(market(f"session-{n}"), candidates).id for n in range(50)} == expected
 
 
 def test_a_shared_system_prompt_does_not_pull_newcomers_together() -> None:
     """A replica that holds less than half of a short prompt is no home: the ring spreads conversations."""
     holder = candidate(IDS[0], cached_tokens=300, uncached_tokens=700, uncached_ms=70.0)
     candidates = [holder, *(candidate(id_) for id_ in IDS[1:])]
-    counts = Counter(chosen(question(f"session-{n}"), candidates).id for n in range(200))
+    counts = Counter(chosen(market(f"session-{n}"), candidates).id for n in range(200))
     assert len(counts) == len(IDS)
     assert counts[IDS[0]] < 100
 
@@ -339,5 +339,5 @@ def test_in_the_band_the_load_bound_holds() -> None:
     the others hold."""
     band = [candidate(IDS[0], in_flight=50), candidate(IDS[1], footprint_blocks=900)]
     outside = candidate(IDS[2], pending_ms=1e6)
-    best = {chosen(question(f"session-{n}"), [*band, outside]).id for n in range(50)}
+    best = {chosen(market(f"session-{n}"), [*band, outside]).id for n in range(50)}
     assert best == {IDS[1]}

@@ -164,7 +164,7 @@ def test_a_hot_prefix_replicates(tokens: int) -> None:
     counts = [sum(lease.replica == id_ for lease in leases) for id_ in "abcd"]
     assert min(counts) > 8
     pending_ms = [pending for _, _, pending in world.in_use()]
-    prefix_ms = world.router.fleet.common.prefill.model.ms(tokens, 0)
+    prefix_ms = world.router.fleet.means.common.prefill.model.ms(tokens, 0)
     assert max(pending_ms) - min(pending_ms) < 2 * prefix_ms
 
 

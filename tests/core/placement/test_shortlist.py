@@ -76,11 +76,11 @@ def test_a_decision_looks_closely_at_a_bounded_number() -> None:
             """See policies.base.Near."""
             return sorted(ids)
 
-        def choose(self, question: routing.Question, candidates: list[routing.Candidate]) -> routing.Choice:
+        def choose(self, market: routing.Market, candidates: list[routing.Candidate]) -> routing.Choice:
             """See Policy."""
             seen.append(len(candidates))
-            assert question.replicas == 200
-            return choose(question, candidates)
+            assert market.replicas == 200
+            return choose(market, candidates)
 
     counting = Counting()
     world.router.policy, world.router._near = counting, counting.near

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.placements import Candidate, Reason
 from router.core.facts.replicas import Replica
-from router.core.placement.spill import Cause, spill
+from router.core.placement.spill import SpillCause, spill
 from tests.core.placement.placing import World, chat, words
 
 LONG = words(1, 8_000)
@@ -24,16 +24,16 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({"pending_ms": 900.0, "evicted_ms": 100.0}, Cause.QUEUE),
-        ({"kv_wait_ms": 900.0, "pending_ms": 100.0}, Cause.KV_SPACE),
-        ({"evicted_ms": 900.0, "pending_ms": 100.0}, Cause.EVICTION),
-        ({"evicted_ms": 90.0, "evicted_again_ms": 900.0, "pending_ms": 100.0}, Cause.EVICTION),
-        ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, Cause.SPEED),
-        ({"pending_ms": 100.0, "price_ms": 9_000.0}, Cause.CROWD),
-        ({}, Cause.POLICY),
+        ({"pending_ms": 900.0, "evicted_ms": 100.0}, SpillCause.QUEUE),
+        ({"kv_wait_ms": 900.0, "pending_ms": 100.0}, SpillCause.KV_SPACE),
+        ({"evicted_ms": 900.0, "pending_ms": 100.0}, SpillCause.EVICTION),
+        ({"evicted_ms": 90.0, "evicted_again_ms": 900.0, "pending_ms": 100.0}, SpillCause.EVICTION),
+        ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, SpillCause.SPEED),
+        ({"pending_ms": 100.0, "price_ms": 9_000.0}, SpillCause.CROWD),
+        ({}, SpillCause.POLICY),
     ],
 )
-def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float], cause: Cause) -> None:
+def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float], cause: SpillCause) -> None:
     """Of a holder that is dearer the term says why that sets it back most; if none does, the policy had its reasons."""
     chosen, holder = candidate("a", 100, price_ms=900.0), candidate("b", 700, **fields)
     told = spill(chosen, [chosen, holder], Reason.SPILL, elsewhere={})
@@ -41,8 +41,11 @@ def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float],
     assert (told.cause, told.tokens) == (cause, 600)
 
 
-@pytest.mark.parametrize(("how", "cause"), [("exclude", Cause.RETRY), ("full", Cause.FULL), ("", Cause.UNFIT)])
-def test_who_was_not_asked(how: str, cause: Cause) -> None:
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("exclude", SpillCause.RETRY), ("full", SpillCause.FULL), ("", SpillCause.UNFIT)],
+)
+def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
     """A holder of more that was no candidate says why it was none."""
     chosen = candidate("a", 100)
     told = spill(chosen, [chosen], Reason.ONLY, elsewhere={"b": 400, "c": 50}, **({how: {"b"}} if how else {}))
@@ -55,7 +58,7 @@ def test_of_equal_holders_the_one_that_owes_least_counts() -> None:
     chosen, busy, dear = candidate("a", 0), candidate("b", 500, pending_ms=9e3), candidate("c", 500, evicted_ms=600.0)
     told = spill(chosen, [busy, chosen, dear], Reason.SPILL, elsewhere={})
     assert told is not None
-    assert told.cause is Cause.EVICTION
+    assert told.cause is SpillCause.EVICTION
 
 
 @given(

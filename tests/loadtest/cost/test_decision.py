@@ -67,7 +67,7 @@ def test_an_evicting_stream_keeps_to_its_pool() -> None:
     most = 0
     for payload in payloads:
         follow(known, "it", payload, 0.0)
-        ledger = known.ledger("it")
+        ledger = known.engine_blocks("it")
         assert ledger is not None
         assert not ledger.unknown_removals
         most = max(most, ledger.blocks)
@@ -91,7 +91,7 @@ async def test_a_decision_finds_what_engines_said(folder: Path) -> None:
             assert set(STAGES) >= set(extended.stages_s)
         assert all(value > 0 for value in extended.stages_s.values())
         assert len(world.replicas) == REPLICAS
-        assert world.router.knowledge.standing(world.replicas[0])[0] is Grade.EXACT
+        assert world.router.knowledge.grade_of(world.replicas[0])[0] is Grade.EXACT
     finally:
         world.close()
 

@@ -18,7 +18,7 @@ from loadtest.simulate.world.placer import Rule, Sight
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
 from loadtest.simulate.world.world import World
-from router.core.facts.placements import Candidate, Grade, Question
+from router.core.facts.placements import Candidate, Grade, Market
 from router.core.placement.policies import Policy
 from router.core.placement.router import Router
 
@@ -56,8 +56,8 @@ class Asked:
         """The next choice, shown as the placer would show it."""
         if isinstance(self.policy, Rule):
             self.policy.see(Sight(self._router, turn, now_s))
-        question = Question(format(turn.first_user_key, "x"), 0.0, 1.0, 0.0)
-        return NAMES.index(self.policy.choose(question, candidates(loads, cached)).id)
+        market = Market(format(turn.first_user_key, "x"), 0.0, 1.0, 0.0)
+        return NAMES.index(self.policy.choose(market, candidates(loads, cached)).id)
 
 
 def sglang() -> Asked:

@@ -27,12 +27,12 @@ from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
 from loadtest.simulate.world.world import World
-from router.core.facts.placements import Candidate, Question
+from router.core.facts.placements import Candidate, Market
 from router.core.facts.replicas import Load
 from router.core.placement.policies import Policy
 
 BLOCK = 128  # tokens of a block of the router's
-QUESTION = Question("key", 0.0, 1.0, 0.0)
+MARKET = Market("key", 0.0, 1.0, 0.0)
 NAMES = ("a", "b", "c")
 
 
@@ -63,7 +63,7 @@ def placer_of(rule: Policy, loads: dict[str, Load] | None = None) -> Placer:
 def choose(rule: Booked, turn: Turn, *candidates: Candidate, placer: Placer | None = None, now_s: float = 0.0) -> str:
     """What the rule says, without a booking."""
     rule.see(Sight((placer or placer_of(rule)).router, turn, now_s))
-    return rule.choose(QUESTION, candidates).id
+    return rule.choose(MARKET, candidates).id
 
 
 def book(rule: Booked, turn: Turn, name: str, uncached: int, now_s: float = 0.0, cached: int = 0) -> None:

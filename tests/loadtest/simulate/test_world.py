@@ -183,7 +183,7 @@ def wrong(world: World, router: int) -> int:
     knowledge, count = world.placers[router].router.knowledge, 0
     for (turn,) in world.workload.sessions:
         keys = turn.engine_keys.tolist()
-        said = knowledge.held(world._tokens(turn), world.now_s)
+        said = knowledge.stored(world._tokens(turn), world.now_s)
         for name, replica in world.replicas.items():
             held = said.get(name) or knowledge.empty(name)
             assert held is not None

@@ -25,7 +25,7 @@ from loadtest.simulate.world.placer import Sight
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.shared_cache import known_depth
 from loadtest.simulate.world.turns import Turn, Workload
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 from router.core.placement.policies import Policy
 
 
@@ -79,7 +79,7 @@ class Clairvoyant(Shown):
         super().see(sight)
         self._future.begin(sight.turn)
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The least price; of several the fewest requests, of those the first."""
         prices = {c.id: (self._price_s(c.id), c.in_flight) for c in candidates}
         return Choice(min(prices, key=prices.__getitem__))

@@ -18,7 +18,7 @@ from loadtest.simulate.world.placer import Sight
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.shared_cache import known_depth
 from loadtest.simulate.world.turns import Turn, Workload
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 from router.core.placement.policies import Policy
 
 
@@ -50,7 +50,7 @@ class SharedCache(Shown):
         cached = known_depth(turn.engine_keys[: (turn.prompt_tokens - 1) // size], self._asked) * size
         self._own = work(turn.prompt_tokens - cached, cached)
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The first token comes first; of several, the fewest requests."""
         first = min(
             candidates, key=lambda c: (self._truth.first_token_s(c.id, self._own, self.sight.now_s), c.in_flight, c.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 
 @dataclass(slots=True)
@@ -15,6 +15,6 @@ class LeastLoaded:
     name: str = "least_loaded"
     cache_aware: bool = False
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The one with the fewest open leases."""
         return Choice(min(candidates, key=lambda c: (c.in_flight, c.pending_ms)).id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 
 @dataclass(slots=True)
@@ -15,6 +15,6 @@ class LongestMatch:
     name: str = "longest_match"
     cache_aware: bool = True
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """The longest held prefix."""
         return Choice(max(candidates, key=lambda c: (c.cached_tokens, -c.in_flight)).id)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from router.core.facts.placements import Candidate, Choice, Question
+from router.core.facts.placements import Candidate, Choice, Market
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class TwoChoices:
     name: str = "two_choices"
     cache_aware: bool = False
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Fewer open leases of two; of one candidate, that one."""
         drawn = self.rng.sample(candidates, min(2, len(candidates)))
         return Choice(min(drawn, key=lambda c: c.in_flight).id)

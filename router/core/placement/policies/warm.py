@@ -1,48 +1,50 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
-    price(q, r) = wait(r) + (1 + load(r)) x uncached(q, r) + evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
-                  + decoding(q, r) / (1 + CROWD x median_ms / tie_ms),  decoding = decode + slowed + stalled
+    price(q, r) = wait(r)
+                  + (1 + load(r)) x uncached(q, r)
+                  + evicted(q, r)
+                  + evicted_again(q, r) / (1 + backlog)^2
+                  + (decode(q, r) + slowed(q, r) + stalled(q, r)) / (1 + CROWD x median_ms / tie_ms)
 
-All terms are milliseconds that somebody waits; each is a field of Candidate (core/placement/candidates.py has what it
-is made of).
+All terms are milliseconds that somebody waits. Each is a field of Candidate, which core/placement/candidates.py fills.
 
-`wait` is until its prefill begins: for those before it, and for room in the KV pool, which come about at the same time,
-so the longer of the two counts. `uncached` is the prefill of what is not held there: a request goes to its cache unless
-waiting there costs more than computing it again. `load`, the wait in units of 16,000 tokens and at most the fleet's
-mean, is the externality: work done twice delays those behind it, and an idle replica has nobody to delay.
+`wait` is the time until the prompt's prefill begins: until the prefills before it are done and the KV pool has room.
+Both come about at the same time, so the longer of the two counts. `uncached` is the prefill of what the replica does
+not hold: a request goes to its cache unless waiting there costs more than computing it again. `load`, the wait in units
+of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the requests behind it, and an
+idle replica has nobody to delay.
 
-`evicted` is work for later: what the placement pushes out, times the chance that it is asked for again. What is asked
-for again evicts in its turn, and so on (core/placement/evictions.py). So where more conversations go on than fit, those
-that do not fit meet on a few replicas, whose caches are lost anyway, and the others keep theirs. That is for the good
-of most and to the cost of some, who wait there: the longer the queues, the less it counts, both for how long they wait
-and for how many do, until all share what there is.
+`evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
+they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
+those that do not fit meet on a few replicas, whose caches are lost anyway, and the others keep theirs. That is good for
+most conversations and bad for some, which wait there: the longer the queues, the less `evicted_again` counts, both for
+how long they wait and for how many wait, until all share the room that there is.
 
-`decode` is what the answer itself takes there after its first token, `slowed` by how much its steps slow those who
-decode there, and `stalled` by how much its prefill interrupts them. A hot prefix spreads by these terms, because a copy
-is cheaper than a crowd. They weigh as much as a millisecond before the first token where nobody waits for prefill.
-Where somebody does, prefill is what the fleet lacks: work done twice delays all who come, while a crowd disperses with
-the next few placements. So their weight falls with the median wait, to a fifth where that reaches the tie band; a few
-replicas with a prompt of minutes say nothing of the others.
+`decode` is the time that the answer itself takes there after its first token, `slowed` the delay that its steps cause
+the answers that decode there, and `stalled` the delay that its prefill causes them. A hot prefix spreads by these
+terms, because a copy is cheaper than a crowd. They weigh as much as a millisecond before the first token where no
+prefill waits. Where prefill waits, the fleet is short of prefill: work done twice delays all who come, while a crowd
+disperses with the next few placements. So the weight of decoding falls with the median wait, to a fifth where that
+reaches the tie band; a few replicas with a prompt of minutes say nothing of the others.
 
-Where the fleet is busy (each replica has BUSY_UNITS of prefill before it, on the mean, and half of them have one), and
-even the cheapest place would make others repeat more than HELD_WORTH times the work that a prompt is itself, the prompt
-is held back (holding.py).
+Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one unit at the median), and even the
+cheapest placement would make others repeat more than HELD_WORTH times the prompt's own work, the prompt is held back
+(core/admission/holding.py).
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
-that gave its last answer, or else with one that holds at least half of the prompt and more than any other, while
-that is under the load bound; of several that hold as much, the one that can begin first. Otherwise the consistent-hash
-ring decides, with bounded load, where load is open leases and also what a replica holds: conversations will be back,
-so memory is future load. Several routers then agree without talking, a shared system prompt does not pull every
-newcomer to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of this
-ever overrides a price outside the band.
+that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any other,
+while that replica is under the load bound; of several that hold as much, to the one that can begin first. Otherwise the
+consistent-hash ring decides, with bounded load, where load is open leases and also what a replica holds: conversations
+will be back, so memory is future load. Several routers then agree without talking, a shared system prompt does not pull
+every newcomer to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of
+this ever overrides a price outside the band.
 
-Where replicas do more than this router asks of them, another one sends there too, and a prompt that nobody is known
-to hold may be one of its conversations. All routers would look for it at its place on the ring, so there it is
+Where replicas do more than this router asks of them, another router sends there too, and a prompt that nobody is known
+to hold may belong to one of its conversations. All routers would look for it at its place on the ring, so there it is
 cheaper by the chance that it was sent there, which is learned from how often that was right: by what need not be
-computed, and by as much again, which it saves the one that looks for it there next.
+computed, and by as much again, which it saves the router that looks for it there next.
 
-docs/evidence/race.md has the races that this was chosen by, and `python -m loadtest simulate --sweep` moves its
-constants.
+docs/evidence/race.md has the races by which this was chosen; `python -m loadtest simulate --sweep` moves its constants.
 """
 
 from __future__ import annotations
@@ -53,16 +55,16 @@ from math import inf
 
 from msgspec import Struct
 
-from router.core.facts.placements import Candidate, Choice, Grade, Question
+from router.core.facts.placements import Candidate, Choice, Grade, Market
 from router.core.placement.ring import Ring, load_bound
 
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
-BUSY_UNITS = 3.0  # mean backlog from which on nobody's turn comes soon in any case: below it nobody is held back
-HELD_WORTH = 2.0  # work that a prompt makes others repeat, as a multiple of its own: so far that is no thrashing
-ELSEWHERE_MIN = 0.02  # below it there is no other router, but for what counters are late by
-HOME_IN_FLIGHT = 1  # one other answer under way is no reason to leave home
-RING_CHOICES = 2  # a key has two places on the ring and takes the less loaded (Mitzenmacher 2001)
-FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: less than a conversation is no imbalance
+BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
+HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
+ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
+HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
+RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
+FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: a difference of less than a conversation is no imbalance
 
 
 @dataclass(slots=True)
@@ -74,32 +76,32 @@ class Warm:
     _ring: Ring = field(default_factory=Ring)
 
     def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
-        """See policies.base.Near."""
+        """All `ids`, the nearest to the key on the ring first."""
         return self._ring.walk(ring_key, ids)
 
-    def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
-        """The cheapest; inside the tie band home, a holder or the ring; and whether it is better held back."""
-        choice = self._cheapest(question, candidates)
-        if question.backlog >= BUSY_UNITS and question.median_backlog >= 1:
-            choice.hold = any(thrashes(c, question) for c in candidates if c.id == choice.id)
+    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+        """The cheapest; inside the tie band home, a holder or the ring; and whether the request is held back."""
+        choice = self._cheapest(market, candidates)
+        if market.backlog >= BUSY_UNITS and market.median_backlog >= 1:
+            choice.hold_back = any(thrashes(c, market) for c in candidates if c.id == choice.id)
         return choice
 
-    def _cheapest(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
-        # Loops for all that is asked of every candidate: a comprehension for each would take twice as long.
+    def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+        # Two loops over the candidates: a comprehension for each of their results would take twice as long.
         prices: dict[str, float] = {}
         longest, cheapest = 0, inf
-        weights = Weights.of(question)
+        weights = Weights.of(market)
         for c in candidates:
-            prices[c.id] = c.price_ms = asked = price(c, weights)
-            if asked < cheapest:
-                cheapest = asked
+            prices[c.id] = c.price_ms = price_ms = price(c, weights)
+            if price_ms < cheapest:
+                cheapest = price_ms
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
-        if question.elsewhere > ELSEWHERE_MIN:
-            guess = self._guess(candidates, question, weights, prices, longest)
-            if guess is not None and prices[guess.id] - cheapest <= question.tie_ms:
+        if market.elsewhere > ELSEWHERE_MIN:
+            guess = self._guess(candidates, market, weights, prices, longest)
+            if guess is not None and prices[guess.id] - cheapest <= market.tie_ms:
                 return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
-        count, tie_ms, longest_in_band = question.replicas, question.tie_ms, 0
+        count, tie_ms, longest_in_band = market.replicas, market.tie_ms, 0
         band: dict[str, Candidate] = {}
         for c in candidates:
             if prices[c.id] - cheapest <= tie_ms:
@@ -108,45 +110,45 @@ class Warm:
                     longest_in_band = c.cached_tokens
         if len(band) == 1:
             return Choice(next(iter(band)))
-        tied = longest_in_band == longest  # otherwise who holds most was too dear: a spill
-        bound = load_bound(question.in_flight + 1, count)
-        home = band.get(question.home)
+        tied = longest_in_band == longest  # otherwise the longest holder was too dear: a spill
+        bound = load_bound(market.in_flight + 1, count)
+        home = band.get(market.home)
         if home is not None and _has_room(home, bound):
             return Choice(home.id, tied)
-        order = self._order(question, band)
+        order = self._order(market, band)
         if home is None and longest_in_band:
             holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
             at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
             if at_home:
                 return Choice(_soonest(at_home, prices).id, tied)
-        footprint_bound = load_bound(question.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
+        footprint_bound = load_bound(market.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
         return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
 
-    def _order(self, question: Question, some: dict[str, Candidate]) -> list[Candidate]:
-        """Candidates, the nearest to the key first."""
-        ids = question.order or self._ring.walk(question.ring_key, some)
+    def _order(self, market: Market, some: dict[str, Candidate]) -> list[Candidate]:
+        """These candidates, the nearest to the ring key first."""
+        ids = market.order or self._ring.walk(market.ring_key, some)
         return [some[id_] for id_ in ids if id_ in some]
 
     def _guess(
         self,
         candidates: Sequence[Candidate],
-        question: Question,
+        market: Market,
         weights: Weights,
         prices: dict[str, float],
         longest: int,
     ) -> Candidate | None:
-        """The place on the ring of a prompt most of which nobody is known to hold, at the price that it may have. Where
-        it is known exactly what is held, there is nothing to guess."""
-        of_any = candidates[0]
-        if 2 * longest > of_any.cached_tokens + of_any.uncached_tokens:
+        """The place on the ring of a prompt most of which nobody is known to hold; lowers its price by what is probably
+        held there. None where somebody holds most of the prompt, or events say exactly what is held there."""
+        prompt_tokens = candidates[0].cached_tokens + candidates[0].uncached_tokens
+        if 2 * longest > prompt_tokens:
             return None
         ids = {c.id: c for c in candidates}
-        guess = self._order(question, ids)[0]
+        guess = self._order(market, ids)[0]
         if guess.grade is Grade.EXACT:
             return None
-        decoding_ms = weights.decoding * (guess.decode_ms + guess.slowed_ms)  # which takes as long if it is held
+        decoding_ms = weights.decoding * (guess.decode_ms + guess.slowed_ms)  # the same if the prompt is held
         saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
-        prices[guess.id] -= question.elsewhere * saved_ms
+        prices[guess.id] -= market.elsewhere * saved_ms
         return guess
 
 
@@ -155,7 +157,8 @@ def _has_room(home: Candidate, bound: int) -> bool:
 
 
 def _first(order: list[Candidate], bound: int, footprint_bound: int) -> list[Candidate]:
-    """The key's places on the ring: the first under both bounds, if need be under the first, or whoever they are."""
+    """The key's places on the ring: the first ones under both bounds; without any, the first ones under the bound of
+    leases; without any, the first ones."""
     roomy = []
     for c in order:
         if c.in_flight < bound and c.footprint_blocks < footprint_bound:
@@ -166,7 +169,7 @@ def _first(order: list[Candidate], bound: int, footprint_bound: int) -> list[Can
 
 
 def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
-    """The least loaded, of several the cheapest, of several the first."""
+    """The least loaded candidate; of several the cheapest, and of several such the first."""
     least, *others = candidates
     for c in others:
         if c.in_flight < least.in_flight or (c.in_flight == least.in_flight and prices[c.id] < prices[least.id]):
@@ -175,8 +178,8 @@ def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 
 def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
-    """Of those that hold as much the one where least waits, of several the least loaded. No cache is at stake between
-    them, so what waits counts, however little it is: most of the open leases decode, and hold up nobody's prefill."""
+    """Of candidates that hold as much, the one with the shortest wait; of several the least loaded. No cache is at
+    stake between them, so every wait counts, however short: most of the open leases decode and delay no prefill."""
     soonest, *others = holders
     least = [soonest]
     least_ms = wait_ms(soonest)
@@ -190,38 +193,39 @@ def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 
 def wait_ms(candidate: Candidate) -> float:
-    """Until its prefill begins: for those before it, and for room in the KV pool, which come about at the same time."""
+    """Time until a prefill would begin: until the prefills before it are done and the KV pool has room, whichever is
+    later."""
     pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
-    return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half the time
+    return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - takes half as long as max()
 
 
-def thrashes(candidate: Candidate, question: Question) -> bool:
-    """Whether a request would make others repeat far more work than it is itself, if it were begun there now. One most
-    of which is cached there is a turn of a conversation that goes on, and never does."""
-    if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= question.tie_ms:
+def thrashes(candidate: Candidate, market: Market) -> bool:
+    """Whether a request that began here now would make others repeat far more work than it is itself. A request most of
+    which is cached is the turn of a conversation that goes on, and never thrashes."""
+    if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= market.tie_ms:
         return False
     return candidate.evicted_ms + candidate.evicted_again_ms > HELD_WORTH * candidate.uncached_ms
 
 
 class Weights(Struct, gc=False):
-    """What is the same for all candidates of a question."""
+    """Weights of the price's terms, the same for all candidates of a market."""
 
-    per_wait_ms: float  # load that a millisecond of waiting is
+    per_wait_ms: float  # load for each millisecond of waiting
     load_max: float
-    again: float  # weight of what is evicted in its turn
+    again: float  # weight of a millisecond of `evicted_again`
     decoding: float  # weight of a millisecond of decoding
 
     @staticmethod
-    def of(question: Question) -> Weights:
-        """See above."""
-        backlog = question.backlog
-        bands = question.median_backlog * question.unit_ms / question.tie_ms if question.tie_ms else 0.0
-        return Weights(1 / question.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
+    def of(market: Market) -> Weights:
+        """The weights that hold in a market."""
+        backlog = market.backlog
+        bands = market.median_backlog * market.unit_ms / market.tie_ms if market.tie_ms else 0.0
+        return Weights(1 / market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
 
 
 def price(candidate: Candidate, weights: Weights) -> float:
-    """Milliseconds that this request and others wait: see above."""
-    waited_ms = candidate.pending_ms  # as `wait_ms`: a call for every candidate of every request would show
+    """Milliseconds that this request and others wait, by the formula above."""
+    waited_ms = candidate.pending_ms  # wait_ms() written out: a call for every candidate of every request would show
     if candidate.kv_wait_ms > waited_ms:
         waited_ms = candidate.kv_wait_ms
     load = waited_ms * weights.per_wait_ms

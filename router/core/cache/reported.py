@@ -1,0 +1,121 @@
+"""What one replica reported by its event stream, and the grade that its word has.
+
+The grades are explained in knowledge.py, which keeps one Reported for each replica and tells it what is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.core.cache.engine_blocks import EngineBlocks
+from router.core.cache.selfcheck import AnswerCheck, CounterCheck, counters_drift
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load
+
+BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash and a map entry for nearly every token
+# A stream whose predictions drift is replayed at once; then after 10 s, 30 s, 70 s ..., 640 s at most.
+DISTRUST_S, DISTRUST_S_MAX = 10.0, 640.0
+NO_STREAM = "no event stream"
+HYBRID = "its sliding-window or state layers are not followed"
+
+
+@dataclass(slots=True)  # not frozen: one is made for every replica that holds some of a request's prompt
+class StoredPrefix:
+    """What events say of one replica and one prompt."""
+
+    tokens: int  # longest stored prefix, whole blocks, not yet capped
+    block_tokens: int
+    grade: Grade
+    epoch: int  # Reported.epoch when this was said
+    suspended: bool = False  # nothing that events said may be credited
+    doubted: bool = False  # our own estimate may not be credited either
+    free_tokens: int | None = None  # room in its KV pool, where its capacity and all that its GPU stores are known
+    behind: bool = False  # the prompt goes on behind an answer whose events are still to come
+
+    def but(self, tokens: int) -> StoredPrefix:
+        """The same for a prompt of which so many tokens are stored."""
+        return StoredPrefix(
+            tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens
+        )
+
+
+@dataclass(slots=True)
+class Reported:
+    """What one replica's stream said, and what was seen of its word."""
+
+    name: str
+    engine: EngineBlocks  # what it says it stores
+    bytes_counted: int = 0  # bytes of `engine`, as last counted
+    stream_grade: Grade = Grade.ESTIMATED
+    stream_why: str = NO_STREAM
+    untokened: str = ""  # why its prompts cannot be turned into tokens; "": they can
+    suspended: str = ""  # why nothing that was said is credited; "": it is
+    doubted: bool = False  # while suspended, our own estimate is not credited either
+    distrusted: str = ""  # how its predictions drifted; "": they did not
+    distrusts: int = 0  # how often they drifted since they last came true
+    retry_at_s: float = 0.0  # when it is asked for a clean replay after that
+    earned: bool = False  # predictions equalled its answers: exact, whatever the stream says
+    hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
+    epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing
+    block_hint: int | None = None  # tokens of its block by its metrics, until an event says
+    kv_tokens_max: int | None = None
+    shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the grade that counts, and why
+    answers: AnswerCheck = field(default_factory=AnswerCheck)
+    counters: CounterCheck = field(default_factory=CounterCheck)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of its block; 0 while that is unknown."""
+        return self.engine.block_tokens or self.block_hint or 0
+
+    def judged(self) -> tuple[Grade, str]:
+        """The grade, and why."""
+        if self.stream_grade is Grade.ESTIMATED:
+            return Grade.ESTIMATED, self.stream_why
+        if self.distrusted:
+            return Grade.ESTIMATED, self.distrusted
+        if self.untokened:
+            return Grade.ESTIMATED, self.untokened
+        block = self.engine.block_tokens
+        if block and block < BLOCK_TOKENS_MIN:
+            return Grade.ESTIMATED, f"pages of {block} tokens are too short to follow: use {BLOCK_TOKENS_MIN} or more"
+        if not self.engine.complete:
+            return Grade.CATCHING_UP, "it holds more blocks than the index may"
+        if self.suspended:
+            return Grade.CATCHING_UP, self.suspended
+        if self.earned and (self.hybrid or self.stream_grade is not Grade.EXACT):
+            return Grade.EXACT, "predictions equalled its answers"
+        if self.hybrid and self.stream_grade is Grade.EXACT:
+            return Grade.CATCHING_UP, HYBRID
+        return self.stream_grade, self.stream_why
+
+    def empty(self) -> StoredPrefix:
+        """What is said of a prompt of which the replica stores nothing."""
+        engine, size, suspended, free = self.engine, self.block_tokens, bool(self.suspended), None
+        if self.kv_tokens_max and size and engine.complete:
+            free = self.kv_tokens_max - engine.gpu_blocks * size
+        return StoredPrefix(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
+
+    def begin(self) -> None:
+        """What was predicted before says nothing of what will be predicted."""
+        self.epoch += 1
+        self.earned = False
+        self.answers.clear()
+        self.counters.clear()
+
+    def distrust(self, why: str, now_s: float) -> None:
+        """Predictions drifted: begin anew. A clean replay is asked for, later each time."""
+        self.begin()
+        self.distrusted = f"predictions drifted: {why}"
+        self.retry_at_s = now_s + min(DISTRUST_S * (2**self.distrusts - 1), DISTRUST_S_MAX)
+        self.distrusts += 1
+
+    def drift(self, load: Load) -> str:
+        """Take a probe's view. How predictions drift from its answers or its counters, while they count as exact; ""
+        where they do not drift."""
+        pair = self.counters.observe(load)
+        if self.shown[0] is not Grade.EXACT:
+            return ""
+        if self.answers.drifts:
+            return f"{self.answers.equal} of {self.answers.checks} predictions came true"
+        return f"predicted {pair[0]} cached tokens, it counted {pair[1]}" if pair and counters_drift(*pair) else ""

@@ -1,0 +1,129 @@
+"""What engines show of themselves, and what follows for all that is known of a replica.
+
+Discovery says which replicas there are, probes say how they are and what they serve, their metrics say how much they
+hold, and their events what. Whoever joins, leaves or loses its cache does so in the registry, in our own estimate of
+its cache and in what its events said, all at once: here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from router.core.cache.estimate import PrefixIndex
+from router.core.cache.knowledge import Knowledge
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.models import Models
+from router.core.prompts.blocks import BLOCK_BYTES
+
+BYTES_PER_TOKEN = 4.0  # assumed of a replica whose models are not known yet
+
+
+class Observations:
+    """Writes what is observed to where placing looks it up."""
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        *,
+        blocks_max_default: int,
+        stored_blocks_max: int,
+        stored_bytes_max: int,
+        repeats: bool,
+        graded: Callable[[str, Grade, str], None],
+        resync: Callable[[str], None],
+        suspect: Callable[[str], None],
+        cleared: Callable[[str], None],
+    ) -> None:
+        """Parameters are those of Router; `blocks_max_default` is the size of a cache of which nothing is said."""
+        self._index = index
+        self._blocks_max_default = blocks_max_default
+        self._tell_graded = graded
+        self._tell_cleared = cleared
+        self._suspect = suspect
+        self.fleet = Fleet()
+        self.knowledge = Knowledge(
+            blocks_max=stored_blocks_max,
+            aside_max=stored_blocks_max // 8,
+            names_max=stored_blocks_max // 8,
+            graded=self._graded,
+            resync=resync,
+            restarted=self._cleared,
+            bytes_max=stored_bytes_max,
+            repeats=repeats,
+        )
+        self.models = Models(self.fleet, self.knowledge)
+
+    def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
+        """Take discovery's complete set; returns ids that joined and ids that left. What is known of a replica that
+        left is dropped, though its open leases may still be finished. An engine that was replaced at its address has
+        left, and another has joined: its id is in both lists."""
+        joined, left = self.fleet.replace(replicas)
+        for id_ in left:
+            self._index.remove(id_)
+            self.knowledge.forget(id_)
+            self.models.names.forget(id_)
+        for id_ in joined:
+            self._index.add(id_, self._blocks_max_default)
+            self.models.judge(self.fleet.members[id_])
+        return joined, left
+
+    def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
+        """What a replica serves now."""
+        member = self.fleet.members.get(id_)
+        if member and self.fleet.observe_models(member, models):
+            self.models.names.observe(id_, member.models.values())
+            self.models.judge(member)
+
+    def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:
+        """A probe's view. It sizes our estimate of the replica's cache: the engine's capacity, times our share of its
+        work. With `now_s`, counters that moved are a sign of life."""
+        member = self.fleet.members.get(id_)
+        if member is None:
+            return
+        if _restarted(member.load, load):
+            self.forget(id_)
+        member.observe_load(load, now_s)
+        if load.kv_tokens_max:
+            learned = [self.models.tokens(name) for name in member.models]
+            ratio = max((tokens.bytes_per_token * tokens.pool_ratio for tokens in learned), default=BYTES_PER_TOKEN)
+            blocks_max = load.kv_tokens_max * member.share * ratio / BLOCK_BYTES
+            self._index.resize(id_, max(1, int(blocks_max)))
+
+    def forget(self, id_: str) -> None:
+        """The replica's cache is gone, because it restarted; its event stream is to prove what it is."""
+        if id_ in self.fleet.members:
+            self._cleared(id_)
+            self._suspect(id_)
+
+    def check(self, now_s: float) -> None:
+        """Compare what events say with what engines count, and see how much of the fleet's work is ours; to be called
+        every second or so."""
+        self.fleet.observe_share()
+        self.fleet.observe_under_way(now_s)
+        for member in self.fleet.members.values():
+            self.knowledge.checked(member.id, member.load, now_s)
+
+    def alive(self, id_: str, now_s: float) -> None:
+        """A piece of an answer came from a replica: a sign of life."""
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            member.alive(now_s)
+
+    def _cleared(self, id_: str) -> None:
+        if self.fleet.clear(id_):
+            self._index.clear(id_)
+            self._tell_cleared(id_)
+
+    def _graded(self, id_: str, grade: Grade, why: str) -> None:
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            member.grade = grade
+            self._tell_graded(id_, grade, why)
+
+
+def _restarted(before: Load, after: Load) -> bool:
+    """Whether counters went back: then another process answers at this address."""
+    old, new = before.prompt_tokens_total, after.prompt_tokens_total
+    return old is not None and new is not None and new < old

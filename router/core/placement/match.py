@@ -1,0 +1,111 @@
+"""A request against what replicas hold: its size in tokens, and who is believed to hold how much of its prompt.
+
+Two beliefs about every replica run side by side. The estimate is a chain over canonical bytes and knows what we sent;
+the events are a chain over token ids and know what the engine said. A prompt whose token ids are known is matched
+against both, and the replica's grade says which of the two counts (candidates.py).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from router.core.cache.estimate import PrefixIndex
+from router.core.cache.knowledge import Knowledge
+from router.core.cache.reported import StoredPrefix
+from router.core.facts.requests import Ask
+from router.core.fleet.member import ANSWER_TOKENS_MAX
+from router.core.fleet.models import Models
+from router.core.learned.answers import AnswerMemory, PastAnswer, Span
+from router.core.learned.speeds import Speeds
+from router.core.learned.token_ratio import ModelTokens, plausible
+from router.core.placement.credit import AnswerCredit, AnswerCredits
+from router.core.placement.wanted import Wanted
+from router.core.prompts.blocks import Chain
+from router.core.prompts.token_keys import TokenPrompt
+
+
+class Size(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
+    """A request in tokens. Bytes are canonical bytes of its prompt (facts.requests.Prompt)."""
+
+    prompt_tokens: int
+    bytes_per_token: float  # bytes per token of the whole prompt
+    text_bytes: int  # bytes whose ratio to tokens is worth learning; 0: none
+    text_bytes_per_token: float  # bytes per token of text that follows the prompt
+    pool_bytes_per_token: float  # bytes per token of what fills a cache
+    opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning; 0: none
+
+
+class PromptMatch(Struct, gc=False):
+    """A request in tokens, and what is believed to be held of its prompt."""
+
+    size: Size
+    answer_tokens: float  # expected length of its answer
+    keys: list[int]  # keys of its prompt's blocks
+    depths: dict[str, int]  # leading blocks that each replica is believed to hold by our own estimate
+    stored: dict[str, StoredPrefix] | None  # what events say of each replica; None where token ids are not known
+    home: str = ""  # replica that gave the conversation's last answer and still has that cache; "": none
+    credit: AnswerCredit | None = None  # what the home holds of that answer besides
+
+
+class Matcher:
+    """Reads what is known of caches and answers; changes nothing."""
+
+    def __init__(
+        self, models: Models, index: PrefixIndex, knowledge: Knowledge, answers: AnswerMemory, credit: AnswerCredits
+    ) -> None:
+        self._models = models
+        self._index = index
+        self._knowledge = knowledge
+        self._answers = answers
+        self._credit = credit
+
+    def match(self, wanted: Wanted, speeds: Speeds, now_s: float) -> PromptMatch:
+        """What is known of a request. `speeds` are those of replicas that serve its model."""
+        ask, chain, tokens, home, credit = wanted.ask, wanted.chain, wanted.tokens, "", None
+        answer_tokens = min(speeds.answer_tokens.mean, ask.output_tokens_max or ANSWER_TOKENS_MAX)
+        learned = self._models.tokens(wanted.model or "")
+        quoted = self._answers.quoted(chain.spans) if chain and chain.spans else []
+        size = size_of(ask, chain, learned, wanted.body_tokens, tokens, quoted)
+        depths = self._index.match(chain.keys) if chain and chain.keys else {}
+        if quoted:
+            home = self._credit.home(quoted[0][1])
+            if chain and home and learned.may_credit:
+                credit = self._credit.of(chain, quoted[0], size.text_bytes_per_token)
+                if credit is not None:
+                    depths[credit.replica] = len(credit.prefix)
+        stored = self._knowledge.stored(tokens, now_s) if tokens else None
+        return PromptMatch(size, answer_tokens, chain.keys if chain else [], depths, stored, home, credit)
+
+
+def size_of(
+    ask: Ask,
+    chain: Chain | None,
+    tokens: ModelTokens,
+    body_tokens: int,
+    counted: TokenPrompt | None,
+    quoted: list[tuple[Span, PastAnswer]],
+) -> Size:
+    """The size of a request: the number of its token ids where they are known (`counted`); otherwise the bytes of its
+    prompt by the bytes per token of the conversation's last turn (`quoted`), or by those learned of its model
+    (`tokens`, which also knows what an image has); `body_tokens` where the prompt cannot be read."""
+    prompt, pool = ask.prompt, tokens.pool_ratio
+    if counted is not None and counted.tokens:
+        text_bytes = prompt.size if prompt is not None and prompt.bytes_per_token is None else 0
+        ratio = text_bytes / counted.tokens if plausible(text_bytes / counted.tokens) else tokens.bytes_per_token
+        return Size(counted.tokens, ratio, text_bytes, ratio, ratio * pool)
+    ratio = tokens.bytes_per_token
+    if prompt is None or chain is None:
+        return Size(body_tokens, ratio, 0, ratio, ratio * pool)
+    if prompt.opaque_bytes:
+        count, text_bytes = tokens.tokens_of(prompt), prompt.size - prompt.opaque_bytes
+        learned = prompt.opaque_bytes if prompt.bytes_per_token is None else 0
+        return Size(count, prompt.size / count, text_bytes if learned else 0, ratio, ratio * pool, learned)
+    if prompt.bytes_per_token is not None:
+        ratio = prompt.bytes_per_token
+        return Size(max(1, round(prompt.size / ratio)), ratio, 0, ratio, ratio * pool)
+    for (_, start, _), answer in quoted:
+        if answer.prompt_tokens and plausible(start / answer.prompt_tokens):
+            ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
+            break
+    text_bytes = prompt.size
+    return Size(round(text_bytes / ratio) or 1, ratio, text_bytes, ratio, ratio * pool)
