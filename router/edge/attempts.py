@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.ranks import for_rank
 from router.core.facts.placements import Ending, Outcome, Shed
@@ -27,6 +29,7 @@ from router.core.facts.replicas import Replica
 from router.core.fleet.models import NoReplica
 from router.edge.answering import made_response, none_ready
 from router.edge.question import RESPONSES, Question
+from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
 from router.http.exchange import Answer
 from router.http.failures import (
@@ -81,6 +84,17 @@ class Tried:
         return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
 
 
+class Call(Struct, eq=False):  # see core/facts/requests.py
+    """A replica's answer that has begun, and what becomes of it."""
+
+    question: Question
+    lease: Placed
+    answer: Answer
+    called_s: float  # when the first replica was called
+    relay: Relay | None = None  # None for an answer that is delivered whole
+    outcome: Outcome | None = None  # None until it is delivered: so it stays if the client leaves
+
+
 class Attempts:
     """Makes answers begin."""
 
@@ -105,8 +119,8 @@ class Attempts:
         self._retries_max = retries_max
         self._retry_on_timeout = retry_on_timeout
 
-    async def begin(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
-        """Returns the lease, the answer that has begun, and when the first replica was called. Raises Refusal."""
+    async def begin(self, question: Question, record: RequestRecord, read_s: float) -> Call:
+        """Returns a call whose answer has begun. `read_s` is when all of the request was read. Raises Refusal."""
         self._budget.deposit()
         try:
             lease = await self._place(question, frozenset())
@@ -118,7 +132,7 @@ class Attempts:
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
-                return lease, await self._attempt(question, lease), called_s
+                return Call(question, lease, await self._attempt(question, lease), called_s)
             except Failure as failure:
                 record.error = f"{failure.kind}: {failure}"
                 tried = tried or Tried()
@@ -132,7 +146,7 @@ class Attempts:
                     self._drop(lease, said, Ending.CLIENT_LEFT)
                     raise
                 if following is None and said is not None and tried.shed_until_s is None:
-                    return lease, said, called_s  # what the engine said is the best answer there is
+                    return Call(question, lease, said, called_s)  # what the engine said is the best answer there is
                 self._drop(lease, said, failure.ending)
                 if following is None:
                     raise self._refusal(failure, tried) from failure
