@@ -266,7 +266,7 @@ def test_every_reason_and_grade_is_explained() -> None:
 def test_every_error_code_is_in_the_table() -> None:
     """The router's own errors, status and code, are exactly those in the table."""
     documented = {(int(row[0]), code) for row in table(section("Errors")) for code in re.findall(r"`(\w+)`", row[1])}
-    made = {error for name in ("Refusal", "BadBody", "BadRequest", "Shed") for error in called_with_code(name)}
+    made = {error for name in ("Refusal", "BadBody", "Shed") for error in called_with_code(name)}
     assert made == documented
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from router.core.dialects import Dialect
 from router.core.facts.misses import Difference, Sighting
-from router.http.request import BadRequest, Refusal, Request, date_line
+from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, Page, json_page, no_model_page
 from router.telemetry.record import RequestRecord
 
@@ -66,19 +66,19 @@ def none_ready() -> Refusal:
     return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")
 
 
-def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
+def refuse(request: Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> None:
     """The router's own error, in the words of the dialect."""
     record.status, record.ending = refusal.status, "refused"
     record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
-    param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
     if refusal.status == 401:
         lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
     if refusal.code == HISTORY_CHANGED:  # else the official clients send it again, as any 409
         lines.append(b"x-should-retry: false\r\n")
     if refusal.status in (429, 503):
-        lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
-    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
+        after_s = RETRY_AFTER_S if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
+        lines.append(b"Retry-After: %d\r\n" % after_s)
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), refusal.param))
 
 
 def request_id(request: Request) -> str:

@@ -24,7 +24,7 @@ from router.edge.retry_budget import RetryBudget
 from router.http.accepting import cannot_listen, url_of
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
-from router.http.request import BadRequest, Refusal, Request, date_line
+from router.http.request import Refusal, Request, date_line
 from router.http.server import Server
 from router.http.upstream import Upstream
 from router.loop import in_background
@@ -323,7 +323,7 @@ class Edge:
             return filtered(page, path, caller.tenant.allows)
         return page
 
-    def _refuse(self, request: Request, refusal: Refusal | BadRequest, caller: Caller = ANYBODY) -> None:
+    def _refuse(self, request: Request, refusal: Refusal, caller: Caller = ANYBODY) -> None:
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
         refuse(request, record, refusal, spoken_on(request.path))
         self._placer.report(record)

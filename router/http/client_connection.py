@@ -18,7 +18,7 @@ from router.http import deadlines
 from router.http.deadlines import ClientLimits, Patience, acknowledged
 from router.http.outbox import Outbox
 from router.http.receiver import BETWEEN, Receiver
-from router.http.request import BadRequest, Request, Sender
+from router.http.request import Refusal, Request, Sender
 
 WAITING_MAX = 8  # requests sent ahead
 WAITING_BYTES_MAX = 1 << 20  # of their bodies; the one that goes beyond is kept
@@ -33,7 +33,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _NO_BODY = (204, 304)  # nor a length of one (RFC 9110 section 8.6)
 
 Handler = Callable[[Request], Awaitable[None]]
-Refuse = Callable[[Request, BadRequest], None]
+Refuse = Callable[[Request, Refusal], None]
 
 
 class ClientLeft(Exception):
@@ -74,7 +74,7 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # what is being answered
         self._waiting: deque[Request] = deque()
-        self._refusal: BadRequest | None = None  # answered behind what waits; nothing more is read
+        self._refusal: Refusal | None = None  # answered behind what waits; nothing more is read
         self.task: asyncio.Task[None] | None = None
         self._holding = False  # the client is not read: it sent too far ahead
         self._discarding = False
@@ -139,7 +139,7 @@ class Client(asyncio.Protocol):
             return
         try:
             self._receiver.feed(data)
-        except BadRequest as error:
+        except Refusal as error:
             self._refuse(error)
 
     # -- the receiver's side -------------------------------------------------------------------------------------
@@ -199,14 +199,14 @@ class Client(asyncio.Protocol):
         elif self._refusal is not None:
             self._say(self._refusal)
 
-    def _refuse(self, error: BadRequest) -> None:
+    def _refuse(self, error: Refusal) -> None:
         """Said behind what still waits; no more is read, since nobody knows where the next request would begin."""
         self._refusal = error
         self._receiver.let_go()
         if self._request is None and not self._waiting:
             self._say(error)
 
-    def _say(self, error: BadRequest) -> None:
+    def _say(self, error: Refusal) -> None:
         request = self._receiver.unfinished or Request(self)
         self._receiver.close()
         request.version = "1.0"  # the last answer of this connection
@@ -338,7 +338,7 @@ class Client(asyncio.Protocol):
     def expire(self, why: str) -> None:
         """Close it, and say why where that can still be said."""
         if why in (deadlines.HEAD_TIMEOUT, deadlines.BODY_TIMEOUT):
-            self._refuse(BadRequest(408, "request_timeout", "The request came too slowly."))
+            self._refuse(Refusal(408, "request_timeout", "The request came too slowly."))
         elif why == deadlines.SEND_TIMEOUT and self._transport is not None:
             _reset(self._transport)  # or the kernel would keep for it what it does not read
         else:

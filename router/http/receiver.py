@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from router.http.request import BadRequest, Connection, Request
+from router.http.request import Connection, Refusal, Request
 
 HEAD_BYTES_MAX = 64 << 10
 VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
@@ -71,7 +71,7 @@ class Receiver:
         self._pieces = []
 
     def feed(self, data: bytes) -> None:
-        """Read on. Raises BadRequest, and is then of no more use."""
+        """Read on. Raises Refusal, and is then of no more use."""
         if self._left_bytes >= len(data):
             self._more_body(data)
             return
@@ -90,9 +90,9 @@ class Receiver:
             self._no_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as raised:
             reason = raised.__context__
-            raise (reason if isinstance(reason, BadRequest) else BadRequest(400, "bad_http", str(raised))) from raised
+            raise (reason if isinstance(reason, Refusal) else Refusal(400, "bad_http", str(raised))) from raised
         except httptools.HttpParserError as error:
-            raise BadRequest(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
+            raise Refusal(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
 
     def _after_feed(self, before_bytes: int) -> None:
         if self.stage == HEAD:
@@ -101,7 +101,7 @@ class Receiver:
         elif self.stage == BODY:
             self._barren_bytes = self._barren_bytes + self._fed_bytes if self.reading_bytes == before_bytes else 0
             if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps a trailer until it ends
-                raise BadRequest(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
+                raise Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
             length = self._reading.fields.get(b"content-length")
             if length is not None:  # the parser has seen to it that it is a number, and the only one
                 self._left_bytes = int(length) - self.reading_bytes
@@ -131,7 +131,7 @@ class Receiver:
         head and takes its body for the new protocol: it is given the head again, without that wish."""
         request = self._reading
         if request.method == "CONNECT":
-            raise BadRequest(405, "method_not_allowed", "There is no tunnel here.")
+            raise Refusal(405, "method_not_allowed", "There is no tunnel here.")
         self._parser = httptools.HttpRequestParser(self)
         lines = [
             b"%b: %b\r\n" % (name, value if low != b"connection" else _without_upgrade(value))
@@ -153,7 +153,7 @@ class Receiver:
         """Path and query; what is not ASCII the parser refused."""
         self._reading.target += url.decode("latin-1")
         if len(self._reading.target) > VALUE_BYTES_MAX:
-            raise BadRequest(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
+            raise Refusal(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; behind the body they are trailers, which nobody here needs."""
@@ -161,15 +161,15 @@ class Receiver:
             return
         low, request = name.lower(), self._reading
         if len(value) > VALUE_BYTES_MAX:
-            raise BadRequest(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
+            raise Refusal(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
         if low in request.fields:
             if low == b"host":
-                raise BadRequest(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
+                raise Refusal(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
         else:
             request.fields[low] = value
         request.lines.append((low, name, value))
         if len(request.lines) > LINES_MAX:
-            raise BadRequest(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
+            raise Refusal(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
 
     def on_headers_complete(self) -> None:
         """What can be refused without the body is refused now."""
@@ -179,16 +179,16 @@ class Receiver:
         host = request.fields.get(b"host")
         if host is not None and host != self._host:
             if not _HOST.fullmatch(host):
-                raise BadRequest(400, "bad_http", "Host is no name or address with a port.")
+                raise Refusal(400, "bad_http", "Host is no name or address with a port.")
             self._host = host
         if request.version == "1.1":
             if host is None:
-                raise BadRequest(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
+                raise Refusal(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
         elif request.version != "1.0":
-            raise BadRequest(505, "bad_http", "This is a server of HTTP/1.1.")
+            raise Refusal(505, "bad_http", "This is a server of HTTP/1.1.")
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
-            raise BadRequest(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
+            raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
         if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
             raise _head_too_large()
         length = request.fields.get(b"content-length", b"0")
@@ -216,9 +216,9 @@ class Receiver:
         _locate(request)
         self._client.arrived(request)
 
-    def _too_large(self) -> BadRequest:
+    def _too_large(self) -> Refusal:
         limit = self._body_bytes_max
-        return BadRequest(413, "body_too_large", f"The request body is larger than {limit} bytes.")
+        return Refusal(413, "body_too_large", f"The request body is larger than {limit} bytes.")
 
 
 def _locate(request: Request) -> None:
@@ -234,8 +234,8 @@ def _without_upgrade(value: bytes) -> bytes:
     return b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
 
 
-def _head_too_large() -> BadRequest:
-    return BadRequest(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+def _head_too_large() -> Refusal:
+    return Refusal(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
 
 
 _NO_PARSER = httptools.HttpRequestParser(object())

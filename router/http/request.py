@@ -1,4 +1,4 @@
-"""One HTTP request as the edge sees it, what its connection offers, and the error that says it is malformed."""
+"""One HTTP request as the edge sees it, what its connection offers, and the refusal that may answer it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from email.utils import formatdate
 from typing import Protocol
 
 
-class BadRequest(Exception):
-    """What came is not HTTP, or over a limit."""
+class Refusal(Exception):
+    """An answer of our own that is an error: the request is no HTTP, over a limit, or cannot be served.
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    `param` names the field of the body that is at fault; `retry_after_s` becomes the Retry-After of a 429 or 503.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
 class Sender(Protocol):
@@ -111,16 +116,6 @@ class Request:
     def cut(self) -> None:
         """Break the connection: the client must not take what it has for a whole answer."""
         self.client.cut()
-
-
-class Refusal(Exception):
-    """The router itself answers, in the dialect's error body."""
-
-    def __init__(
-        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
 def date_line() -> bytes:

@@ -23,7 +23,7 @@ from router.app import App
 from router.http.accepting import Places
 from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, ClientLimits, Patience, acknowledged
 from router.http.receiver import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, Receiver
-from router.http.request import BadRequest, Connection, Request
+from router.http.request import Connection, Refusal, Request
 from tests.fakes import running
 from tests.io.recorded import RECORDED, SSE, head
 from tests.io.test_pressure import EVENT, asks_and_does_not_read, chunk
@@ -196,7 +196,7 @@ def refusal(receiver: Receiver, pieces: Iterable[bytes]) -> int:
     try:
         for piece in pieces:
             receiver.feed(piece)
-    except BadRequest as error:
+    except Refusal as error:
         return error.status
     return 0
 
@@ -258,7 +258,7 @@ def test_endless_trailers_and_extensions(tail: bytes) -> None:
 def test_many_header_lines() -> None:
     """A head of few bytes in very many lines is refused."""
     receiver = Receiver(Taken(), 1_000)  # type: ignore[arg-type]
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(Refusal) as refused:
         receiver.feed(LINE + b"a:\r\n" * 300 + b"\r\n")
     assert refused.value.status == 431
 
