@@ -19,6 +19,7 @@ again, though no retry is allowed or left.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -95,29 +96,31 @@ class Call(Struct, eq=False):  # see core/facts/requests.py
     outcome: Outcome | None = None  # None until it is delivered: so it stays if the client leaves
 
 
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """Which failures of one request are tried again (settings/schema.py: `upstream`)."""
+
+    retries_max: int
+    retry_on_timeout: bool
+
+
 class Attempts:
-    """Makes answers begin."""
+    """Makes answers begin. `limits` may be replaced, for requests under way too."""
 
     def __init__(
         self,
         placer: Placer,
         upstream: Upstream,
+        limits: RetryLimits,
         *,
         clock: Callable[[], float],
         budget: RetryBudget,
-        retries_max: int,
-        retry_on_timeout: bool,
     ) -> None:
+        self.limits = limits
         self._placer = placer
         self._upstream = upstream
         self._clock = clock
         self._budget = budget
-        self.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
-
-    def configure(self, *, retries_max: int, retry_on_timeout: bool) -> None:
-        """What holds from now on, for requests under way too."""
-        self._retries_max = retries_max
-        self._retry_on_timeout = retry_on_timeout
 
     async def begin(self, question: Question, record: RequestRecord, read_s: float) -> Call:
         """Returns a call whose answer has begun. `read_s` is when all of the request was read. Raises Refusal."""
@@ -234,13 +237,13 @@ class Attempts:
             return False
         if isinstance(failure, ReplicaLeft):
             return True
-        if not self._retries_max or tried.sent > self._retries_max:
+        if not self.limits.retries_max or tried.sent > self.limits.retries_max:
             return False
         if tried.sheds > isinstance(failure, EngineShed):
             return False  # that was the one alternative
         if question.stored:  # otherwise it may have been stored there
             return isinstance(failure, ConnectFailed | EngineShed)
-        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+        return failure.retry or (isinstance(failure, TimedOut) and self.limits.retry_on_timeout)
 
     def _refusal(self, failure: Failure, tried: Tried) -> Refusal:
         if tried.shed_until_s is not None:

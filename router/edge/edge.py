@@ -15,18 +15,19 @@ from typing import Self
 from router.core.dialects import PATHS, spoken_on
 from router.core.facts.misses import Template
 from router.edge.answering import filtered, refuse, request_id
+from router.edge.attempts import Attempts, RetryLimits
 from router.edge.callers import Callers
 from router.edge.observer import Observer
 from router.edge.proxy import Proxy
 from router.edge.question import RESPONSES
-from router.edge.reader import Reader
+from router.edge.reader import Reader, ReadingRules
 from router.edge.retry_budget import RetryBudget
 from router.http.accepting import cannot_listen, url_of
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
 from router.http.request import Refusal, Request, date_line
 from router.http.server import Server
-from router.http.upstream import Upstream
+from router.http.upstream import EngineLimits, Upstream
 from router.loop import in_background
 from router.placer import MODELS, Page, Placer
 from router.settings import secrets, tls
@@ -118,21 +119,11 @@ class Edge:
             tls.renew(self._asking_tls, s.upstream)
         self._settings, self._callers.keys = s, keys
         self.show(admin_token=admin_token, api_key=api_key)
-        self.upstream.configure(
-            connect_timeout_s=s.upstream.connect_timeout_s,
-            first_byte_timeout_s=s.upstream.first_byte_timeout_s,
-            idle_timeout_s=s.upstream.idle_timeout_s,
-            keepalive_s=s.upstream.keepalive_s,
-            held_bytes_max=s.limits.held_answer_bytes_max,
-        )
-        self.proxy.configure(
-            retries_max=s.upstream.retries_max,
-            retry_on_timeout=s.upstream.retry_on_timeout,
-            receipts=s.api.receipts,
-        )
+        self.upstream.limits = _engine_limits(s)
+        self._attempts.limits = _retry_limits(s)
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
-        self.reader.ask_usage = s.api.ask_usage
-        self.reader.configure(repairs=s.observatory.repairs, append_only=s.observatory.append_only)
+        self.proxy.receipts = s.api.receipts
+        self.reader.configure(_reading_rules(s))
         self._inference = frozenset((*PATHS, *s.api.passthrough))
         self._server.configure(_client_limits(s))
         self._server.tls, self.upstream.tls = listener_tls, replica_tls
@@ -195,11 +186,7 @@ class Edge:
             self._tracer = _tracer(s)
             self._stack.push_async_callback(self._tracer.close)  # last: answers that are cut have spans too
         self.upstream = Upstream(
-            connect_timeout_s=s.upstream.connect_timeout_s,
-            first_byte_timeout_s=s.upstream.first_byte_timeout_s,
-            idle_timeout_s=s.upstream.idle_timeout_s,
-            keepalive_s=s.upstream.keepalive_s,
-            held_bytes_max=s.limits.held_answer_bytes_max,
+            _engine_limits(s),
             outbox=self._outbox,
             alive=self._placer.alive,
             tls=tls.for_replicas(s.upstream),
@@ -208,15 +195,9 @@ class Edge:
         self.reader = Reader(
             self._placer,
             self._tokens() if s.events.enabled else None,
-            offload_bytes_min=s.limits.offload_bytes_min,
-            ask_usage=s.api.ask_usage,
+            _reading_rules(s),
             secret=secrets.read(s.auth.secret, s.auth.secret_file),
-            json_depth_max=s.limits.json_depth_max,
             observer=self._observer,
-            repairs=s.observatory.repairs,
-            append_only=s.observatory.append_only,
-            step_header=s.observatory.step_header,
-            step_field=s.observatory.step_field,
         )
         self._stack.callback(self.reader.close)
         self._callers = Callers(keys_of(s), "")
@@ -225,15 +206,16 @@ class Edge:
             api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
         )
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
+        self._attempts = Attempts(
+            self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget
+        )
         self.proxy = Proxy(
             self._placer,
             self.reader,
+            self._attempts,
             self.upstream,
             self._report,
             clock=time.monotonic,
-            budget=self._budget,
-            retries_max=s.upstream.retries_max,
-            retry_on_timeout=s.upstream.retry_on_timeout,
             receipts=s.api.receipts,
             tracer=self._tracer,
         )
@@ -361,6 +343,34 @@ def _observer(settings: Settings) -> Observer:
         looks_per_s_max=s.looks_per_s_max,
         compare_ms_per_s_max=s.compare_ms_per_s_max,
         excerpts=s.excerpts,
+    )
+
+
+def _engine_limits(settings: Settings) -> EngineLimits:
+    upstream = settings.upstream
+    return EngineLimits(
+        connect_timeout_s=upstream.connect_timeout_s,
+        first_byte_timeout_s=upstream.first_byte_timeout_s,
+        idle_timeout_s=upstream.idle_timeout_s,
+        keepalive_s=upstream.keepalive_s,
+        held_bytes_max=settings.limits.held_answer_bytes_max,
+    )
+
+
+def _retry_limits(settings: Settings) -> RetryLimits:
+    return RetryLimits(settings.upstream.retries_max, settings.upstream.retry_on_timeout)
+
+
+def _reading_rules(settings: Settings) -> ReadingRules:
+    observatory = settings.observatory
+    return ReadingRules(
+        offload_bytes_min=settings.limits.offload_bytes_min,
+        json_depth_max=settings.limits.json_depth_max,
+        ask_usage=settings.api.ask_usage,
+        repairs=observatory.repairs,
+        append_only=observatory.append_only,
+        step_header=observatory.step_header,
+        step_field=observatory.step_field,
     )
 
 

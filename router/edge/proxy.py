@@ -27,7 +27,6 @@ from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.question import RESPONSES, STORED, Question
 from router.edge.reader import Reader
 from router.edge.relay import Relay
-from router.edge.retry_budget import RetryBudget
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, Stalled
 from router.http.request import Refusal, Request
@@ -55,41 +54,28 @@ class Proxy:
         self,
         placer: Placer,
         reader: Reader,
+        attempts: Attempts,
         upstream: Upstream,
         report: Callable[[RequestRecord], None],
         *,
         clock: Callable[[], float],
-        budget: RetryBudget,
-        retries_max: int,
-        retry_on_timeout: bool,
         receipts: bool,
         tracer: Tracer | None = None,
     ) -> None:
-        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are."""
+        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are. `receipts` may be changed:
+        whether clients are told where their request went."""
+        self.receipts = receipts
         self._placer = placer
         self._reader = reader
+        self._attempts = attempts
         self._upstream = upstream
         self._report = report
         self._clock = clock
         self._tracer = tracer
-        self._attempts = Attempts(
-            placer,
-            upstream,
-            clock=clock,
-            budget=budget,
-            retries_max=retries_max,
-            retry_on_timeout=retry_on_timeout,
-        )
-        self._receipts = receipts
         self.in_flight = 0
         self.cut_why = ""  # why requests are cancelled, if it is not that their clients left
         self._idle = asyncio.Event()
         self._idle.set()
-
-    def configure(self, *, retries_max: int, retry_on_timeout: bool, receipts: bool) -> None:
-        """What holds from now on, for requests under way too."""
-        self._attempts.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
-        self._receipts = receipts
 
     async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
         """Answer one request, whatever happens; everything about it is reported once."""
@@ -201,7 +187,7 @@ class Proxy:
     def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
         """Header lines for the client: the engine's, and what we have to say."""
         lines, tenant, sighting = call.answer.lines, caller.tenant, record.sighting
-        if self._receipts and call.question.receipts:
+        if self.receipts and call.question.receipts:
             receipt, told = call.lease.receipt, ""
             if receipt.miss is not None and receipt.miss.misses:
                 isolated = (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)

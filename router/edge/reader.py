@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
@@ -47,6 +48,19 @@ _NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """What a Reader goes by (settings/schema.py). `repairs` and `append_only` hold for those who show no key."""
+
+    offload_bytes_min: int
+    json_depth_max: int = 256
+    ask_usage: bool = False
+    repairs: tuple[str, ...] = ()
+    append_only: str = OFF
+    step_header: str = ""
+    step_field: str = ""
+
+
 class Reader:
     """Turns requests into Questions."""
 
@@ -54,33 +68,27 @@ class Reader:
         self,
         placer: Placer,
         tokens: Tokens | None,
+        rules: ReadingRules,
         *,
-        offload_bytes_min: int,
-        ask_usage: bool,
         secret: str = "",
-        json_depth_max: int = 256,
         observer: Observer | None = None,
-        repairs: tuple[str, ...] = (),
-        append_only: str = OFF,
-        step_header: str = "",
-        step_field: str = "",
     ) -> None:
         """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. From the `secret`
-        isolated tenants' salts are made. The `observer` sees prompts' texts, which are dropped then. `repairs` and
-        `append_only` hold for those who show no key."""
-        self._observer = observer
-        self._step_header, self._step_field = step_header.lower().encode(), step_field
-        self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
-        self.configure(repairs=repairs, append_only=append_only)
+        isolated tenants' salts are made. The `observer` sees prompts' texts, which are dropped then."""
         self._placer = placer
         self._tokens = tokens
-        self._offload_bytes_min = offload_bytes_min
-        self.ask_usage = ask_usage
-        self._depth_max = json_depth_max
+        self._observer = observer
+        self._secret = secret.encode()
         self._thread = ThreadPoolExecutor(1, "parse")
         self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
-        self._secret = secret.encode()
+        self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
+        self.configure(rules)
         self.credentials(passed_on=True, api_key="")
+
+    def configure(self, rules: ReadingRules) -> None:
+        """Go by these rules from now on."""
+        self._rules = rules
+        self._repairs_wanted, self._step_header = in_order(rules.repairs), rules.step_header.lower().encode()
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
         """From now on clients' own credentials are passed on to replicas or not; with an `api_key`, it is sent in
@@ -88,10 +96,6 @@ class Reader:
         kept = _NOT_SENT_ON | {self._step_header}
         self._not_sent_on = kept if passed_on and not api_key else kept | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
-
-    def configure(self, *, repairs: tuple[str, ...], append_only: str) -> None:
-        """What holds from now on for those who show no key."""
-        self._repairs_wanted, self._append_only = in_order(repairs), append_only
 
     def close(self) -> None:
         """Stop the thread."""
@@ -144,15 +148,15 @@ class Reader:
         if request.fields.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
         tenant, dialect = caller.tenant, PATHS.get(request.path)
-        aside = request.body_bytes >= self._offload_bytes_min
+        aside = request.body_bytes >= self._rules.offload_bytes_min
         return Reading(  # by place: see core/placement/router.py
             dialect,
             tenant,
             dialect is not None or _must_name_model(request.path, tenant),
             self._repairs_wanted if tenant is None else tenant.repairs,
-            self._append_only if tenant is None else tenant.append_only,
+            self._rules.append_only if tenant is None else tenant.append_only,
             dialect is not None and self._tokens is not None and self._placer.follows(),
-            self._depth_max,
+            self._rules.json_depth_max,
             partial(tenancy.tenant_salt, self._secret, tenant.name) if tenant and tenant.isolated else None,
             self._placer,
             self._seen_aside if aside else self._seen,
@@ -208,7 +212,7 @@ class Reader:
     def _step(self, request: Request, ask: Ask) -> str:
         """The step of an agent that the request says to be; "" where it says none."""
         said = request.fields.get(self._step_header)
-        step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._step_field)
+        step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._rules.step_field)
         return step if step and _STEP.fullmatch(step) else ""
 
     async def _settled(
@@ -226,7 +230,7 @@ class Reader:
 
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
         dialect, ask = how.dialect, wanted.ask
-        strip_usage = self.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
+        strip_usage = self._rules.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
         return Question(  # by place: see core/placement/router.py
             request,
             self._forward_lines(request, request_id),

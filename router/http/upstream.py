@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from router.core.facts.replicas import REST_MAX_S, Replica
@@ -39,54 +40,41 @@ STALE_S = 1.0  # a used connection that lasts longer had been open: its engine b
 LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How long engines may take, and how much of an answer is held until it is whole (settings/schema.py: `upstream`,
+    `limits.held_answer_bytes_max`)."""
+
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    idle_timeout_s: float
+    keepalive_s: float
+    held_bytes_max: int
+
+
 class Upstream:
     """Connections to all engines."""
 
     def __init__(
         self,
+        limits: EngineLimits,
         *,
-        connect_timeout_s: float,
-        first_byte_timeout_s: float,
-        idle_timeout_s: float,
-        keepalive_s: float,
-        held_bytes_max: int,
         outbox: Outbox | None = None,
         alive: Callable[[str], None] = lambda _: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Without an `outbox` it has one of its own; without `tls` replicas must be known to the machine. `tls` may be
-        replaced by another: connections to come have that. `alive(replica)` hears, twice a second at most, that streams
-        of a replica go on."""
+        """Without an `outbox` it has one of its own; without `tls` replicas must be known to the machine. `alive`
+        hears, twice a second at most, of each replica whose streams go on.
+
+        `limits` may be replaced, for calls under way too, and `tls` for connections to come."""
+        self.limits = limits
         self.tls = tls
-        self.configure(
-            connect_timeout_s=connect_timeout_s,
-            first_byte_timeout_s=first_byte_timeout_s,
-            idle_timeout_s=idle_timeout_s,
-            keepalive_s=keepalive_s,
-            held_bytes_max=held_bytes_max,
-        )
         self._alive = alive
         self._answers: set[Answer] = set()
         self._streaming: set[Answer] = set()  # begun, and moved when the watchdog looked
         self._servers: dict[str, Server] = {}  # by replica
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
-
-    def configure(
-        self,
-        *,
-        connect_timeout_s: float,
-        first_byte_timeout_s: float,
-        idle_timeout_s: float,
-        keepalive_s: float,
-        held_bytes_max: int,
-    ) -> None:
-        """What holds from now on, for calls under way too; how much of an answer is held, for those that begin."""
-        self._connect_timeout_s = connect_timeout_s
-        self._first_byte_timeout_s = first_byte_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self._keepalive_s = keepalive_s
-        self._held_bytes_max = held_bytes_max
 
     async def close(self) -> None:
         """Close all connections."""
@@ -106,12 +94,12 @@ class Upstream:
         """The watchdog: runs until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now_s = self._loop.time()
+            now_s, limits = self._loop.time(), self.limits
             for server in self._servers.values():
-                server.close_idle(now_s - self._keepalive_s)
+                server.close_idle(now_s - limits.keepalive_s)
             alive: set[str] = set()
             for answer in list(self._answers):
-                limit_s = self._idle_timeout_s if answer.begun else self._first_byte_timeout_s
+                limit_s = limits.idle_timeout_s if answer.begun else limits.first_byte_timeout_s
                 since_s = answer.silent_since(now_s)
                 if since_s == now_s and answer.begun and answer.streams:
                     # Not the first time: a stream of the Responses API begins before there is any work.
@@ -157,7 +145,7 @@ class Upstream:
             (f"{method} {server.path}{target} HTTP/1.1\r\n".encode("latin-1"), server.host_line, *lines,
              b"content-length: %d\r\n\r\n" % len(body))
         )  # fmt: skip
-        answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self._held_bytes_max)
+        answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self.limits.held_bytes_max)
         self._answers.add(answer)
         try:
             await self._send(server, answer, head, body)
@@ -177,8 +165,8 @@ class Upstream:
     async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
         """Returns when the answer has begun. Raises a Failure."""
         sent_s = self._loop.time()
-        used = server.free(sent_s - self._keepalive_s)
-        connection = used or await server.connect(self._connect_timeout_s)
+        used = server.free(sent_s - self.limits.keepalive_s)
+        connection = used or await server.connect(self.limits.connect_timeout_s)
         try:
             await answer.begin(connection, head, body)
         except BrokeEarly as error:

@@ -19,7 +19,7 @@ from router.app import App
 from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
 from router.http.failures import ReplicaLeft
-from router.http.upstream import Upstream
+from router.http.upstream import EngineLimits, Upstream
 from router.settings.schema import SettingsError
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, events, half_then_waits, idle, settings
@@ -256,9 +256,7 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
 
 async def test_a_replica_that_leaves_while_we_connect(engine: FakeEngine) -> None:
     """Nothing is sent there, and the connection is closed; where nothing was sent another may be asked."""
-    upstream = Upstream(
-        connect_timeout_s=2, first_byte_timeout_s=9, idle_timeout_s=9, keepalive_s=3, held_bytes_max=1 << 20
-    )
+    upstream = Upstream(EngineLimits(2, 9, 9, keepalive_s=3, held_bytes_max=1 << 20))
     calling = asyncio.ensure_future(upstream.call(engine.url, "POST", CHAT, [], json.dumps({}).encode(), hold=True))
     await asyncio.sleep(0)
     upstream.forget(engine.url)

@@ -17,7 +17,7 @@ from router.engines.probe import Prober
 from router.engines.ranks import Ranks, expand
 from router.http.exchange import Answer
 from router.http.failures import ReplicaLost
-from router.http.upstream import Upstream
+from router.http.upstream import EngineLimits, Upstream
 from tests.discovered import Told
 from tests.fakes import FakeEngine, mute
 
@@ -42,9 +42,7 @@ async def ranks() -> AsyncIterator[Ranks]:
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
     """Connections to engines."""
-    made = Upstream(
-        connect_timeout_s=2, first_byte_timeout_s=9, idle_timeout_s=9, keepalive_s=3, held_bytes_max=1 << 20
-    )
+    made = Upstream(EngineLimits(2, 9, 9, keepalive_s=3, held_bytes_max=1 << 20))
     yield made
     await made.close()
 
