@@ -142,7 +142,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "engines": upstream.limits,
         "retries": proxy._attempts.limits,
         "budget": (edge._budget.ratio, edge._budget.floor_per_s),
-        "answers": (proxy.receipts, edge._inference),
+        "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
         "credentials": (reader._own_lines, reader._not_sent_on, edge._callers.admin_token, hub.admin_token),
         "clients": (server.limits, server._places.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
@@ -151,8 +151,8 @@ def in_force(router: Running) -> dict[str, Any]:
         "standing": (hub.router._stuck_after_s, hub.router.standing.slow_start_s),
         "replicas": (hub._replicas._urls, hub._additions.allowed),
         "prewarm": hub.warmer.settings,
-        # Looked up whenever they are needed.
-        "later": (edge._settings.listen.metrics_on_main, edge._settings.listen.drain_s),
+        # Looked up when it is needed.
+        "later": edge._settings.listen.drain_s,
         "at the end": router.reloader.settings.listen.lame_duck_s,
     }
 

@@ -7,31 +7,28 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from router.core.dialects import PATHS, spoken_on
 from router.core.facts.misses import Template
-from router.edge.answering import filtered, refuse, request_id
 from router.edge.attempts import Attempts, RetryLimits
 from router.edge.callers import Callers
 from router.edge.observer import Observer
 from router.edge.proxy import Proxy
-from router.edge.question import RESPONSES
 from router.edge.reader import Reader, ReadingRules
 from router.edge.retry_budget import RetryBudget
+from router.edge.routes import Routes
 from router.http.accepting import cannot_listen, url_of
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
-from router.http.request import Refusal, Request, date_line
 from router.http.server import Server
 from router.http.upstream import EngineLimits, Upstream
 from router.loop import in_background
-from router.placer import MODELS, Page, Placer
+from router.placer import Placer
 from router.settings import secrets, tls
-from router.settings.keys import ANYBODY, Caller, Keys, files_of_settings, keys_of
+from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.schema import Settings
 from router.telemetry import logs
 from router.telemetry.process_counts import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED
@@ -39,13 +36,6 @@ from router.telemetry.record import RequestRecord
 from router.telemetry.tracing import Tracer
 from router.tokens.encoder import Prompts, make_prompts
 from router.tokens.request_tokens import Asker, Tokens
-
-RESPONSE_METHODS = ("GET", "DELETE")
-RESPONSE_ACTIONS = ("cancel", "input_items")
-METHODS = ("GET", "POST", "DELETE")  # others lead nowhere
-
-_ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
-_LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
 
 
 class Edge:
@@ -87,6 +77,7 @@ class Edge:
     ) -> None:
         """Drain: no new connections, running answers finish within `listen.drain_s`, then all is closed. At once if
         the block was cancelled."""
+        self._routes.leaving = True
         try:
             if kind is None or not issubclass(kind, asyncio.CancelledError):
                 with suppress(TimeoutError):
@@ -99,6 +90,7 @@ class Edge:
 
     def lame_duck(self) -> None:
         """`/readyz` says 503 here whatever the hub says, and answers end their connections; all else goes on."""
+        self._routes.leaving = True
         self._server.lame_duck()
 
     async def cut_all(self, why: str) -> None:
@@ -124,7 +116,7 @@ class Edge:
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.proxy.receipts = s.api.receipts
         self.reader.configure(_reading_rules(s))
-        self._inference = frozenset((*PATHS, *s.api.passthrough))
+        self._routes.configure(s)
         self._server.configure(_client_limits(s))
         self._server.tls, self.upstream.tls = listener_tls, replica_tls
 
@@ -219,7 +211,7 @@ class Edge:
             receipts=s.api.receipts,
             tracer=self._tracer,
         )
-        self._inference = frozenset((*PATHS, *s.api.passthrough))
+        self._routes = Routes(self._callers, self.proxy, self._placer, s)
         self._stack.push_async_callback(in_background(self.upstream.watch()))
 
     def _tokens(self) -> Tokens:
@@ -238,8 +230,8 @@ class Edge:
     async def _listen(self) -> None:
         s = self._settings
         self._server = Server(
-            self._handle,
-            self._refuse,
+            self._routes.handle,
+            self._routes.refuse,
             _client_limits(s),
             tls=tls.for_listener(s.listen),
             outbox=self._outbox,
@@ -254,61 +246,6 @@ class Edge:
         except OSError as error:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
         self.url = url_of(*bound, tls=self._server.tls is not None)
-
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    def _handle(self, request: Request) -> Awaitable[None]:
-        """Whose it is, and then by path: to an engine, one of our own pages, or nowhere. No coroutine of its own: each
-        costs what four calls do."""
-        try:
-            caller = self._callers.who(request)
-        except Refusal as refusal:
-            return self._refused(request, refusal)
-        generates = request.method == "POST" and request.path in self._inference
-        if generates or self._about_response(request):
-            return self.proxy.handle(request, caller)
-        return self._answer(request, caller)
-
-    async def _refused(self, request: Request, refusal: Refusal) -> None:
-        self._refuse(request, refusal)
-
-    async def _answer(self, request: Request, caller: Caller) -> None:
-        """Of our own."""
-        page = await self._page(request, caller) if request.method in ("GET", "HEAD") else None
-        if page is None:
-            message = f"There is no {request.method} {request.path[:200]} here."
-            self._refuse(request, Refusal(404, "unknown_path", message), caller)
-            return
-        request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
-
-    def _about_response(self, request: Request) -> bool:
-        """Stored responses: fetched, deleted, cancelled, listed."""
-        if not request.path.startswith(RESPONSES + "/"):
-            return False
-        id_, slash, action = request.path.removeprefix(RESPONSES + "/").partition("/")
-        if not id_.strip(".") or request.method not in METHODS:
-            return False  # dots would be another path to an engine that tidies paths up
-        if not slash:  # with one and nothing behind it, engines tell where they are: they redirect
-            return request.method in RESPONSE_METHODS
-        return action in RESPONSE_ACTIONS
-
-    async def _page(self, request: Request, caller: Caller) -> Page | None:
-        path = request.path
-        if path == "/healthz":
-            return _ALIVE  # whatever has become of the hub
-        if path == "/readyz" and self._server.closing:
-            return _LEAVING
-        if path == "/metrics" and not self._settings.listen.metrics_on_main:
-            return None
-        page = await self._placer.page(path)
-        if caller.tenant is not None and page is not None and path.startswith(MODELS):
-            return filtered(page, path, caller.tenant.allows)
-        return page
-
-    def _refuse(self, request: Request, refusal: Refusal, caller: Caller = ANYBODY) -> None:
-        record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
-        refuse(request, record, refusal, spoken_on(request.path))
-        self._placer.report(record)
 
     def _report(self, record: RequestRecord) -> None:
         """Told on at the end of the loop's turn, all of a turn together: that is done in half the time."""
