@@ -144,7 +144,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "budget": (edge._budget.ratio, edge._budget.floor_per_s),
         "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
         "credentials": (reader._own_lines, reader._not_sent_on, edge._callers.admin_token, hub.admin_token),
-        "clients": (server.limits, server._places.limits),
+        "clients": (server.limits, server._slots.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
         "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
         "admission": hub.admission._admission._limits,
@@ -333,7 +333,7 @@ async def test_a_replica_that_is_taken_out_finishes(
         assert len(engine.seen) == 1
         while not idle(router.app):
             await asyncio.sleep(0)
-        assert engine.url not in router.app.edge.upstream._servers
+        assert engine.url not in router.app.edge.upstream._pools
 
 
 @pytest.mark.parametrize(

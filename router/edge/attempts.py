@@ -32,7 +32,7 @@ from router.edge.answering import made_response, none_ready
 from router.edge.question import RESPONSES, Question
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
-from router.http.exchange import Answer
+from router.http.exchange import EngineAnswer
 from router.http.failures import (
     ConnectFailed,
     EngineFailed,
@@ -90,7 +90,7 @@ class Call(Struct, eq=False):  # see core/facts/requests.py
 
     question: Question
     lease: Placed
-    answer: Answer
+    answer: EngineAnswer
     called_s: float  # when the first replica was called
     relay: Relay | None = None  # None for an answer that is delivered whole
     outcome: Outcome | None = None  # None until it is delivered: so it stays if the client leaves
@@ -160,7 +160,7 @@ class Attempts:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
                 raise
 
-    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
+    def _drop(self, lease: Placed, answer: EngineAnswer | None, ending: Ending) -> None:
         if answer is not None:
             self._upstream.done(answer)
         self._placer.finish(lease, Outcome(ending), self._clock())
@@ -199,14 +199,14 @@ class Attempts:
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
-    async def _attempt(self, question: Question, lease: Placed) -> Answer:
+    async def _attempt(self, question: Question, lease: Placed) -> EngineAnswer:
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
-        hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
+        whole = not (streams or request.method == "GET")  # the events of a stored response come when they do
         replica, body = lease.replica, question.body
         if "#" in replica and (rank := Replica(replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
-        answer = await self._upstream.call(replica, request.method, request.target, lines, body, hold=hold)
+        answer = await self._upstream.call(replica, request.method, request.target, lines, body, whole=whole)
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:
@@ -263,7 +263,7 @@ def _status_of(failure: Failure) -> int:
     return failure.status if isinstance(failure, EngineShed) else 0
 
 
-def judge_of(question: Question, answer: Answer) -> Dialect | None:
+def judge_of(question: Question, answer: EngineAnswer) -> Dialect | None:
     """Who can say whether a stream is well: nobody of what is compressed, or of a path that has no dialect."""
     request = question.request
     fetched = request.method == "GET" and request.path.startswith(RESPONSES + "/")  # with `stream=true`
@@ -273,7 +273,7 @@ def judge_of(question: Question, answer: Answer) -> Dialect | None:
     return None if encoded else question.dialect if fetched else PATHS.get(request.path)
 
 
-def _look_at_first(question: Question, answer: Answer) -> None:
+def _look_at_first(question: Question, answer: EngineAnswer) -> None:
     """A stream may begin with the news that there will be none. Raises EngineFailed and NotStream."""
     status = question.dialect.event_error(answer.head)
     if status is not None and status >= 500:

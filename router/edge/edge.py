@@ -290,7 +290,7 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         first_byte_timeout_s=upstream.first_byte_timeout_s,
         idle_timeout_s=upstream.idle_timeout_s,
         keepalive_s=upstream.keepalive_s,
-        held_bytes_max=settings.limits.held_answer_bytes_max,
+        whole_bytes_max=settings.limits.held_answer_bytes_max,
     )
 
 

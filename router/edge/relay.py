@@ -1,6 +1,6 @@
 """Bytes from engine to client, looked at as little as possible.
 
-Streams pass event by event: what follows the last whole event is held back (up to HELD_BYTES_MAX) until its end has
+Streams pass event by event: what follows the last whole event is held back (up to PARTIAL_BYTES_MAX) until its end has
 come, so that a stream that breaks has ended on an event's boundary. What must be known of a stream is known from cheap
 signs: events are counted by their blank lines, and usage is read once, at the end, from the last few pieces.
 
@@ -22,14 +22,14 @@ from collections.abc import Callable
 from router.core.dialects import Dialect, sse
 from router.core.dialects.sse import EventSplitter
 from router.core.facts.placements import Ending
-from router.http.exchange import Answer
+from router.http.exchange import EngineAnswer
 from router.http.failures import Unfinished
 from router.http.request import Stream
 
 TAIL_PIECES = 16  # each a whole event at least, unless that is very long
 TAIL_BYTES = 8 << 10  # kept of each
 NAME_BYTES = 512  # of the events before one that is not kept whole: enough to know what they are
-HELD_BYTES_MAX = 64 << 10
+PARTIAL_BYTES_MAX = 64 << 10
 
 _END_BYTES = 2  # of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
@@ -41,13 +41,13 @@ class Relay:
     """Takes one answer's body and writes it to one client."""
 
     __slots__ = (
-        "_answer", "_begun", "_client", "_dropping", "_events_only", "_held", "_judge", "_long_ended", "_splitter",
+        "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_long_ended", "_partial", "_splitter",
         "_strip_usage", "_tail", "ending", "events",
     )  # fmt: skip
 
     def __init__(
         self,
-        answer: Answer,
+        answer: EngineAnswer,
         client: Stream,
         *,
         begun: Callable[[bytes], bool] | None = None,
@@ -66,7 +66,7 @@ class Relay:
         self._dropping = False  # an end has come that was none
         self._long_ended: Ending | None = None  # what an event said that is too long for the tail
         self.ending: Ending | None = None  # what the stream said of it, at its end
-        self._held = bytearray()
+        self._partial = bytearray()
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.events = 0
         client.sender = self
@@ -87,7 +87,7 @@ class Relay:
 
     def shortcut(self) -> Callable[[bytes], None] | None:
         """Straight to the client, where nothing has to be seen on the way."""
-        looks = self._held or self._begun is not None or self._strip_usage is not None or self._dropping
+        looks = self._partial or self._begun is not None or self._strip_usage is not None or self._dropping
         return self._client.write if self._client.chunked and self._events_only and not looks else None
 
     def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
@@ -99,7 +99,8 @@ class Relay:
     def end(self) -> None:
         """The body is whole. Raises Unfinished, with nothing of the end written, when what it holds is not."""
         if self._judge is not None:
-            self.ending = self._ended(self._judge, self.tail + (self._held if _is_event(bytes(self._held)) else b""))
+            partial = bytes(self._partial)
+            self.ending = self._ended(self._judge, self.tail + (partial if _is_event(partial) else b""))
             if self.ending is None:
                 raise Unfinished("it did not say that it was whole")
         self._close()
@@ -107,7 +108,7 @@ class Relay:
     def broke(self, event: Callable[[Dialect, bytes], bytes]) -> bool:
         """The body broke off. True when all of the answer had come before that; else the client is told by `event`,
         which is given the last events, or by a broken connection where events mean nothing."""
-        self._held.clear()
+        self._partial.clear()
         tail, judge = self.tail, self._judge
         if judge is None or not (tail.endswith((b"\n\n", b"\n\r\n")) or not tail):
             self._client.cut()
@@ -120,8 +121,8 @@ class Relay:
         return whole
 
     def _close(self) -> None:
-        if self._held:
-            self._pass(bytes(self._held))
+        if self._partial:
+            self._pass(bytes(self._partial))
         if rest := self._splitter.close():
             self._client.write(self._framed(rest))
         self._client.end()
@@ -143,20 +144,20 @@ class Relay:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _whole_events(self, data: bytes) -> bytes:
-        """What is held and `data`, up to the end of the last whole event; the rest is held. An event longer than
-        HELD_BYTES_MAX is not."""
-        held = self._held
-        if not held and data.endswith(b"\n\n"):
+        """What is partial and `data`, up to the end of the last whole event; the rest is partial. An event longer than
+        PARTIAL_BYTES_MAX is not."""
+        partial = self._partial
+        if not partial and data.endswith(b"\n\n"):
             return data
-        searched = max(0, len(held) - _END_BYTES)
-        held += data
-        end = max(held.rfind(b"\n\n", searched) + 2, held.rfind(b"\n\r\n", searched) + 3)
+        searched = max(0, len(partial) - _END_BYTES)
+        partial += data
+        end = max(partial.rfind(b"\n\n", searched) + 2, partial.rfind(b"\n\r\n", searched) + 3)
         if end < 3:  # neither was found
-            if len(held) <= HELD_BYTES_MAX:
+            if len(partial) <= PARTIAL_BYTES_MAX:
                 return b""
-            end = len(held)
-        passed = bytes(held[:end])
-        del held[:end]
+            end = len(partial)
+        passed = bytes(partial[:end])
+        del partial[:end]
         return passed
 
     def _pass(self, data: bytes) -> None:
@@ -212,10 +213,10 @@ def _around_cut(body: bytes) -> bytes:
     return body[max(0, start - NAME_BYTES) :] + b"\n\n"
 
 
-def _is_event(held: bytes) -> bool:
+def _is_event(partial: bytes) -> bool:
     """Whether all of an event is there but its blank line."""
-    data = sse.payload(held.rstrip())
-    return data == b"[DONE]" or (bool(data) and sse.begins_well(held + b"\n\n"))
+    data = sse.payload(partial.rstrip())
+    return data == b"[DONE]" or (bool(data) and sse.begins_well(partial + b"\n\n"))
 
 
 def _unframed(piece: bytes) -> bytes:

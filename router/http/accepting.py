@@ -17,7 +17,7 @@ AT_ONCE_MAX = 64  # accepted in one turn of the loop
 PAUSE_S = 1.0  # after an error such as too many open files, as asyncio does
 
 
-class Places:
+class ConnectionSlots:
     """Room for connections: so many in all, so many from one address."""
 
     def __init__(self, limits: ClientLimits) -> None:

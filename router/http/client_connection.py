@@ -18,7 +18,7 @@ from router.http import deadlines
 from router.http.deadlines import ClientLimits, Patience, acknowledged
 from router.http.outbox import Outbox
 from router.http.receiver import BETWEEN, Receiver
-from router.http.request import Refusal, Request, Sender
+from router.http.request import BodySender, Refusal, Request
 
 WAITING_MAX = 8  # requests sent ahead
 WAITING_BYTES_MAX = 1 << 20  # of their bodies; the one that goes beyond is kept
@@ -48,7 +48,7 @@ class Owner(Protocol):
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
     outbox: Outbox
-    clients: set[Client]
+    clients: set[ClientConnection]
     closing: bool
 
     def lets_in(self, address: str) -> bool:
@@ -58,7 +58,7 @@ class Owner(Protocol):
         """A connection from there is gone."""
 
 
-class Client(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Client(asyncio.Protocol):
         self._next_until_s = 0.0  # it did not, though it is the last: till then the next request may be on its way
         self.address = address
         self.chunked = False
-        self.sender: Sender | None = None
+        self.sender: BodySender | None = None
         self.write: Callable[[bytes], None] = _nowhere
 
     # -- the transport's side ------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Client(asyncio.Protocol):
         if closes:
             self._finish()
 
-    def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Client:
+    def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> ClientConnection:
         """See Request.begin."""
         if self._transport is None:
             raise ClientLeft

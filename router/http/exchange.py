@@ -39,7 +39,7 @@ _sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events ha
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
-class Sink(Protocol):
+class BodySink(Protocol):
     """Who takes a body."""
 
     def body(self, data: bytes) -> None:
@@ -52,44 +52,48 @@ class Sink(Protocol):
         """So many events went that way since it was taken, the last two chunks being these."""
 
 
-class Answer:
+class EngineAnswer:
     """An engine's answer, from the sending of the request on."""
 
     __slots__ = (
-        "_connection", "_hold_bytes_max", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "begun",
-        "complete", "head", "hold", "lines", "moved", "replica", "since_s", "sink", "status", "streams", "until_eof",
+        "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "_whole_bytes_max", "begun",
+        "complete", "head", "lines", "moved", "replica", "since_s", "sink", "status", "streams", "until_eof",
+        "until_whole",
     )  # fmt: skip
 
-    def __init__(self, replica: str, loop: asyncio.AbstractEventLoop, *, hold: bool, hold_bytes_max: int) -> None:
-        """With `hold` it begins when it is whole, or longer than `hold_bytes_max`; so does whatever is no stream."""
+    def __init__(
+        self, replica: str, loop: asyncio.AbstractEventLoop, *, until_whole: bool, whole_bytes_max: int
+    ) -> None:
+        """With `until_whole` it begins when it is whole, or longer than `whole_bytes_max`; so does whatever does not
+        stream."""
         self.replica = replica
-        self.hold, self.status = hold, 0
+        self.until_whole, self.status = until_whole, 0
         self.lines: list[bytes] = []  # of the head, hop-by-hop ones left out
         self.streams = False
         self.until_eof = False  # the body ends with the connection
         self.head = b""  # once begun: the first bytes of the body, or all of it
         self.complete = False  # everything was read
         self.begun = False
-        self.sink: Sink | None = None
+        self.sink: BodySink | None = None
         self.moved = True  # since the watchdog last looked
         self.since_s = loop.time()
         self._loop = loop
-        self._hold_bytes_max = hold_bytes_max
+        self._whole_bytes_max = whole_bytes_max
         self._pieces: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
         self._paused = False
         self._seen_events = 0
 
     @property
     def whole(self) -> bool:
         """`head` is all of the body."""
-        return self.complete and self.hold
+        return self.complete and self.until_whole
 
     # -- for the caller ------------------------------------------------------------------------------------------
 
-    async def begin(self, connection: Connection, head: bytes, body: bytes) -> None:
+    async def begin(self, connection: EngineConnection, head: bytes, body: bytes) -> None:
         """Send the request; returns when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
         self._connection = connection
         self._waiter = self._loop.create_future()
@@ -103,7 +107,7 @@ class Answer:
         if self.streams and not self.head:
             raise BrokeEarly("the stream ended before its first event")
 
-    async def relay(self, sink: Sink) -> None:
+    async def relay(self, sink: BodySink) -> None:
         """Hand the body to `sink`, `head` first; returns when all of it was. Raises BrokeMidway."""
         self.resume()  # before the first write, which may pause again
         sink.body(self.head)
@@ -174,16 +178,16 @@ class Answer:
             return
         self._pieces.append(data)
         self._size += len(data)
-        if self._size > self._hold_bytes_max + UNCLAIMED_BYTES_MAX:
+        if self._size > self._whole_bytes_max + UNCLAIMED_BYTES_MAX:
             self.pause()
         if self._waiter is not None and not self._waiter.done() and self._enough(data):
             self._waiter.set_result(None)
 
     def _enough(self, data: bytes) -> bool:
-        if self.hold:
-            if self._size <= self._hold_bytes_max:
+        if self.until_whole:
+            if self._size <= self._whole_bytes_max:
                 return False
-            self.hold = False
+            self.until_whole = False
             return True
         if self._size > FIRST_EVENT_BYTES_MAX:
             return True
@@ -204,7 +208,7 @@ class Answer:
             self._waiter.set_exception(BrokeMidway(why) if self.begun else BrokeEarly(why))
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """A connection to an engine, used for one request after the other."""
 
     __slots__ = (
@@ -212,12 +216,12 @@ class Connection(asyncio.Protocol):
         "_write", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
-    def __init__(self, give_back: Callable[[Connection], None], outbox: Outbox) -> None:
+    def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox) -> None:
         """`give_back` hears when it may take another request."""
         self._outbox = outbox
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._answer: EngineAnswer | None = None
         self._headed = False
         self.head_bytes = 0  # of the head, once it is whole at least those; 0: nothing was heard
         self._keep = False
@@ -233,7 +237,7 @@ class Connection(asyncio.Protocol):
         """Open, and nothing unexpected came."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, answer: Answer, head: bytes, body: bytes) -> None:
+    def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
         """Send a request, whose answer goes to `answer`."""
         self._answer, self._headed, self.head_bytes = answer, False, 0
         if self._transport is None:
@@ -355,7 +359,7 @@ class Connection(asyncio.Protocol):
         answer.until_eof = answer.until_eof and status not in NO_BODY
         self._keep = self._parser.should_keep_alive() and not answer.until_eof
         self._headed = True
-        answer.hold = answer.hold or not answer.streams
+        answer.until_whole = answer.until_whole or not answer.streams
 
     def on_chunk_header(self) -> None:
         """Now within a chunk."""

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from router.core.facts.placements import Ending
 
 if TYPE_CHECKING:
-    from router.http.exchange import Answer  # which raises failures of this file
+    from router.http.exchange import EngineAnswer  # which raises failures of this file
 
 
 class Failure(Exception):
@@ -138,6 +138,6 @@ class EngineFailed(Failure):
 
     kind = "engine"
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: EngineAnswer) -> None:
         super().__init__(f"status {answer.status}")
         self.answer = answer

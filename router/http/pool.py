@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import cache
 from urllib.parse import urlsplit
 
-from router.http.exchange import Connection, say
+from router.http.exchange import EngineConnection, say
 from router.http.failures import ConnectFailed, ReplicaLeft
 from router.http.outbox import Outbox
 from router.settings.tls import replica_context
 
 
-class Server:
+class EnginePool:
     """One engine's address and the free connections to it, those used last on top."""
 
     __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path")
@@ -27,12 +27,12 @@ class Server:
         self._host = parts.hostname or ""
         self._tls = tls if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        self._free: list[Connection] = []
+        self._free: list[EngineConnection] = []
         self._forgotten = False
         self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
         self.path = parts.path
 
-    def free(self, since_s: float) -> Connection | None:
+    def free(self, since_s: float) -> EngineConnection | None:
         """A connection that waits for a request, and has not since before this time, if there is one."""
         while self._free:
             connection = self._free.pop()
@@ -43,9 +43,9 @@ class Server:
             connection.abort()  # the watchdog is late, as on a machine that stood still: the engine may be closing it
         return None
 
-    async def connect(self, timeout_s: float) -> Connection:
+    async def connect(self, timeout_s: float) -> EngineConnection:
         """A new connection. Raises ConnectFailed, and ReplicaLeft if it is forgotten meanwhile."""
-        loop, connection = self._loop, Connection(self._give_back, self._outbox)
+        loop, connection = self._loop, EngineConnection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(
@@ -75,7 +75,7 @@ class Server:
         self._forgotten = True
         self.close_idle(float("inf"))
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: EngineConnection) -> None:
         if self._forgotten:
             connection.abort()
             return

@@ -20,7 +20,7 @@ class Refusal(Exception):
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
-class Sender(Protocol):
+class BodySender(Protocol):
     """Who stops sending while a client does not read."""
 
     def pause(self) -> None:
@@ -37,7 +37,7 @@ class Stream(Protocol):
     """Where the pieces of a body go."""
 
     chunked: bool
-    sender: Sender | None
+    sender: BodySender | None
 
     @property
     def write(self) -> Callable[[bytes], None]:

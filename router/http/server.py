@@ -16,8 +16,8 @@ import ssl
 from collections import Counter
 
 from router.http import deadlines
-from router.http.accepting import Acceptor, Places, bound
-from router.http.client_connection import NO_LINGER, Client, Handler, Refuse
+from router.http.accepting import Acceptor, ConnectionSlots, bound
+from router.http.client_connection import NO_LINGER, ClientConnection, Handler, Refuse
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
 
@@ -51,11 +51,11 @@ class Server:
         self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
-        self.clients: set[Client] = set()
+        self.clients: set[ClientConnection] = set()
         self.closing = False  # answers end their connections
         self._draining = False  # so do those that wait for no answer
         self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections, by why we closed them
-        self._places = Places(limits)
+        self._slots = ConnectionSlots(limits)
         self._listener: asyncio.Server | Acceptor | None = None
         self._shared = False  # other processes accept on the same socket
         self._shaking: set[asyncio.Task[None]] = set()
@@ -65,7 +65,7 @@ class Server:
         """Listen; returns address and port. Raises OSError."""
         if self.tls is not None:
             return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
-        return self._begin(await self.loop.create_server(lambda: Client(self), host, port, backlog=BACKLOG))
+        return self._begin(await self.loop.create_server(lambda: ClientConnection(self), host, port, backlog=BACKLOG))
 
     async def take(self, listening: socket.socket) -> tuple[str, int]:
         """Accept on a socket that listens already; others may accept on it too."""
@@ -75,12 +75,14 @@ class Server:
     async def _accept_on(self, listening: socket.socket) -> tuple[str, int]:
         if self.tls is not None:
             return self._begin(Acceptor(self.loop, listening, self._arrived))
-        return self._begin(await self.loop.create_server(lambda: Client(self), sock=listening, backlog=BACKLOG))
+        return self._begin(
+            await self.loop.create_server(lambda: ClientConnection(self), sock=listening, backlog=BACKLOG)
+        )
 
     def configure(self, limits: ClientLimits) -> None:
         """What holds from now on."""
         self.limits = limits
-        self._places.limits = limits
+        self._slots.limits = limits
 
     def _begin(self, listener: asyncio.Server | Acceptor) -> tuple[str, int]:
         self._listener = listener
@@ -93,18 +95,18 @@ class Server:
     @property
     def connections(self) -> int:
         """Open, and those that still shake hands."""
-        return self._places.taken
+        return self._slots.taken
 
     def lets_in(self, address: str) -> bool:
         """Whether there is room for one more; it is then counted until `left`."""
-        why = self._places.refuses(address)
+        why = self._slots.refuses(address)
         if why:
             self.closed[why] += 1
         return not why
 
     def left(self, address: str) -> None:
         """A connection from there is gone."""
-        self._places.leave(address)
+        self._slots.leave(address)
 
     def _arrived(self, sock: socket.socket, address: str) -> None:
         """With TLS, whoever is not let in does not get to shake hands."""
@@ -118,7 +120,7 @@ class Server:
 
     async def _shake_hands(self, sock: socket.socket, address: str) -> None:
         """Handshakes have the time of a head. Closing, which sends what is left, has the time of sending."""
-        client = Client(self, address)
+        client = ClientConnection(self, address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await self.loop.connect_accepted_socket(
@@ -141,7 +143,7 @@ class Server:
         """Coarse on purpose: one timer for all connections, none for each."""
         self._look(list(self.clients))
 
-    def _look(self, clients: list[Client]) -> None:
+    def _look(self, clients: list[ClientConnection]) -> None:
         """At all of these, some in each turn of the loop."""
         now_s, looked, closed = self.loop.time(), 0, 0
         while clients and looked < LOOKED_AT_ONCE_MAX and closed < CLOSED_AT_ONCE_MAX:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from router.core.facts.replicas import REST_MAX_S, Replica
-from router.http.exchange import Answer
+from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BrokeEarly,
     BrokeMidway,
@@ -29,7 +29,7 @@ from router.http.failures import (
     TimedOut,
 )
 from router.http.outbox import Outbox
-from router.http.pool import Server, client_tls
+from router.http.pool import EnginePool, client_tls
 
 WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
@@ -49,7 +49,7 @@ class EngineLimits:
     first_byte_timeout_s: float
     idle_timeout_s: float
     keepalive_s: float
-    held_bytes_max: int
+    whole_bytes_max: int
 
 
 class Upstream:
@@ -70,9 +70,9 @@ class Upstream:
         self.limits = limits
         self.tls = tls
         self._alive = alive
-        self._answers: set[Answer] = set()
-        self._streaming: set[Answer] = set()  # begun, and moved when the watchdog looked
-        self._servers: dict[str, Server] = {}  # by replica
+        self._answers: set[EngineAnswer] = set()
+        self._streaming: set[EngineAnswer] = set()  # begun, and moved when the watchdog looked
+        self._pools: dict[str, EnginePool] = {}  # by replica
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
 
@@ -80,23 +80,23 @@ class Upstream:
         """Close all connections."""
         for answer in list(self._answers):
             answer.close()
-        for server in self._servers.values():
-            server.close_idle(float("inf"))
+        for pool in self._pools.values():
+            pool.close_idle(float("inf"))
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
     def forget(self, replica: str) -> None:
         """The replica left: its free connections are closed."""
-        server = self._servers.pop(replica, None)
-        if server is not None:
-            server.forget()
+        pool = self._pools.pop(replica, None)
+        if pool is not None:
+            pool.forget()
 
     async def watch(self) -> None:
         """The watchdog: runs until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             now_s, limits = self._loop.time(), self.limits
-            for server in self._servers.values():
-                server.close_idle(now_s - limits.keepalive_s)
+            for pool in self._pools.values():
+                pool.close_idle(now_s - limits.keepalive_s)
             alive: set[str] = set()
             for answer in list(self._answers):
                 limit_s = limits.idle_timeout_s if answer.begun else limits.first_byte_timeout_s
@@ -130,25 +130,25 @@ class Upstream:
                 answer.fail(BrokeMidway("its replica is gone"))
 
     async def call(
-        self, replica: str, method: str, target: str, lines: Sequence[bytes], body: bytes, *, hold: bool
-    ) -> Answer:
-        """Send a request, and return when its answer has begun; with `hold`, when it is whole or too long to hold.
+        self, replica: str, method: str, target: str, lines: Sequence[bytes], body: bytes, *, whole: bool
+    ) -> EngineAnswer:
+        """Send a request, and return when its answer has begun; with `whole`, when it is whole or too long to be held.
 
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
         a connection. `done` must be called with what this returns. Raises a Failure.
         """
-        server = self._servers.get(replica)
-        if server is None:
-            server = Server(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
-            self._servers[replica] = server
+        pool = self._pools.get(replica)
+        if pool is None:
+            pool = EnginePool(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
+            self._pools[replica] = pool
         head = b"".join(
-            (f"{method} {server.path}{target} HTTP/1.1\r\n".encode("latin-1"), server.host_line, *lines,
+            (f"{method} {pool.path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.host_line, *lines,
              b"content-length: %d\r\n\r\n" % len(body))
         )  # fmt: skip
-        answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self.limits.held_bytes_max)
+        answer = EngineAnswer(replica, self._loop, until_whole=whole, whole_bytes_max=self.limits.whole_bytes_max)
         self._answers.add(answer)
         try:
-            await self._send(server, answer, head, body)
+            await self._send(pool, answer, head, body)
         except BaseException:
             self.done(answer)
             raise
@@ -162,27 +162,27 @@ class Upstream:
             raise EngineFailed(answer)
         return answer
 
-    async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
+    async def _send(self, pool: EnginePool, answer: EngineAnswer, head: bytes, body: bytes) -> None:
         """Returns when the answer has begun. Raises a Failure."""
         sent_s = self._loop.time()
-        used = server.free(sent_s - self.limits.keepalive_s)
-        connection = used or await server.connect(self.limits.connect_timeout_s)
+        used = pool.free(sent_s - self.limits.keepalive_s)
+        connection = used or await pool.connect(self.limits.connect_timeout_s)
         try:
             await answer.begin(connection, head, body)
         except BrokeEarly as error:
             if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
                 raise
-            server.close_idle(float("inf"))  # the others are no younger
+            pool.close_idle(float("inf"))  # the others are no younger
             raise Stale(str(error)) from error
 
-    def done(self, answer: Answer) -> None:
+    def done(self, answer: EngineAnswer) -> None:
         """The answer was read, or nobody wants it any more."""
         self._answers.discard(answer)
         self._streaming.discard(answer)
         answer.close()
 
 
-def _retry_after_s(answer: Answer) -> float | None:
+def _retry_after_s(answer: EngineAnswer) -> float | None:
     """What a refusal for load asks for: seconds or a date (RFC 9110 section 10.2.3). A 503 that asks for nothing that
     can be understood is an engine that fails: None."""
     said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
