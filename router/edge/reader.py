@@ -29,8 +29,7 @@ from router.edge.answering import HISTORY_CHANGED, none_ready
 from router.edge.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.edge.observer import Observer
 from router.edge.question import STORED, Question
-from router.http.exchange import HOP_HEADERS
-from router.http.request import Refusal, Request
+from router.http.request import HOP_HEADERS, Refusal, Request
 from router.placer import Placer
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.tokens.request_tokens import Tokens
