@@ -148,13 +148,13 @@ def not_allowed() -> Refusal:
 
 
 def _check_depth(body: bytes, depth_max: int) -> None:
-    """Raises BadBody. Fields that are only passed on may have no depth either that ends an engine's process."""
+    """Raises BadBody for JSON so deep that it could end an engine's process, also in fields that are only passed on."""
     if nests_deeper(body, depth_max):
         raise BadBody("invalid_json", f"The request body has more than {depth_max} levels of JSON within one another.")
 
 
 def _parse_other(request: Request, how: Reading) -> Ask:
-    """A path whose prompts the index does not read: its model, and whatever keeps it with a replica. Raises BadBody."""
+    """The model, and what keeps a request with a replica, for a path whose prompts are not read. Raises BadBody."""
     content_type = request.fields.get(b"content-type", b"")
     if content_type.startswith(b"multipart/"):
         if how.model_required:

@@ -1,5 +1,5 @@
-"""What faces clients: listener, reader, proxy, connections to replicas. One per process; whoever places is elsewhere
-(placer.py)."""
+"""Everything that faces clients in one process: listener, reader, proxy, connections to replicas. It places requests
+through a Placer (placer.py)."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class Edge:
         listening: socket.socket | None = None,
         shared_prompts: Prompts | None = None,
     ) -> None:
-        """Without a `listening` socket one is bound where the settings say. `shared_prompts` are the hub's, where it is
-        in this process."""
+        """Without a `listening` socket one is bound where the settings say. `shared_prompts` are those of a hub in this
+        process; without them the edge makes its own."""
         self._settings = settings
         self._placer = placer
         self._socket = listening
         self._shared_prompts = shared_prompts
-        self._prompts: Prompts | None = None  # our own
+        self._prompts: Prompts | None = None  # made here, unless the hub's are shared
         self._tracer: Tracer | None = None
         self._observer = _observer(settings) if settings.observatory.enabled else None
-        self._asking_tls: ssl.SSLContext | None = None  # of the session that asks replicas for tokens
+        self._asking_tls: ssl.SSLContext | None = None  # for the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
         self.url = ""
@@ -75,8 +75,8 @@ class Edge:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: no new connections, running answers finish within `listen.drain_s`, then all is closed. At once if
-        the block was cancelled."""
+        """Drain: accept no new connections, let running answers finish within `listen.drain_s`, then close everything.
+        A block that was cancelled is not drained."""
         self._routes.leaving = True
         try:
             if kind is None or not issubclass(kind, asyncio.CancelledError):
@@ -84,24 +84,24 @@ class Edge:
                     async with asyncio.timeout(self._settings.listen.drain_s):
                         await self._server.drain()
                         await self.proxy.idle()
-        finally:  # also when whoever waits has lost patience
+        finally:  # also if the drain is cancelled
             await self.cut_all("The router has ended before the answer was whole.")
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
-        """`/readyz` says 503 here whatever the hub says, and answers end their connections; all else goes on."""
+        """Serve on, but say 503 on `/readyz` whatever the hub says, and end each connection with its next answer."""
         self._routes.leaving = True
         self._server.lame_duck()
 
     async def cut_all(self, why: str) -> None:
-        """End whatever is still being answered, so that its clients know; nobody else is to blame."""
+        """End every answer under way so that its client can tell why. No replica is blamed."""
         self.proxy.cut_why = why
         await self._server.cancel_all()
-        await asyncio.sleep(0)  # what was said last is written at the end of the turn
+        await asyncio.sleep(0)  # last words are written at the end of the loop's turn
 
     def reload(self, settings: Settings) -> None:
-        """Take over what may change while it runs (see reloading.py). Nothing under way is touched. May raise
-        SettingsError, but only before anything has changed."""
+        """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
+        has changed, or not at all."""
         s = settings
         with files_of_settings():
             keys = keys_of(s)
@@ -122,11 +122,11 @@ class Edge:
 
     @property
     def keys(self) -> Keys | None:
-        """Who may ask; None where anybody may. Replaced as a whole: what runs goes on."""
+        """The table of keys; None where anybody may ask. It is replaced as a whole, for requests to come."""
         return self._callers.keys
 
     def show(self, *, admin_token: str, api_key: str) -> None:
-        """From now on the metrics need this token, and replicas are shown this key."""
+        """Ask for this token before metrics are shown, and show replicas this key, from now on."""
         self._callers.admin_token = admin_token
         self.reader.credentials(passed_on=self.keys is None, api_key=api_key)
 
@@ -136,34 +136,34 @@ class Edge:
         return self.proxy.in_flight
 
     def lost(self, replica: str) -> None:
-        """Nobody listens there any more."""
+        """Nobody listens at the replica any more."""
         self.upstream.lost(replica)
 
     def stuck(self, replica: str) -> None:
-        """It accepts and does not answer."""
+        """The replica accepts connections and does not answer."""
         self.upstream.stuck(replica)
 
     def left(self, replica: str) -> None:
-        """The replica is no longer one."""
+        """Discovery no longer names the replica."""
         self.upstream.forget(replica)
 
     def templates(self) -> Iterable[Template]:
-        """Prefixes that its clients' conversations share: those that changed since this was last asked."""
+        """Prefixes that conversations share, as far as they have changed since the last call."""
         return self._observer.templates() if self._observer is not None else ()
 
     def figures(self) -> dict[str, int]:
-        """What is counted here for the hub's metrics, where the hub is in another process."""
+        """Counts of this process for the metrics of a hub in another process, by name."""
         prompts = self._prompts.counts() if self._prompts is not None else {}
         told = {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
         counted = {SPANS_DROPPED: self.spans_dropped(), UNEXPLAINED: self.unexplained()}
         return told | self.connections() | counted
 
     def spans_dropped(self) -> int:
-        """Spans of traces that did not reach the collector."""
+        """Number of spans that did not reach the collector."""
         return self._tracer.dropped if self._tracer is not None else 0
 
     def unexplained(self) -> int:
-        """Prompts that were not compared with an earlier one."""
+        """Number of prompts that were suspect, or not looked at, and not compared with an earlier one."""
         return self._observer.unexplained if self._observer is not None else 0
 
     def connections(self) -> dict[str, int]:
@@ -176,7 +176,7 @@ class Edge:
         self._outbox = Outbox(asyncio.get_running_loop())
         if s.tracing.endpoint:
             self._tracer = _tracer(s)
-            self._stack.push_async_callback(self._tracer.close)  # last: answers that are cut have spans too
+            self._stack.push_async_callback(self._tracer.close)  # closed last: answers that are cut have spans, too
         self.upstream = Upstream(
             _engine_limits(s),
             outbox=self._outbox,
@@ -248,7 +248,7 @@ class Edge:
         self.url = url_of(*bound, tls=self._server.tls is not None)
 
     def _report(self, record: RequestRecord) -> None:
-        """Told on at the end of the loop's turn, all of a turn together: that is done in half the time."""
+        """Report at the end of the loop's turn. All records of a turn together take half the time."""
         if not self._ended:
             self._server.loop.call_soon(self._tell)
         self._ended.append(record)

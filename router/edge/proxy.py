@@ -39,12 +39,13 @@ from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
-DRAINED = "drained"  # cut when the router ended
+DRAINED = "drained"  # the ending of an answer that was cut because the router stops
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
-COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # of others nobody knows whether any token of the prompt was
-_OK = Ending.OK  # to look an enum's member up costs as much as a call
+# Endings after which the prompt was computed. After any other, nobody knows whether a token of it was.
+COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
+_OK = Ending.OK  # looking up an enum's member costs as much as a call
 
-WAITED_MIN_S = 0.0005  # less is told to nobody
+WAITED_MIN_S = 0.0005  # shorter waits are left out of the receipt
 
 
 class Proxy:
@@ -62,8 +63,8 @@ class Proxy:
         receipts: bool,
         tracer: Tracer | None = None,
     ) -> None:
-        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are. `receipts` may be changed:
-        whether clients are told where their request went."""
+        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are. With `receipts`, which may
+        be changed, clients are told where their requests went."""
         self.receipts = receipts
         self._placer = placer
         self._reader = reader
@@ -73,12 +74,12 @@ class Proxy:
         self._clock = clock
         self._tracer = tracer
         self.in_flight = 0
-        self.cut_why = ""  # why requests are cancelled, if it is not that their clients left
+        self.cut_why = ""  # why we cancel requests; "" while a cancelled request means that its client left
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
-        """Answer one request, whatever happens; everything about it is reported once."""
+        """Answer one request, whatever happens, and report it once."""
         started_s = self._clock()
         record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
         trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
@@ -98,7 +99,7 @@ class Proxy:
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
             if record.status:
-                request.cut()  # an answer has begun
+                request.cut()  # the answer has begun
             else:
                 bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
                 refuse(request, record, bug, spoken_on(request.path))
@@ -118,7 +119,8 @@ class Proxy:
         await self._idle.wait()
 
     def _end_short(self, request: Request, record: RequestRecord) -> None:
-        """It is we who leave: the client gets an answer if none has begun, else an end it can tell from a good one."""
+        """The router stops. The client gets an error if no answer has begun; otherwise a broken connection, which it
+        can tell from a good end."""
         if not record.status:
             with suppress(ClientLeft):
                 refuse(request, record, Refusal(503, DRAINED, self.cut_why), spoken_on(request.path))
@@ -141,6 +143,7 @@ class Proxy:
             self._close(call, record)
 
     def _record(self, question: Question, record: RequestRecord, trace: Moments | None) -> None:
+        """Note what is known before placing."""
         if trace is not None:
             question.trace, trace.parsed_s = trace, self._clock()
         wanted = question.wanted
@@ -185,7 +188,7 @@ class Proxy:
         call.outcome = _outcome(call)
 
     def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
-        """Header lines for the client: the engine's, and what we have to say."""
+        """Header lines for the client: the engine's, and our own."""
         lines, tenant, sighting = call.answer.lines, caller.tenant, record.sighting
         if self.receipts and call.question.receipts:
             receipt, told = call.lease.receipt, ""
@@ -202,7 +205,7 @@ class Proxy:
                 f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}".encode()
             )
         else:
-            if 300 <= call.answer.status < 400:  # an engine that redirects says where it is
+            if 300 <= call.answer.status < 400:  # the Location of a redirect shows the engine's address
                 lines = [line for line in lines if line[:9].lower() != b"location:"]
             lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
         if record.warning:
@@ -210,8 +213,9 @@ class Proxy:
         return lines
 
     def _begun(self, call: Call, record: RequestRecord) -> Callable[[bytes], bool]:
-        """Looks at a piece of a stream; True when it shows that prefill is done, of which note is taken."""
-        dialect, lease, called_s = call.question.dialect, call.lease, call.called_s  # with `call` it would hold itself
+        """A function that takes a piece of a stream. It returns True, and notes the first token, when the piece shows
+        that prefill is done. It does not refer to `call`: that would be a cycle, by way of the relay."""
+        dialect, lease, called_s = call.question.dialect, call.lease, call.called_s
 
         def begun(piece: bytes) -> bool:
             if not dialect.begun(piece):
@@ -224,10 +228,10 @@ class Proxy:
         return begun
 
     def _close(self, call: Call, record: RequestRecord) -> None:
-        """Give connection and lease back, and record how it ended."""
+        """Give the connection and the lease back, and record how the answer ended."""
         self._upstream.done(call.answer)
         lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
-        if outcome is None:  # the client's, or ours: what was delivered counts against the replica's rate
+        if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
             outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events) if relay is not None else LEFT
         self._placer.finish(lease, outcome, now_s)
         record.ending = outcome.ending
@@ -238,12 +242,12 @@ class Proxy:
         if record.ttft_s is not None and relay is not None:
             record.events = relay.events
             if lease.first_token_s is not None and relay.events > 2 and outcome.ending is _OK:
-                # Its last event came with its end: nothing is timed for each.
+                # The time of the last event is that of the end, since no event is timed by itself.
                 record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
 
 
 def _outcome(call: Call) -> Outcome:
-    """How an answer ended that was delivered to its end."""
+    """The outcome of an answer that was delivered to its end."""
     answer, dialect, relay = call.answer, call.question.dialect, call.relay
     if answer.status >= 500:
         return Outcome(Ending.FAILED)
@@ -253,7 +257,7 @@ def _outcome(call: Call) -> Outcome:
         if relay.ending is Ending.FAILED or dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
         return Outcome(_OK, dialect.stream_usage(relay.tail), relay.events)
-    # An answer that was too long to be held until it was whole has its usage at the end.
+    # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.
     return Outcome(_OK, dialect.usage(answer.head if relay is None else relay.tail))
 
 

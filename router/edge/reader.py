@@ -1,8 +1,8 @@
 """What a client asks: a request is parsed, and its prompt hashed, before anything is decided.
 
-Long bodies are parsed and hashed in one thread beside the event loop: in several they would fight over the
-interpreter, and the loop with them. What the router cannot read it passes on; it refuses only what no engine could
-take (no JSON, compressed) and what no replica serves.
+Long bodies are parsed and hashed in one thread beside the event loop. Several threads would fight each other, and the
+loop, for the interpreter. The router passes on what it cannot read; it refuses only what no engine could take (not
+JSON, or compressed) and what no replica serves.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Reader:
         secret: str = "",
         observer: Observer | None = None,
     ) -> None:
-        """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. From the `secret`
-        isolated tenants' salts are made. The `observer` sees prompts' texts, which are dropped then."""
+        """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. Isolated tenants' salts
+        are made from the `secret`. The `observer` sees the texts of prompts, which are dropped behind it."""
         self._placer = placer
         self._tokens = tokens
         self._observer = observer
@@ -90,8 +90,7 @@ class Reader:
         self._repairs_wanted, self._step_header = in_order(rules.repairs), rules.step_header.lower().encode()
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
-        """From now on clients' own credentials are passed on to replicas or not; with an `api_key`, it is sent in
-        their place."""
+        """From now on pass clients' own credentials on to replicas, or do not. An `api_key` is sent in their place."""
         kept = _NOT_SENT_ON | {self._step_header}
         self._not_sent_on = kept if passed_on and not api_key else kept | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
@@ -133,7 +132,7 @@ class Reader:
             view = self._placer.token_view(model)
             if view is not None:
                 tokens = await self._tokens.of(how.dialect, request.path, body, ask, model, view)
-        ask.decoded, ask.metadata = None, b""  # not kept while the answer comes
+        ask.decoded, ask.metadata = None, b""  # memory that would be kept while the answer comes
         wanted = _wanted(request, body, ask, chain, caller)
         wanted.model, wanted.tokens, wanted.sighting = model, tokens, sighting
         question = self._question(request, request_id, body, how, wanted)
@@ -228,6 +227,7 @@ class Reader:
     # -- what goes on --------------------------------------------------------------------------------------------
 
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
+        """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
         strip_usage = self._rules.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
         return Question(  # by place: see core/placement/router.py
@@ -243,7 +243,7 @@ class Reader:
     def _forward_lines(self, request: Request, request_id: str) -> list[bytes]:
         """Header lines for the engine: the client's, without those that are for us or for this connection alone."""
         not_sent_on = self._not_sent_on
-        if b"connection" in request.fields:  # it may name further headers of this connection
+        if b"connection" in request.fields:  # its value names further headers of this connection
             named = request.fields[b"connection"].split(b",")
             not_sent_on = not_sent_on.union([token.strip().lower() for token in named])
         lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.lines if low not in not_sent_on]

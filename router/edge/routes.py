@@ -31,7 +31,7 @@ class Routes:
         self._callers = callers
         self._proxy = proxy
         self._placer = placer
-        self.leaving = False  # `/readyz` says 503 whatever the hub says
+        self.leaving = False  # set when the router stops: `/readyz` says 503 then, whatever the hub says
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
@@ -40,7 +40,8 @@ class Routes:
         self._metrics_here = settings.listen.metrics_on_main
 
     def handle(self, request: Request) -> Awaitable[None]:
-        """Answer a request: whose it is, and then by path. No coroutine of its own: each costs what four calls do."""
+        """Answer a request: find its caller, then go by its path. This is no coroutine, since one costs what four calls
+        do."""
         try:
             caller = self._callers.who(request)
         except Refusal as refusal:
@@ -70,7 +71,7 @@ class Routes:
 
     async def _page(self, path: str, caller: Caller) -> Page | None:
         if path == "/healthz":
-            return _ALIVE  # whatever has become of the hub
+            return _ALIVE  # even where the hub does not answer
         if path == "/readyz" and self.leaving:
             return _LEAVING
         if path == METRICS and not self._metrics_here:
