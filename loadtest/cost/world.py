@@ -31,7 +31,7 @@ from router.core.placement.router import Router
 from router.core.prompts.blocks import chain_of, token_chain
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.edge.question import Question
-from router.edge.reader import Reader
+from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.hub.local_placer import LocalPlacer
 from router.settings.schema import Settings
@@ -147,7 +147,7 @@ class World:
             limits=settings.admission,
         )
         tokens = Tokens(self.prompts, None, offload_bytes_min=offload_bytes_min)
-        self.reader = Reader(self.placer, tokens, offload_bytes_min=offload_bytes_min, ask_usage=False)
+        self.reader = Reader(self.placer, tokens, ReadingRules(offload_bytes_min))
         self._keys = KeyCache(RUNS_MAX)
         self._stored: dict[str, set[int]] = {}
         self._join()

@@ -27,7 +27,7 @@ from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.edge.reader import Reader
+from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.hub.local_placer import LocalPlacer
 from router.settings.keys import Caller, Tenant
@@ -77,7 +77,7 @@ class World:
             page=_no_page,
         )
         secret = self._rng.randbytes(32).hex()
-        self._reader = Reader(placer, None, offload_bytes_min=1 << 30, ask_usage=False, secret=secret)
+        self._reader = Reader(placer, None, ReadingRules(1 << 30), secret=secret)
         self._placer = placer
         self._ids = 0
         names = ["victim", "curious"]

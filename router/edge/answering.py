@@ -1,8 +1,8 @@
-"""Answers of our own: ids of requests, errors in the client's dialect, pages that fit their caller, and what is said
-of a conversation whose history has changed.
+"""Answers of our own: ids of requests, errors in the client's dialect, pages that fit their caller, and what a client
+is told of a conversation whose history has changed.
 
-The last is told in a warning header or in a refusal's message. Names in a path are the client's own words, so a header
-has them escaped. Text is only there if excerpts are wanted, and never another tenant's.
+A changed history is told in a warning header or in a refusal's message. Names in a path are the client's own words, so
+a header has them escaped. The message quotes text only if excerpts are wanted, and never another tenant's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from router.core.dialects import Dialect
 from router.core.facts.misses import Difference, Sighting
-from router.http.request import BadRequest, Refusal, Request, date_line
+from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, Page, json_page, no_model_page
 from router.telemetry.record import RequestRecord
 
@@ -29,24 +29,24 @@ DETAIL_CHARS_MAX = 300
 HISTORY_CHANGED = "history_changed"
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _PATH_CHARS_MAX = 200
-_PLAIN = "[].$/:,;=@+!*()'"  # besides letters, digits and _.-~
+_PLAIN = "[].$/:,;=@+!*()'"  # characters of a path that a header shows as they are, besides letters, digits and _.-~
 
 
 def change_of(sighting: Sighting | None) -> Difference | None:
-    """The first difference from what the conversation had said. None where nothing was changed, or nothing is known:
-    a difference from other conversations of the same template is no change of history."""
+    """The first difference from what the conversation had said. None where nothing was changed, or nothing is known. A
+    difference from other conversations of the same template is no change of history."""
     return sighting.difference if sighting is not None and not sighting.appended else None
 
 
 def change_header(found: Difference) -> str:
-    """For a header: printable ASCII, without spaces in its values."""
+    """A change as a header's value: printable ASCII, `name=value` with no spaces in the values."""
     path = quote(found.path[:_PATH_CHARS_MAX], safe=_PLAIN, errors="replace")
     return f"message={found.message} path={path} at_bytes={found.at_bytes} change={found.change}"
 
 
 def change_message(found: Difference, *, own: bool) -> str:
-    """For the client's eyes. What stood there is quoted only if it is their `own` for certain: tenants who share caches
-    may share a session's name, or a message, and so be compared with each other."""
+    """A change in words for the client. What stood there is quoted only if it is certainly the client's `own`: tenants
+    that share caches may use the same session name or message, and so be compared with each other."""
     place = f"message {found.message} ({found.role})" if found.message >= 0 else "what stands before its messages"
     said = f"This conversation may only be appended to, and {place} is not what it was: {found.change} at "
     said += f"{found.path[:_PATH_CHARS_MAX]}, byte {found.at_bytes}."
@@ -56,33 +56,33 @@ def change_message(found: Difference, *, own: bool) -> str:
 
 
 def made_response(head: bytes) -> str | None:
-    """The response id at the beginning of an answer."""
+    """The id of a stored response, from the beginning of an answer; None where there is none."""
     found = _RESPONSE_ID.search(head, 0, 65_536)
     return found[1].decode() if found else None
 
 
 def none_ready() -> Refusal:
-    """The answer when nobody can take a request now."""
+    """The refusal of a request that no replica can take now."""
     return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")
 
 
-def refuse(request: Request, record: RequestRecord, refusal: Refusal | BadRequest, dialect: Dialect) -> None:
-    """The router's own error, in the words of the dialect."""
+def refuse(request: Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> None:
+    """Answer with an error in the words of the dialect, and record it."""
     record.status, record.ending = refusal.status, "refused"
     record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
-    param, after_s = (refusal.param, refusal.retry_after_s) if isinstance(refusal, Refusal) else (None, None)
     if refusal.status == 401:
         lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
-    if refusal.code == HISTORY_CHANGED:  # else the official clients send it again, as any 409
+    if refusal.code == HISTORY_CHANGED:  # official clients send a request again that got any other 409
         lines.append(b"x-should-retry: false\r\n")
     if refusal.status in (429, 503):
-        lines.append(b"Retry-After: %d\r\n" % (RETRY_AFTER_S if after_s is None else max(1, ceil(after_s))))
-    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), param))
+        after_s = RETRY_AFTER_S if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
+        lines.append(b"Retry-After: %d\r\n" % after_s)
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), refusal.param))
 
 
 def request_id(request: Request) -> str:
-    """The client's own id if it is a sane one, else a new one."""
+    """The client's own id if it is short and printable; otherwise a new one."""
     given = request.header(b"x-request-id")
     if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
         return given
@@ -90,7 +90,8 @@ def request_id(request: Request) -> str:
 
 
 def _new_ids() -> Iterator[str]:
-    """Not to be guessed: engines refuse an id that is under way. Many are made of what one system call gives."""
+    """Random ids. They must not be guessed, since engines refuse an id that is under way. One system call gives the
+    bytes of many ids."""
     while True:
         random = os.urandom(ID_BYTES * IDS_AT_ONCE).hex()
         for start in range(0, len(random), 2 * ID_BYTES):
@@ -101,7 +102,7 @@ _ids = _new_ids()
 
 
 def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
-    """A page below /v1/models as somebody sees it who may not use all of them: what is not allowed does not exist."""
+    """A page at or below /v1/models for a caller who may use some models only: the others do not exist."""
     if path != MODELS:
         name = path.removeprefix(MODELS + "/")
         return page if allows(name) else no_model_page(name)

@@ -19,6 +19,9 @@ again, though no retry is allowed or left.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.ranks import for_rank
@@ -26,9 +29,10 @@ from router.core.facts.placements import Ending, Outcome, Shed
 from router.core.facts.replicas import Replica
 from router.core.fleet.models import NoReplica
 from router.edge.answering import made_response, none_ready
-from router.edge.question import RESPONSES, Question
+from router.edge.question import RESPONSES, STORED, Question
+from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
-from router.http.exchange import Answer
+from router.http.exchange import EngineAnswer
 from router.http.failures import (
     ConnectFailed,
     EngineFailed,
@@ -44,7 +48,7 @@ from router.http.upstream import Upstream
 from router.placer import LEFT, Placed, Placer, UnknownResponse
 from router.telemetry.record import RequestRecord
 
-UNSENT_MAX = 3
+UNSENT_MAX = 3  # attempts of one request that reached nobody
 RESPONSE_ID_CHARS_MAX = 128
 
 
@@ -54,13 +58,13 @@ class Tried:
     __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "unsent")
 
     def __init__(self) -> None:
-        self.replicas: frozenset[str] = frozenset()
-        self._again: frozenset[str] = frozenset()  # may be asked once more
-        self.sent = self.unsent = self.sheds = 0
-        self.shed_until_s: float | None = None  # when the first of those that shed load may be asked again
+        self.replicas: frozenset[str] = frozenset()  # replicas that were tried
+        self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
+        self.sent = self.unsent = self.sheds = 0  # attempts, by what became of them
+        self.shed_until_s: float | None = None  # when the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
-        """One attempt failed."""
+        """Count one attempt that failed."""
         left = isinstance(failure, ReplicaLeft)
         unsent = left or (isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out))
         self.unsent += unsent
@@ -71,42 +75,55 @@ class Tried:
         self.replicas |= {replica}
 
     def shed(self, until_s: float) -> None:
-        """Somebody takes no more before then."""
+        """A replica takes no more requests before this time."""
         self.shed_until_s = until_s if self.shed_until_s is None else min(self.shed_until_s, until_s)
 
     @property
     def excluded(self) -> list[frozenset[str]]:
-        """Whom the next placement leaves out: all that were tried; if nobody is left then, not those whose network
-        failed."""
+        """Sets of replicas for the next placement to leave out, in order: all that were tried; and if no other replica
+        is left, all but those whose network failed."""
         return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
 
 
+class Call(Struct, eq=False):  # see core/facts/requests.py
+    """One answer that has begun, on the lease of its replica, and how it is delivered."""
+
+    question: Question
+    lease: Placed
+    answer: EngineAnswer
+    called_s: float  # when the first replica was called
+    relay: Relay | None = None  # None for an answer that is delivered whole
+    outcome: Outcome | None = None  # None until the answer is delivered, and for good if the client leaves before
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """Which failures of one request are tried again (settings/schema.py: `upstream`)."""
+
+    retries_max: int
+    retry_on_timeout: bool
+
+
 class Attempts:
-    """Makes answers begin."""
+    """Places and calls until an answer has begun. `limits` may be replaced, for requests under way too."""
 
     def __init__(
         self,
         placer: Placer,
         upstream: Upstream,
+        limits: RetryLimits,
         *,
         clock: Callable[[], float],
         budget: RetryBudget,
-        retries_max: int,
-        retry_on_timeout: bool,
     ) -> None:
+        self.limits = limits
         self._placer = placer
         self._upstream = upstream
         self._clock = clock
         self._budget = budget
-        self.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
 
-    def configure(self, *, retries_max: int, retry_on_timeout: bool) -> None:
-        """What holds from now on, for requests under way too."""
-        self._retries_max = retries_max
-        self._retry_on_timeout = retry_on_timeout
-
-    async def begin(self, question: Question, record: RequestRecord, read_s: float) -> tuple[Placed, Answer, float]:
-        """Returns the lease, the answer that has begun, and when the first replica was called. Raises Refusal."""
+    async def begin(self, question: Question, record: RequestRecord, read_s: float) -> Call:
+        """Returns a call whose answer has begun. `read_s` is when all of the request was read. Raises Refusal."""
         self._budget.deposit()
         try:
             lease = await self._place(question, frozenset())
@@ -118,7 +135,7 @@ class Attempts:
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
-                return lease, await self._attempt(question, lease), called_s
+                return Call(question, lease, await self._attempt(question, lease), called_s)
             except Failure as failure:
                 record.error = f"{failure.kind}: {failure}"
                 tried = tried or Tried()
@@ -132,7 +149,7 @@ class Attempts:
                     self._drop(lease, said, Ending.CLIENT_LEFT)
                     raise
                 if following is None and said is not None and tried.shed_until_s is None:
-                    return lease, said, called_s  # what the engine said is the best answer there is
+                    return Call(question, lease, said, called_s)  # the engine's error is the best answer there is
                 self._drop(lease, said, failure.ending)
                 if following is None:
                     raise self._refusal(failure, tried) from failure
@@ -143,13 +160,13 @@ class Attempts:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
                 raise
 
-    def _drop(self, lease: Placed, answer: Answer | None, ending: Ending) -> None:
+    def _drop(self, lease: Placed, answer: EngineAnswer | None, ending: Ending) -> None:
         if answer is not None:
             self._upstream.done(answer)
         self._placer.finish(lease, Outcome(ending), self._clock())
 
     async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
-        """A lease for one more attempt, if it may be made and there is somebody to ask."""
+        """A lease for one more attempt; None where none may be made, or no replica is left."""
         retries = not isinstance(failure, ReplicaLeft)
         if not self._may_retry(question, failure, tried) or (retries and not self._budget.covers(self._clock())):
             return None
@@ -161,7 +178,7 @@ class Attempts:
                     tried.shed(self._clock() + refusal.retry_after_s)
                 continue
             if retries:
-                self._budget.withdraw(self._clock())  # only now: where nobody is left to try, nothing is spent
+                self._budget.withdraw(self._clock())  # only now: nothing is spent where no replica is left
             return lease
         return None
 
@@ -176,20 +193,20 @@ class Attempts:
             raise none_ready()
         except NoReplica as error:
             raise none_ready() from error
-        except UnknownResponse as unknown:  # in the engines' words, whoever else knows it
+        except UnknownResponse as unknown:  # said as engines say it, so that nobody learns of another tenant's response
             said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."
             raise Refusal(404, "response_not_found", said, "response_id") from unknown
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
-    async def _attempt(self, question: Question, lease: Placed) -> Answer:
+    async def _attempt(self, question: Question, lease: Placed) -> EngineAnswer:
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
-        hold = not (streams or request.method == "GET")  # the events of a stored response come when they do
+        whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
         replica, body = lease.replica, question.body
         if "#" in replica and (rank := Replica(replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
-        answer = await self._upstream.call(replica, request.method, request.target, lines, body, hold=hold)
+        answer = await self._upstream.call(replica, request.method, request.target, lines, body, whole=whole)
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:
@@ -205,7 +222,7 @@ class Attempts:
         return answer
 
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
-        """A failed attempt is counted, proof of death acted upon, and a wish to be left alone granted."""
+        """Count a failed attempt; let a replica rest that asked for it; act on proof that one is dead."""
         tried.note(lease.replica, failure)
         self._placer.failed(lease.replica, failure.kind)
         if isinstance(failure, EngineShed):
@@ -220,13 +237,13 @@ class Attempts:
             return False
         if isinstance(failure, ReplicaLeft):
             return True
-        if not self._retries_max or tried.sent > self._retries_max:
+        if not self.limits.retries_max or tried.sent > self.limits.retries_max:
             return False
         if tried.sheds > isinstance(failure, EngineShed):
-            return False  # that was the one alternative
-        if question.stored:  # otherwise it may have been stored there
+            return False  # the one alternative to a replica that sheds load was tried
+        if question.stored:  # a replica that took the request may have stored its answer
             return isinstance(failure, ConnectFailed | EngineShed)
-        return failure.retry or (isinstance(failure, TimedOut) and self._retry_on_timeout)
+        return failure.retry or (isinstance(failure, TimedOut) and self.limits.retry_on_timeout)
 
     def _refusal(self, failure: Failure, tried: Tried) -> Refusal:
         if tried.shed_until_s is not None:
@@ -240,24 +257,25 @@ class Attempts:
 
 
 def _status_of(failure: Failure) -> int:
-    """What the engine answered; 0 where it did not."""
+    """The status that the engine answered with; 0 where it did not answer."""
     if isinstance(failure, EngineFailed):
         return failure.answer.status
     return failure.status if isinstance(failure, EngineShed) else 0
 
 
-def judge_of(question: Question, answer: Answer) -> Dialect | None:
-    """Who can say whether a stream is well: nobody of what is compressed, or of a path that has no dialect."""
+def judge_of(question: Question, answer: EngineAnswer) -> Dialect | None:
+    """The dialect that can say whether a stream is whole. None for what does not stream, is compressed, or has no
+    dialect."""
     request = question.request
-    fetched = request.method == "GET" and request.path.startswith(RESPONSES + "/")  # with `stream=true`
+    fetched = request.method == "GET" and request.path.startswith(STORED)  # a stored response, with `stream=true`
     if not answer.streams or answer.status != 200 or not (question.wanted.ask.stream or fetched):
         return None
     encoded = any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
     return None if encoded else question.dialect if fetched else PATHS.get(request.path)
 
 
-def _look_at_first(question: Question, answer: Answer) -> None:
-    """A stream may begin with the news that there will be none. Raises EngineFailed and NotStream."""
+def _look_at_first(question: Question, answer: EngineAnswer) -> None:
+    """Look at a stream's first event. Raises EngineFailed for an error, and NotStream for what is no event."""
     status = question.dialect.event_error(answer.head)
     if status is not None and status >= 500:
         raise EngineFailed(answer)

@@ -1,10 +1,10 @@
-"""Whose request it is: looked at before anything of its body is.
+"""Whose request it is, decided before its body is looked at.
 
 Where the router has a keys file, every path needs a key but `/healthz` and `/readyz`, which load balancers ask, and
 `/metrics`, which needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients) or `x-api-key`
 (Anthropic's). Two that differ are nobody's: some other program before us may have looked at only one of them.
 
-Without a keys file a request may say who asks and how urgent it is, and nobody checks that.
+Without a keys file a request may say whose it is and how urgent, and nobody checks what it says.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ METRICS = "/metrics"
 
 
 class Callers:
-    """Knows keys and the admin's token; both may be replaced at any time, as a whole."""
+    """Tells callers by their keys. Keys and the admin's token may be replaced at any time, each as a whole."""
 
     def __init__(self, keys: Keys | None, admin_token: str) -> None:
-        """Without `keys` nobody needs one; without a token the metrics are open, unless there are keys."""
+        """Without `keys` no caller needs one. Without a token the metrics are open, unless there are keys."""
         self.keys = keys
         self.admin_token = admin_token
 
     def who(self, request: Request) -> Caller:
-        """The caller. Raises Refusal."""
+        """The caller of a request. Raises Refusal."""
         if request.path in OPEN:
             return ANYBODY
         if request.path == METRICS and (self.keys is not None or self.admin_token):
@@ -42,11 +42,11 @@ class Callers:
         if tenant is None:
             raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
         wished = _wished(request) if PRIORITY in fields else tenant.priority
-        return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the lower of both
+        return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the higher number is the lower priority
 
 
 def _key(request: Request) -> bytes:
-    """The one key that a request shows; b"" for none, several, or what is no bearer token."""
+    """The one key that a request shows; b"" for none, for several that differ, and for other schemes than Bearer."""
     shown = {_shown(low, value) for low, _, value in request.lines if low in CREDENTIALS}
     return shown.pop() if len(shown) == 1 else b""
 

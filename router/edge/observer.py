@@ -1,9 +1,10 @@
-"""What earlier prompts' texts say of a prompt: seen where bodies are read, before it is placed.
+"""What earlier prompts' texts say of a prompt. Bodies are looked at where they are read, before requests are placed.
 
-Most prompts are seen in microseconds. One that is suspect is compared with an earlier one, which takes up to
-milliseconds: on the loop if all is short, else in the thread that reads long bodies, and only within a budget of
-time, and one at a time of those that are long: nobody waits for others' to be compared. Beyond that what was found last
-is said again, and the prompt is counted as unexplained. Nothing that goes wrong here is the request's concern.
+A glance at a prompt takes microseconds, and is enough for most. A suspect prompt is compared with an earlier one, which
+may take milliseconds. Short texts are compared on the event loop, long ones in the thread that reads long bodies. All
+comparisons share a budget of time, and only one long comparison waits or runs at a time, so that no request waits for
+another's. A prompt that cannot be compared is given the last finding again, and counts as unexplained. Whatever goes
+wrong here, the request is served.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import Chain
 from router.http.request import Request
 
-INLINE_BYTES_MAX = 16 << 10  # of either text, and of the body: places in it are named by decoding all of it
+# Size of either text, and of the body, up to which they are compared on the event loop. The body counts because all of
+# it must be decoded to name a place in it.
+INLINE_BYTES_MAX = 16 << 10
 
-PARTS = 1 << 16
-LOOK_BLOCKS = 64  # 32 KB: looking at so much more takes as long again
-BURST = 2
+PARTS = 1 << 16  # conversations are sampled in steps of one part in so many
+LOOK_BLOCKS = 64  # 32 KB of a prompt, which add as much time to a look as it takes at least
+BURST = 2  # looks of one second, in multiples of the limit
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class Observer:
         looks_per_s_max: float,
         excerpts: bool,
     ) -> None:
-        """The limits are those of the settings (`observatory`)."""
+        """The limits are settings (settings/schema.py: `observatory`)."""
         self._watch = Watch(looks_per_s_max)
         self._watcher = Watcher(
             memory_bytes_max, prompt_bytes_max, templates_max, excerpts=excerpts, seed=secrets.randbits(64)
@@ -52,18 +55,18 @@ class Observer:
         self._excerpts = excerpts
         self._budget = Allowance(compare_ms_per_s_max / 1_000, time.monotonic())
         self._failed = False
-        self._comparing = 0  # in the thread
-        self.unexplained = 0  # prompts that were not looked at, or suspect and not compared
+        self._comparing = 0  # comparisons that wait or run in the thread
+        self.unexplained = 0  # prompts that were not looked at, or were suspect and not compared
 
     def templates(self) -> list[Template]:
-        """Those that changed since this was last asked."""
+        """Templates that changed since the last call."""
         return self._watcher.templates()
 
     def look(
         self, ask: Ask, chain: Chain | None, request: Request, *, sure: bool = False, always: bool = False
     ) -> Sighting | Look | None:
-        """What is known of it, at a glance; None where the prompt cannot be read, or is one too many. A Look is to be
-        settled. `sure`: nothing is to be assumed of it; `always`: it is looked at however many there are."""
+        """What is known of a prompt at a glance: a Sighting, or a Look that is to be settled. None where the prompt
+        cannot be read. With `sure` nothing is assumed of it; with `always` it is looked at whatever the load."""
         if chain is None or ask.prompt is None:
             return None
         now_s = time.monotonic()
@@ -88,13 +91,13 @@ class Observer:
         sure: bool = False,
         rejects: bool = False,
     ) -> Sighting | None:
-        """What is known of a prompt for which a glance was not enough. `thread` is the one that reads long bodies, and
-        `aside` says that it has read this one. `sure`: nothing is to be assumed of it. With `rejects` a prompt that
-        changes what its conversation had said is not remembered: it is refused, and would be known if it were sent
+        """What is known of a prompt for which a glance was not enough. `thread` reads long bodies, and with `aside` has
+        read this one. With `sure` nothing is assumed of the prompt. With `rejects` a prompt that changes what its
+        conversation had said is not remembered: it will be refused, and must not be taken for known when it is sent
         again."""
         try:
             if look.lacks and ask.prompt is not None and ask.prompt.joint is not None:
-                # Its beginning came earlier, and is forgotten here: see core/prompts/beginnings.py.
+                # The reader knew its beginning, and the observer has forgotten it (core/prompts/beginnings.py).
                 read = ask.prompt.joint.whole
                 whole = await asyncio.get_running_loop().run_in_executor(thread, read) if aside else read()
                 seen = self._look(ask, chain, request, whole, sure=sure) if whole is not None else look
@@ -121,7 +124,7 @@ class Observer:
         self._failed = True
 
     async def _compare(self, look: Look, thread: Executor, *, sure: bool, rejects: bool) -> None:
-        """Complete the sighting of a suspect."""
+        """Complete the sighting of a suspect prompt, by a comparison if there is time for one."""
         inline = look.bytes_max <= INLINE_BYTES_MAX
         if not self._budget.has(time.monotonic()) or (self._comparing and not inline and not sure):
             self.unexplained += 1
@@ -138,7 +141,7 @@ class Observer:
         self._watcher.settle(look, compared, rejects=rejects)
 
     async def _aside(self, look: Look, thread: Executor) -> tuple[Compared, float]:
-        """Compared in the thread."""
+        """Compare in the thread."""
         self._comparing += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, _compared, look, self._excerpts)
@@ -147,18 +150,20 @@ class Observer:
 
 
 class Watch:
-    """Which conversations are looked at, so that it is at most so many prompts a second: whole ones, since a prompt is
-    compared with an earlier one of its conversation. Those of the second before say which part of them that is; where
-    that was too few to tell, a second ends when BURST times as many were looked at. A long prompt counts for several.
+    """Chooses the conversations that are looked at, for at most `looks_per_s_max` prompts a second. It samples whole
+    conversations, since a prompt is compared with an earlier one of the same conversation.
+
+    The sampled part is set from last second's traffic. If that was too little to go by, sampling stops early, after
+    BURST x the limit. A long prompt counts as several (LOOK_BLOCKS).
     """
 
     def __init__(self, looks_per_s_max: float) -> None:
         self._looks_max = looks_per_s_max
         self._until_s, self._asked, self._left = 0.0, 0.0, 0.0
-        self._parts = PARTS  # of all conversations
+        self._parts = PARTS  # the sampled part of all conversations, in PARTS
 
     def takes(self, name: int, blocks: int, now_s: float) -> bool:
-        """Whether a prompt of the conversation of this name, which has so many blocks, is looked at."""
+        """Whether to look at a prompt of this many blocks, of the conversation of this name."""
         if now_s >= self._until_s:
             self._parts = PARTS if self._asked <= self._looks_max else int(PARTS * self._looks_max / self._asked)
             self._until_s, self._asked, self._left = now_s + 1.0, 0.0, BURST * self._looks_max
@@ -171,29 +176,29 @@ class Watch:
 
 
 class Allowance:
-    """A share of the time that passes, saved up for a second at most."""
+    """A budget of time: a share of the time that passes, saved up for a second at most."""
 
     def __init__(self, share: float, now_s: float) -> None:
         self._share = self._left_s = share
         self._at_s = now_s
 
     def has(self, now_s: float) -> bool:
-        """Whether any is left. What is begun may take more than that; what follows waits for it."""
+        """Whether any time is left. Work may overdraw the budget; the next work then waits until it is made up."""
         self._left_s = min(self._share, self._left_s + (now_s - self._at_s) * self._share)
         self._at_s = now_s
         return self._left_s > 0
 
     def ample(self, now_s: float) -> bool:
-        """Whether there is so much left that nothing need be saved."""
+        """Whether more than half of the budget is left, so that no look need be saved."""
         return self.has(now_s) and self._left_s > self._share / 2
 
     def spend(self, seconds: float) -> None:
-        """So much was used."""
+        """Take time that was used out of the budget."""
         self._left_s -= seconds
 
 
 def _compared(look: Look, excerpts: bool) -> tuple[Compared, float]:
-    """And the seconds of this thread that it took."""
+    """Compare, and measure the seconds of this thread's CPU that it took."""
     began_s = time.thread_time()
     compared = compare(
         look.before, look.after, from_bytes=look.from_bytes, body=look.body, path=look.path, excerpts=excerpts

@@ -1,7 +1,11 @@
-"""The life of one request.
+"""The life of one request, as `Proxy._serve` tells it.
 
-    read -> parse -> identity and blocks -> match and place (a lease) -> call the replica -> relay bytes as they come
-    -> close the lease at the end of the answer -> one metrics call, one log line
+    understand   parse the body; identity and blocks (reader)
+    record       what is known so far, for metrics, log and trace
+    begin        match and place (a lease); call the replica, and another one where that may help (attempts)
+    deliver      send the whole answer, or its head
+    relay        bytes as they come (relay)
+    close        the lease, at the end of the answer; one metrics call, one log line
 
 Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
 another replica; after it, what breaks off ends in an error event. Bodies pass byte for byte in both directions.
@@ -19,17 +23,15 @@ from router.core.dialects import Dialect, spoken_on
 from router.core.facts.placements import Ending, Outcome
 from router.core.observatory.explain import settled
 from router.edge.answering import refuse, request_id
-from router.edge.attempts import Attempts, judge_of
+from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.question import RESPONSES, STORED, Question
 from router.edge.reader import Reader
 from router.edge.relay import Relay
-from router.edge.retry_budget import RetryBudget
 from router.http.client_connection import ClientLeft
-from router.http.exchange import Answer
 from router.http.failures import BrokeMidway, Stalled
 from router.http.request import Refusal, Request
 from router.http.upstream import Upstream
-from router.placer import LEFT, Placed, Placer
+from router.placer import LEFT, Placer
 from router.settings.keys import ANYBODY, Caller
 from router.telemetry.record import RequestRecord
 from router.telemetry.spans import Moments
@@ -37,12 +39,13 @@ from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
-DRAINED = "drained"  # cut when the router ended
+DRAINED = "drained"  # the ending of an answer that was cut because the router stops
 CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
-COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # of others nobody knows whether any token of the prompt was
-_OK = Ending.OK  # to look an enum's member up costs as much as a call
+# Endings after which the prompt was computed. After any other, nobody knows whether a token of it was.
+COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
+_OK = Ending.OK  # looking up an enum's member costs as much as a call
 
-WAITED_MIN_S = 0.0005  # less is told to nobody
+WAITED_MIN_S = 0.0005  # shorter waits are left out of the receipt
 
 
 class Proxy:
@@ -52,44 +55,31 @@ class Proxy:
         self,
         placer: Placer,
         reader: Reader,
+        attempts: Attempts,
         upstream: Upstream,
         report: Callable[[RequestRecord], None],
         *,
         clock: Callable[[], float],
-        budget: RetryBudget,
-        retries_max: int,
-        retry_on_timeout: bool,
         receipts: bool,
         tracer: Tracer | None = None,
     ) -> None:
-        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are."""
+        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are. With `receipts`, which may
+        be changed, clients are told where their requests went."""
+        self.receipts = receipts
         self._placer = placer
         self._reader = reader
+        self._attempts = attempts
         self._upstream = upstream
         self._report = report
         self._clock = clock
         self._tracer = tracer
-        self._attempts = Attempts(
-            placer,
-            upstream,
-            clock=clock,
-            budget=budget,
-            retries_max=retries_max,
-            retry_on_timeout=retry_on_timeout,
-        )
-        self._receipts = receipts
         self.in_flight = 0
-        self.cut_why = ""  # why requests are cancelled, if it is not that their clients left
+        self.cut_why = ""  # why we cancel requests; "" while a cancelled request means that its client left
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def configure(self, *, retries_max: int, retry_on_timeout: bool, receipts: bool) -> None:
-        """What holds from now on, for requests under way too."""
-        self._attempts.configure(retries_max=retries_max, retry_on_timeout=retry_on_timeout)
-        self._receipts = receipts
-
     async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
-        """Answer one request, whatever happens; everything about it is reported once."""
+        """Answer one request, whatever happens, and report it once."""
         started_s = self._clock()
         record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
         trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
@@ -109,7 +99,7 @@ class Proxy:
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
             if record.status:
-                request.cut()  # an answer has begun
+                request.cut()  # the answer has begun
             else:
                 bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
                 refuse(request, record, bug, spoken_on(request.path))
@@ -129,7 +119,8 @@ class Proxy:
         await self._idle.wait()
 
     def _end_short(self, request: Request, record: RequestRecord) -> None:
-        """It is we who leave: the client gets an answer if none has begun, else an end it can tell from a good one."""
+        """The router stops. The client gets an error if no answer has begun; otherwise a broken connection, which it
+        can tell from a good end."""
         if not record.status:
             with suppress(ClientLeft):
                 refuse(request, record, Refusal(503, DRAINED, self.cut_why), spoken_on(request.path))
@@ -139,70 +130,70 @@ class Proxy:
         record.ending = DRAINED
 
     async def _serve(
-        self, request: Request, caller: Caller, record: RequestRecord, read_s: float, trace: Moments | None
+        self, request: Request, caller: Caller, record: RequestRecord, started_s: float, trace: Moments | None
     ) -> None:
         question = await self._reader.understand(request, record.id, caller)
+        self._record(question, record, trace)
+        call = await self._attempts.begin(question, record, started_s)
+        try:
+            self._deliver(call, caller, record)
+            if call.relay is not None:
+                await self._relay(call, call.relay, record)
+        finally:
+            self._close(call, record)
+
+    def _record(self, question: Question, record: RequestRecord, trace: Moments | None) -> None:
+        """Note what is known before placing."""
         if trace is not None:
             question.trace, trace.parsed_s = trace, self._clock()
-        record.model, record.stream = question.wanted.model or "", question.wanted.ask.stream
-        record.sighting, record.repairs, record.warning = question.wanted.sighting, question.repairs, question.warning
-        lease, answer, called_s = await self._attempts.begin(question, record, read_s)
-        outcome = LEFT
-        relay: Relay | None = None
-        try:
-            sighting, tenant = record.sighting, caller.tenant
-            isolated = (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
-            receipts = self._receipts and question.receipts
-            lines = self._lines(answer, lease, record, receipts=receipts, isolated=isolated)
-            if answer.whole:
-                request.answer(answer.status, lines, answer.head)
-            else:
-                begun = self._begun(question, lease, record, called_s)
-                relay = Relay(
-                    answer,
-                    request.begin(answer.status, lines),
-                    begun=begun if question.wanted.ask.stream else None,
-                    strip_usage=question.dialect if question.strip_usage else None,
-                    judge=judge_of(question, answer),
-                )
-                if not await self._relay(answer, relay, lease, record):
-                    outcome = Outcome(Ending.FAILED)
-                    return
-            outcome = _outcome(question, answer, relay)
-        finally:
-            self._upstream.done(answer)
-            if outcome is LEFT and relay is not None:
-                outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events)  # what it has got counts against its rate
-            self._finish(lease, outcome, relay, record)
+        wanted = question.wanted
+        record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
+        record.repairs, record.warning = question.repairs, question.warning
 
-    async def _relay(self, answer: Answer, relay: Relay, lease: Placed, record: RequestRecord) -> bool:
-        """Whether all of the answer came; if not, the client was told."""
+    # -- answer --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, call: Call, caller: Caller, record: RequestRecord) -> None:
+        """Send an answer that is whole; of another send the head, and get ready to relay its body."""
+        question, answer = call.question, call.answer
+        record.status = answer.status
+        lines = self._lines(call, caller, record)
+        if answer.whole:
+            question.request.answer(answer.status, lines, answer.head)
+            call.outcome = _outcome(call)
+            return
+        call.relay = Relay(
+            answer,
+            question.request.begin(answer.status, lines),
+            begun=self._begun(call, record) if question.wanted.ask.stream else None,
+            strip_usage=question.dialect if question.strip_usage else None,
+            judge=judge_of(question, answer),
+        )
+
+    async def _relay(self, call: Call, relay: Relay, record: RequestRecord) -> None:
+        """Relay the body as it comes. A client whose answer breaks off, or is cut by us, is told so."""
         try:
-            await answer.relay(relay)
+            await call.answer.relay(relay)
             relay.end()
         except BrokeMidway as error:
             if not relay.broke(_stalled if isinstance(error, Stalled) else _broken):
                 record.error = f"{error.kind}: {error}"
-                self._placer.failed(lease.replica, error.kind)
-                return False
+                self._placer.failed(call.lease.replica, error.kind)
+                call.outcome = Outcome(Ending.FAILED)
+                return
         except asyncio.CancelledError:
-            if self.cut_why:  # it is we who leave, and the client is still there
-                answer.detour()
+            if self.cut_why:  # the client is still there
+                call.answer.detour()
                 relay.broke(_drained)
             raise
-        return True
+        call.outcome = _outcome(call)
 
-    # -- answer --------------------------------------------------------------------------------------------------
-
-    def _lines(
-        self, answer: Answer, lease: Placed, record: RequestRecord, *, receipts: bool, isolated: bool
-    ) -> list[bytes]:
-        """Header lines for the client: the engine's, and what we have to say."""
-        record.status = answer.status
-        lines = answer.lines
-        if receipts:
-            receipt, told = lease.receipt, ""
+    def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
+        """Header lines for the client: the engine's, and our own."""
+        lines, tenant, sighting = call.answer.lines, caller.tenant, record.sighting
+        if self.receipts and call.question.receipts:
+            receipt, told = call.lease.receipt, ""
             if receipt.miss is not None and receipt.miss.misses:
+                isolated = (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
                 told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
             if record.queued_s >= WAITED_MIN_S:
                 told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
@@ -214,20 +205,20 @@ class Proxy:
                 f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}".encode()
             )
         else:
-            if 300 <= answer.status < 400:  # an engine that redirects says where it is
+            if 300 <= call.answer.status < 400:  # the Location of a redirect shows the engine's address
                 lines = [line for line in lines if line[:9].lower() != b"location:"]
             lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
         if record.warning:
             lines.append(f"x-warmroute-warning: {record.warning}\r\n".encode())
         return lines
 
-    def _begun(
-        self, question: Question, lease: Placed, record: RequestRecord, called_s: float
-    ) -> Callable[[bytes], bool]:
-        """Looks at a piece of a stream; True when it shows that prefill is done, of which note is taken."""
+    def _begun(self, call: Call, record: RequestRecord) -> Callable[[bytes], bool]:
+        """A function that takes a piece of a stream. It returns True, and notes the first token, when the piece shows
+        that prefill is done. It does not refer to `call`: that would be a cycle, by way of the relay."""
+        dialect, lease, called_s = call.question.dialect, call.lease, call.called_s
 
         def begun(piece: bytes) -> bool:
-            if not question.dialect.begun(piece):
+            if not dialect.begun(piece):
                 return False
             now_s = self._clock()
             self._placer.first_token(lease, now_s)
@@ -236,8 +227,12 @@ class Proxy:
 
         return begun
 
-    def _finish(self, lease: Placed, outcome: Outcome, relay: Relay | None, record: RequestRecord) -> None:
-        now_s = self._clock()
+    def _close(self, call: Call, record: RequestRecord) -> None:
+        """Give the connection and the lease back, and record how the answer ended."""
+        self._upstream.done(call.answer)
+        lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
+        if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
+            outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events) if relay is not None else LEFT
         self._placer.finish(lease, outcome, now_s)
         record.ending = outcome.ending
         record.usage = outcome.usage
@@ -247,21 +242,23 @@ class Proxy:
         if record.ttft_s is not None and relay is not None:
             record.events = relay.events
             if lease.first_token_s is not None and relay.events > 2 and outcome.ending is _OK:
-                # Its last event came with its end: nothing is timed for each.
+                # The time of the last event is that of the end, since no event is timed by itself.
                 record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
 
 
-def _outcome(question: Question, answer: Answer, relay: Relay | None) -> Outcome:
+def _outcome(call: Call) -> Outcome:
+    """The outcome of an answer that was delivered to its end."""
+    answer, dialect, relay = call.answer, call.question.dialect, call.relay
     if answer.status >= 500:
         return Outcome(Ending.FAILED)
     if answer.status >= 400:
         return Outcome(Ending.REFUSED_BY_ENGINE)
-    if question.wanted.ask.stream and relay is not None:
-        if relay.ending is Ending.FAILED or question.dialect.event_error(answer.head) is not None:
+    if call.question.wanted.ask.stream and relay is not None:
+        if relay.ending is Ending.FAILED or dialect.event_error(answer.head) is not None:
             return Outcome(Ending.FAILED)
-        return Outcome(_OK, question.dialect.stream_usage(relay.tail), relay.events)
-    seen = answer.head if relay is None else relay.tail  # of what is too long to be held the end, where usage stands
-    return Outcome(_OK, question.dialect.usage(seen))
+        return Outcome(_OK, dialect.stream_usage(relay.tail), relay.events)
+    # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.
+    return Outcome(_OK, dialect.usage(answer.head if relay is None else relay.tail))
 
 
 def _broken(dialect: Dialect, tail: bytes) -> bytes:

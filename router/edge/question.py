@@ -10,7 +10,7 @@ from router.http.request import Request
 from router.telemetry.spans import Moments
 
 RESPONSES = "/v1/responses"
-STORED = RESPONSES + "/"  # and the id of one
+STORED = RESPONSES + "/"  # followed by the id of a stored response
 
 
 class Question(Struct, eq=False):  # see core/facts/requests.py
@@ -18,16 +18,16 @@ class Question(Struct, eq=False):  # see core/facts/requests.py
 
     request: Request
     lines: list[bytes]  # header lines for the engine
-    body: bytes
+    body: bytes  # for the engine
     dialect: Dialect
     wanted: Wanted
-    strip_usage: bool
+    strip_usage: bool  # only we asked for the usage event, so the client does not get it
     receipts: bool = True  # whether its caller may be told where the prompt was found
-    trace: Moments | None = None  # of one that is traced
-    repairs: tuple[str, ...] = ()  # that its body needed
-    warning: str = ""  # for the client
+    trace: Moments | None = None  # None for a request that is not traced
+    repairs: tuple[str, ...] = ()  # repairs that its body needed
+    warning: str = ""  # value of a header for the client; "" for none
 
     @property
     def stored(self) -> bool:
-        """Whether the engine may keep the answer, so that it must not be made twice."""
+        """Whether the engine may store the answer, so that it must not be made twice."""
         return self.request.path.startswith(RESPONSES) and self.wanted.ask.stored is not False

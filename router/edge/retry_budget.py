@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STOCK = 10.0  # retries that a budget can hold in any case
+STOCK = 10.0  # retries that a budget can hold at least
 
 
 @dataclass(slots=True)
@@ -18,16 +18,16 @@ class RetryBudget:
     ratio: float = 0.2
     floor_per_s: float = 10.0
     tokens: float = STOCK
-    _at_s: float | None = None  # the clock may have begun anywhere
+    _at_s: float | None = None  # when tokens were last added for time; the clock may begin at any number
 
     @classmethod
     def full(cls, ratio: float, floor_per_s: float) -> RetryBudget:
-        """One that has saved all it can: replicas may fail in the first second too, and a fleet that fails as a whole
-        is not asked again anyway (core/fleet/fitness.py)."""
+        """A full budget: replicas may fail in the first second, too, and a fleet that fails as a whole is not asked
+        again in any case (core/fleet/fitness.py)."""
         return cls(ratio, floor_per_s, max(STOCK, floor_per_s * 10))
 
     def deposit(self) -> None:
-        """A request came in."""
+        """Add the share of one request."""
         self.tokens = min(self.tokens + self.ratio, max(STOCK, self.floor_per_s * 10))
 
     def covers(self, now_s: float) -> bool:

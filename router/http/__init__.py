@@ -1,9 +1,17 @@
-"""HTTP/1.1 both ways, byte for byte: from clients, to engines. Knows no prompt.
+"""HTTP/1.1 both ways, byte for byte: from clients, to engines.
 
-server             listens; client_connection is one client, receiver turns its bytes into requests
-accepting          who may connect, and connections that are to speak TLS
+This room knows bytes and limits, and no prompt, dialect or policy (a contract in pyproject.toml). It imports settings
+and facts of the core, and nothing above.
+
+server             the main listener: who is let in, who takes too long, how to stop
+client_connection  one client's connection: requests one after the other, and their answers
+receiver           bytes to requests
+request            one request, what its connection offers, and the refusal that may answer it
+accepting          slots for connections, and accepting those that are to speak TLS
 deadlines          how long a client may take
-upstream           calls engines; pool has one engine's connections, exchange is one request and its answer
-failures           what may go wrong with that, typed by what a retry may do
+upstream           calls to engines, and the watchdog over them
+pool               one engine's address, with its free connections
+exchange           one request to an engine and its answer, on one connection
+failures           what may go wrong with a call, typed by what a retry may do
 outbox             small writes, gathered over one turn of the event loop
 """

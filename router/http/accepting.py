@@ -1,8 +1,8 @@
-"""Who may connect, and accepting connections that are to speak TLS.
+"""Slots for connections, and accepting connections that are to speak TLS.
 
-The event loop's own listener shakes hands first and tells afterwards. Then nobody counts those who never finish a
-handshake, and the certificate is that of the moment at which listening began. So sockets are accepted here, before
-anything is spent on them.
+The event loop's own listener shakes hands first and reports a connection afterwards. Then nobody counts clients that
+never finish a handshake, and the certificate is the one that was there when listening began. So sockets are accepted
+here, before anything is spent on them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 from router.http.deadlines import TOO_MANY, TOO_MANY_OF_CLIENT, ClientLimits
 
-AT_ONCE_MAX = 64  # accepted in one turn of the loop
-PAUSE_S = 1.0  # after an error such as too many open files, as asyncio does
+AT_ONCE_MAX = 64  # connections accepted in one turn of the loop
+PAUSE_S = 1.0  # before accepting again after an error such as too many open files; asyncio's own pause
 
 
-class Places:
-    """Room for connections: so many in all, so many from one address."""
+class ConnectionSlots:
+    """Counts connections against two limits: in all, and from one address."""
 
     def __init__(self, limits: ClientLimits) -> None:
         self.limits = limits
@@ -26,7 +26,7 @@ class Places:
         self.taken = 0
 
     def refuses(self, address: str) -> str:
-        """Why there is no room for one more from there, one of deadlines.REASONS; or "", and it has a place."""
+        """Take a slot for a connection from this address. Returns "", or why none is free, of deadlines.REASONS."""
         of_address = self._of_address.get(address, 0)
         if self.taken >= self.limits.connections_max:
             return TOO_MANY
@@ -37,7 +37,7 @@ class Places:
         return ""
 
     def leave(self, address: str) -> None:
-        """A connection from there is gone."""
+        """Give back the slot of a connection from this address."""
         self.taken -= 1
         self._of_address[address] -= 1
         if not self._of_address[address]:
@@ -45,12 +45,12 @@ class Places:
 
 
 class Acceptor:
-    """Tells of each connection to a listening socket; closes that in the end."""
+    """Accepts the connections of one listening socket, and closes that in the end."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, listening: socket.socket, arrived: Callable[[socket.socket, str], None]
     ) -> None:
-        """`arrived(socket, address)` owns what it is given."""
+        """`arrived(socket, address)` is called for each connection, and owns its socket."""
         self._loop = loop
         self._arrived = arrived
         self._resume: asyncio.TimerHandle | None = None
@@ -97,6 +97,6 @@ def url_of(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def cannot_listen(error: OSError, host: str, port: int) -> OSError:
-    """Says which address it was, and which settings name it."""
+    """The same error, naming the address and the settings that it comes from."""
     why = f"cannot listen on {host}:{port} (listen.host, listen.port, listen.admin_port): {error.strerror}"
     return OSError(error.errno, why)

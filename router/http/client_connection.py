@@ -1,7 +1,7 @@
-"""One client's connection: requests one after the other, answers, a client that does not read or is gone.
+"""One client's connection: requests one after the other, their answers, and a client that does not read or is gone.
 
-A request's handler is a task. It ends when its answer does, and is cancelled when the client leaves. Requests that a
-client sends ahead wait their turn; beyond a few the connection is not read until they are answered.
+A request's handler is a task. It ends with its answer, and is cancelled when the client leaves. Requests that a client
+sends ahead wait for their turn; while there are many, the connection is not read.
 """
 
 from __future__ import annotations
@@ -18,48 +18,50 @@ from router.http import deadlines
 from router.http.deadlines import ClientLimits, Patience, acknowledged
 from router.http.outbox import Outbox
 from router.http.receiver import BETWEEN, Receiver
-from router.http.request import BadRequest, Request, Sender
+from router.http.request import BodySender, Refusal, Request
 
-WAITING_MAX = 8  # requests sent ahead
-WAITING_BYTES_MAX = 1 << 20  # of their bodies; the one that goes beyond is kept
-WRITE_BUFFER_BYTES_MAX = 256 << 10  # unread by the client; above it the engine is not read either
-NEXT_S = 0.5  # for which a connection stays open behind an answer that did not say it would be the last, but is
-LINGER_S = 2.0  # what a refused client still sends is read for so long, so that it gets to see why
-NO_LINGER = struct.pack("ii", 1, 0)  # SO_LINGER: what is closed is reset
+# Requests sent ahead, and bytes of their bodies, at which the connection is not read until some are answered.
+WAITING_MAX, WAITING_BYTES_MAX = 8, 1 << 20
+WRITE_BUFFER_BYTES_MAX = 256 << 10  # bytes that the client has not read; above, its engine is not read either
+# Grace after a last answer sent without `Connection: close`: the client may already be sending its next request.
+NEXT_S = 0.5
+# A refused client's bytes are read for so long: a reset would take its answer away before it is read.
+LINGER_S = 2.0
+NO_LINGER = struct.pack("ii", 1, 0)  # value of SO_LINGER with which closing resets the connection
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
-_NO_BODY = (204, 304)  # nor a length of one (RFC 9110 section 8.6)
+_NO_BODY = (204, 304)  # answers without a body or a Content-Length (RFC 9110 section 8.6)
 
 Handler = Callable[[Request], Awaitable[None]]
-Refuse = Callable[[Request, BadRequest], None]
+Refuse = Callable[[Request, Refusal], None]
 
 
 class ClientLeft(Exception):
-    """The client is gone; nobody reads what would be written."""
+    """The client is gone, so nobody would read an answer."""
 
 
 class Owner(Protocol):
-    """Whose connection it is: see server.py."""
+    """What a connection needs of its server."""
 
     handler: Handler
     refuse: Refuse
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
     outbox: Outbox
-    clients: set[Client]
+    clients: set[ClientConnection]
     closing: bool
 
     def lets_in(self, address: str) -> bool:
-        """Whether there is room for one more; it is then counted until `left`."""
+        """Whether one more connection from this address is allowed. It is then counted until `left`."""
 
     def left(self, address: str) -> None:
-        """A connection from there is gone."""
+        """A connection from this address is gone."""
 
 
-class Client(asyncio.Protocol):
-    """One connection."""
+class ClientConnection(asyncio.Protocol):
+    """One client's connection to a server. Requests are answered one at a time, in the order in which they came."""
 
     __slots__ = (
         "_clogged", "_discarding", "_holding", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
@@ -67,29 +69,29 @@ class Client(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(self, server: Owner, address: str | None = None) -> None:
-        """`address`: the client's, when the server has let it in."""
+        """`address` is given for a client that the server has let in already."""
         self._server = server
         self._receiver = Receiver(self, server.limits.body_bytes_max)
         self._patience = Patience()
         self._transport: asyncio.Transport | None = None
-        self._request: Request | None = None  # what is being answered
+        self._request: Request | None = None  # the request that is being answered
         self._waiting: deque[Request] = deque()
-        self._refusal: BadRequest | None = None  # answered behind what waits; nothing more is read
+        self._refusal: Refusal | None = None  # to be said behind the answers that wait; no more is read
         self.task: asyncio.Task[None] | None = None
-        self._holding = False  # the client is not read: it sent too far ahead
-        self._discarding = False
+        self._holding = False  # we do not read: too many requests were sent ahead
+        self._discarding = False  # we read and drop: a refusal was the last answer
         self._clogged = False  # the client does not read
-        self._last = False  # the head of the answer under way said that the connection ends with it
-        self._next_until_s = 0.0  # it did not, though it is the last: till then the next request may be on its way
+        self._last = False  # the answer under way said `Connection: close`
+        self._next_until_s = 0.0  # end of the grace NEXT_S, on the loop's clock; 0 = none
         self.address = address
         self.chunked = False
-        self.sender: Sender | None = None
+        self.sender: BodySender | None = None
         self.write: Callable[[bytes], None] = _nowhere
 
     # -- the transport's side ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sockets have TCP_NODELAY from asyncio: a stream on a warm connection would else wait 40 ms for an ACK."""
+        """Asyncio has set TCP_NODELAY; without it a stream on a warm connection would wait 40 ms for an ACK."""
         if self.address is None:
             peer = transport.get_extra_info("peername")
             address = str(peer[0]) if peer else ""
@@ -103,7 +105,7 @@ class Client(asyncio.Protocol):
         self._server.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client left: its work is cancelled."""
+        """The client left: the task that answers it is cancelled."""
         if self.address is not None:
             self._server.left(self.address)
             self.address = None
@@ -112,21 +114,21 @@ class Client(asyncio.Protocol):
         self._transport, self.write, self.sender = None, _nowhere, None
         self._server.clients.discard(self)
         self._waiting.clear()
-        # What refers to itself, bodies and all, waits for the collector of cycles, and that hardly ever comes.
+        # Cycles, with the bodies in them, wait for the collector, which hardly ever runs (loop.COLLECT).
         self._receiver.close()
-        self._refusal = None  # its traceback holds us
+        self._refusal = None  # its traceback refers to this connection
         task, self._request, self.task = self.task, None, None
         if task is not None:
             task.cancel()
 
     def pause_writing(self) -> None:
-        """The client does not read: whoever sends must wait, and so must its next request."""
+        """The client does not read: the sender of its answer must wait, and so must its next request."""
         self._clogged = True
         if self.sender is not None:
             self.sender.pause()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The client reads again."""
         self._clogged = False
         if self.sender is not None:
             self.sender.resume()
@@ -134,24 +136,24 @@ class Client(asyncio.Protocol):
             self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Bytes of requests came."""
         if self._refusal is not None or self._discarding:
             return
         try:
             self._receiver.feed(data)
-        except BadRequest as error:
+        except Refusal as error:
             self._refuse(error)
 
     # -- the receiver's side -------------------------------------------------------------------------------------
 
     def expected(self) -> None:
-        """See request.Connection; a client that has sent ahead waits for nothing."""
+        """The client waits for permission to send a body. Not given to one that has sent ahead: it does not wait."""
         if self._request is None and not self._clogged:
             self._server.outbox.flush()
             self.write(_CONTINUE)
 
     def arrived(self, request: Request) -> None:
-        """A request is whole: it is answered, or waits its turn."""
+        """A request was read to its end: answer it now, or in its turn."""
         if self._request is None and not self._clogged:
             self._start(request)
             return
@@ -184,7 +186,7 @@ class Client(asyncio.Protocol):
 
     def _next(self) -> None:
         self._request = self.task = self.sender = None
-        if not self._clogged:  # else answers that nobody reads would pile up
+        if not self._clogged:  # answers that the client does not read would pile up
             self._go_on()
 
     def _go_on(self) -> None:
@@ -199,14 +201,14 @@ class Client(asyncio.Protocol):
         elif self._refusal is not None:
             self._say(self._refusal)
 
-    def _refuse(self, error: BadRequest) -> None:
-        """Said behind what still waits; no more is read, since nobody knows where the next request would begin."""
+    def _refuse(self, error: Refusal) -> None:
+        """Refuse behind the answers that wait. No more is read: nobody knows where the next request would begin."""
         self._refusal = error
         self._receiver.let_go()
         if self._request is None and not self._waiting:
             self._say(error)
 
-    def _say(self, error: BadRequest) -> None:
+    def _say(self, error: Refusal) -> None:
         request = self._receiver.unfinished or Request(self)
         self._receiver.close()
         request.version = "1.0"  # the last answer of this connection
@@ -217,12 +219,13 @@ class Client(asyncio.Protocol):
             can_end = self._transport.can_write_eof()
             if can_end:
                 self._transport.write_eof()
-            self._server.loop.call_later(LINGER_S, self.abort if can_end else self.close)  # TLS says goodbye in `close`
+            # TLS cannot end one direction alone, and sends its close_notify in `close`.
+            self._server.loop.call_later(LINGER_S, self.abort if can_end else self.close)
 
     # -- answers -------------------------------------------------------------------------------------------------
 
     def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """See Request.answer."""
+        """Send a whole answer. Raises ClientLeft."""
         if self._transport is None:
             raise ClientLeft
         closes = self._closes(request)
@@ -237,8 +240,8 @@ class Client(asyncio.Protocol):
         if closes:
             self._finish()
 
-    def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Client:
-        """See Request.begin."""
+    def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> ClientConnection:
+        """Send the head of an answer; its body is written to this connection. Raises ClientLeft."""
         if self._transport is None:
             raise ClientLeft
         self.chunked = request.version == "1.1"
@@ -250,8 +253,8 @@ class Client(asyncio.Protocol):
         return self
 
     def end(self) -> None:
-        """The body that was begun is whole. Whoever was not told that it is the last answer may send a request with
-        its last byte; were the connection closed then, that request would fail. It is told so by the next answer."""
+        """End the body that was begun. A client that was not told that this answer is the last may be sending a request
+        by now, which would fail if the connection were closed: the next answer tells it."""
         if self.chunked:
             self.write(_LAST_CHUNK)
         if self._request is not None and self._last:
@@ -261,7 +264,7 @@ class Client(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Written and not yet taken by the client's socket."""
+        """Bytes that were written, and that the client's socket has not taken."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _closes(self, request: Request) -> bool:
@@ -273,7 +276,7 @@ class Client(asyncio.Protocol):
         )
 
     def _finish(self) -> None:
-        """Close once all is written. What the client still sends is not lost on it as a reset: see LINGER_S."""
+        """Close once all is written, unless a refusal is to be read first (LINGER_S)."""
         self._waiting.clear()
         self._server.outbox.flush()
         if self._transport is not None and not self._discarding:
@@ -286,8 +289,8 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def cut(self) -> None:
-        """See Request.cut. Without chunks only a reset tells the client that something is missing; and over TLS only
-        an end without a close_notify, which is what `close` would send."""
+        """Break the connection, so that the client can tell that its answer is not whole: a missing last chunk says so;
+        without chunks, only a reset; over TLS, only an end without the close_notify that `close` would send."""
         self._server.outbox.flush()
         if self._transport is None:
             return
@@ -300,29 +303,29 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close now, read or not."""
+        """Close now, whether or not the client has read everything."""
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def busy(self) -> bool:
-        """A request is being answered or may be on its way, or the client has yet to take an answer."""
+        """Whether a request is being answered or may be on its way, or an answer is not yet taken."""
         if self._request is not None or self._waiting or self.unread_bytes:
             return True
         return self._next_until_s > 0.0 and self._server.loop.time() < self._next_until_s
 
     @property
     def new(self) -> bool:
-        """No request has come yet."""
+        """Whether no request has come yet."""
         return not self._receiver.requests and not self.busy
 
     @property
     def idle(self) -> bool:
-        """Nothing is being read or answered."""
+        """Whether no request is being read or answered."""
         return self._request is None and self._receiver.stage == BETWEEN
 
     def overdue(self, now_s: float) -> str:
-        """Why it has taken too long, one of deadlines.REASONS, or ""."""
+        """Why the client has taken too long, of deadlines.REASONS; or ""."""
         limits, receiver, unread_bytes = self._server.limits, self._receiver, self.unread_bytes
         taken_bytes = 0
         if unread_bytes and self._transport is not None:
@@ -336,27 +339,27 @@ class Client(asyncio.Protocol):
         return self._patience.sends(now_s, limits, receiver.stage, receiver.requests, receiver.reading_bytes)
 
     def expire(self, why: str) -> None:
-        """Close it, and say why where that can still be said."""
+        """Close the connection of a client that took too long, and say why where an answer can still be read."""
         if why in (deadlines.HEAD_TIMEOUT, deadlines.BODY_TIMEOUT):
-            self._refuse(BadRequest(408, "request_timeout", "The request came too slowly."))
+            self._refuse(Refusal(408, "request_timeout", "The request came too slowly."))
         elif why == deadlines.SEND_TIMEOUT and self._transport is not None:
-            _reset(self._transport)  # or the kernel would keep for it what it does not read
+            _reset(self._transport)  # a plain close would leave the unread bytes in the kernel
         else:
             self.abort()
 
 
 def _nowhere(_: bytes) -> None:
-    """Writes of a connection that is gone."""
+    """Drops the writes of a connection that is gone."""
 
 
 def _do_not_linger(transport: asyncio.Transport) -> None:
-    """When it is closed the other end sees a reset."""
+    """Let closing reset the connection."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
 
 
 def _reset(transport: asyncio.Transport) -> None:
-    """Close it now, with a reset."""
+    """Close now, with a reset."""
     _do_not_linger(transport)
     transport.abort()

@@ -1,14 +1,17 @@
 """How long a client may take: to send a head, to send a body, to read its answer, to do nothing.
 
-A connection is looked at once a sweep and never in between: no timer, clock or note for a request or a piece. What
-changed since the last look says what the client did. A head counts from the look that first met it, so that limits in
-which something must have happened are taken two sweeps short: a head is ended at its limit or a little before it,
-never after. A body must come at a rate. It begins with `head_timeout_s` seconds of credit, earns one for every
-`body_bytes_per_s_min` bytes and pays one a second; more than `keepalive_s` are never saved, so that no one holds a
-large body by a few bytes an hour. Of what is written to a client only bytes that its kernel acknowledged count as read
-(tcp_info); while some are left and none is, it is the client that blocks, whatever the engine does.
+A connection is looked at once a sweep and never in between: no timer, clock or note is spent on a request or a piece.
+What changed since the last look says what the client did.
 
-Pure: time comes in as an argument.
+- A head counts from the look that first met it. Its limit is taken two sweeps short, so that a head is ended at its
+  limit or a little before, never after.
+- A body must come at a rate. It begins with `head_timeout_s` seconds of credit, earns one second for every
+  `body_bytes_per_s_min` bytes, and pays one a second. At most `keepalive_s` of credit are saved, so that nobody keeps a
+  large body open with a few bytes an hour.
+- An answer counts as read by the bytes that the client's kernel has acknowledged (tcp_info). While bytes are left and
+  none is acknowledged, it is the client that blocks, whatever the engine does.
+
+Time is an argument; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 from router.http.receiver import BETWEEN, HEAD
 
 SWEEP_S_MAX, SWEEP_S_MIN = 1.0, 0.01
-SWEEPS_A_LIMIT = 10  # the shortest limit's; at most
+SWEEPS_A_LIMIT = 10  # sweeps within the shortest limit, at most
 
 HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE = "head_timeout", "body_timeout", "send_timeout", "idle"
 TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE = "connections_max", "connections_per_client_max", "tls_handshake"
@@ -33,7 +36,7 @@ _ACKED_AT, _INFO_BYTES = 120, 128  # tcpi_bytes_acked in struct tcp_info (linux/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What clients may send, and how long they may take; see settings/schema.py for each."""
+    """What clients may send, and how long they may take (settings/schema.py: `listen`, `limits`)."""
 
     body_bytes_max: int
     keepalive_s: float
@@ -51,20 +54,20 @@ class ClientLimits:
 
 
 class Patience:
-    """What one connection looked like at the last sweep, and since when."""
+    """What one connection looked like at the last sweep, and since when it has looked so."""
 
     __slots__ = ("_body_bytes", "_credit_s", "_looked_s", "_phase", "_reading_since_s", "_since_s", "_taken_bytes")
 
     def __init__(self) -> None:
-        self._phase = (-1, -1)  # stage, and number of the request
+        self._phase = (-1, -1)  # the receiver's stage, and the number of the request; -1: not the client's turn
         self._since_s = self._looked_s = self._credit_s = 0.0
         self._body_bytes = 0
-        self._taken_bytes = -1  # -1: nothing was left to take
+        self._taken_bytes = -1  # bytes acknowledged by the client; -1: none were left to read
         self._reading_since_s = 0.0
 
     def reads(self, now_s: float, limits: ClientLimits, left_bytes: int, taken_bytes: int) -> bool:
-        """False when bytes have been left for it and it has taken none for `send_timeout_s`. `taken_bytes`: see
-        `acknowledged`."""
+        """Whether the client reads: False when `left_bytes` wait for it and it has taken none for `send_timeout_s`.
+        `taken_bytes` come from `acknowledged`."""
         if not left_bytes:
             self._taken_bytes = -1
         elif taken_bytes != self._taken_bytes:
@@ -74,12 +77,12 @@ class Patience:
         return True
 
     def pause(self) -> None:
-        """It is not the client's turn to send."""
+        """Stop counting: it is not the client's turn to send."""
         self._phase = (-1, -1)
 
     def sends(self, now_s: float, limits: ClientLimits, stage: int, requests: int, body_bytes: int) -> str:
-        """Why it has taken too long to send, or "". `stage` as the receiver has it, in its `requests`-th request, of
-        whose body so many bytes have come."""
+        """Why the client has taken too long to send, of REASONS; or "". The receiver is at this `stage` of its
+        `requests`-th request, of whose body `body_bytes` have come."""
         if (stage, requests) != self._phase:
             self._phase, self._since_s, self._looked_s = (stage, requests), now_s, now_s
             self._body_bytes, self._credit_s = body_bytes, limits.head_timeout_s
@@ -100,8 +103,8 @@ class Patience:
 
 
 def acknowledged(sock: Any, left_bytes: int) -> int:  # noqa: ANN401 - a socket, or what uvloop has for one
-    """Bytes that the other end has acknowledged since it connected. Where the kernel does not say, a number that
-    changes with `left_bytes`, of what was written and is not sent."""
+    """Bytes that the client has acknowledged since it connected. Where the kernel does not tell, the `left_bytes` that
+    were written and are not sent yet: that number changes when the client reads, too."""
     if _TCP_INFO is not None and sock is not None:
         try:
             info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)

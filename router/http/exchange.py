@@ -1,10 +1,11 @@
-"""One request to an engine and its answer, on a connection of our own: what a streamed token costs is decided here.
+"""One request to an engine and its answer, on one connection. What a streamed token costs is decided here.
 
-A token comes as one chunk of a chunked body that holds one event (vLLM 0.32 and SGLang 0.5 write an event at a time).
-A piece that is one whole chunk and ends with an object and a blank line is handed on as it came, framing and all: no
-parser, no copy, no task is woken. Everything else, the short pieces at the end of a stream ([DONE], `message_stop`)
-included, goes through httptools, which is llhttp, and is handed on as bytes of the body. Skipping the parser is sound
-as it stands between two chunks before and behind; the size line must be one that the parser has once let through.
+A token comes as one chunk of a chunked body, and the chunk holds one event (vLLM 0.32 and SGLang 0.5 write an event at
+a time). A piece that is one whole chunk and ends with an object and a blank line takes the shortcut: it is handed on as
+it came, framing included, without parser, copy, or a task that is woken. Everything else, also the short pieces at the
+end of a stream ([DONE], `message_stop`), goes through httptools, which is llhttp, and is handed on as bytes of a body.
+Skipping the parser is sound: it stands between two chunks before the piece and behind it, and the size line must be one
+that the parser has accepted before.
 """
 
 from __future__ import annotations
@@ -16,85 +17,84 @@ from typing import Protocol, cast
 
 import httptools
 
-from router.http.failures import BrokeEarly, BrokeMidway
+from router.http.failures import BrokeEarly, BrokeMidway, say
 from router.http.outbox import Outbox
+from router.http.request import HOP_HEADERS
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
-SHORTCUT_BYTES_MIN = 54  # `event: message_stop` and its data have up to 53
+SHORTCUT_BYTES_MIN = 54  # of a chunk; `event: message_stop` and its data have up to 53
 HEAD_BYTES_MAX = 64 << 10
-FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun with its first event, or with so many bytes without one
-UNCLAIMED_BYTES_MAX = 1 << 20  # read before anyone takes it; then the engine must wait
+FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun at its first event, or at so many bytes without one
+UNCLAIMED_BYTES_MAX = 1 << 20  # bytes read before a sink takes them; beyond, the engine must wait
 NO_BODY = (204, 304)
-
-# RFC 9110 section 7.6.1: these belong to one connection.
-HOP_HEADERS = frozenset(
-    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect")
-)  # fmt: skip
 
 _EVENT_END = re.compile(rb"\n\r?\n")
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
-_sizes: dict[bytes, int] = {}  # size line -> size; the few sizes that events have come again and again
+_sizes: dict[bytes, int] = {}  # size line -> size; events have few sizes, which come again and again
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
-class Sink(Protocol):
-    """Who takes a body."""
+class BodySink(Protocol):
+    """Whoever takes the body of an answer."""
 
     def body(self, data: bytes) -> None:
-        """Any bytes of the body."""
+        """Take any bytes of the body."""
 
     def shortcut(self) -> Callable[[bytes], None] | None:
-        """Where whole chunks that end with an event may be written as they come, if nobody looks or holds back."""
+        """Where whole chunks that end with an event may be written as they come; None while they must be looked at."""
 
     def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
-        """So many events went that way since it was taken, the last two chunks being these."""
+        """Note what took the shortcut since it was taken: how many events, and their last two chunks."""
 
 
-class Answer:
-    """An engine's answer, from the sending of the request on."""
+class EngineAnswer:
+    """An engine's answer, from the time at which its request is sent."""
 
     __slots__ = (
-        "_connection", "_hold_bytes_max", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "begun",
-        "complete", "head", "hold", "lines", "moved", "replica", "since_s", "sink", "status", "streams", "until_eof",
+        "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "_whole_bytes_max", "begun",
+        "complete", "head", "lines", "moved", "replica", "since_s", "sink", "status", "streams", "until_eof",
+        "until_whole",
     )  # fmt: skip
 
-    def __init__(self, replica: str, loop: asyncio.AbstractEventLoop, *, hold: bool, hold_bytes_max: int) -> None:
-        """With `hold` it begins when it is whole, or longer than `hold_bytes_max`; so does whatever is no stream."""
+    def __init__(
+        self, replica: str, loop: asyncio.AbstractEventLoop, *, until_whole: bool, whole_bytes_max: int
+    ) -> None:
+        """With `until_whole` it begins when it is whole, or longer than `whole_bytes_max`; so does whatever does not
+        stream."""
         self.replica = replica
-        self.hold, self.status = hold, 0
-        self.lines: list[bytes] = []  # of the head, hop-by-hop ones left out
-        self.streams = False
-        self.until_eof = False  # the body ends with the connection
+        self.until_whole, self.status = until_whole, 0
+        self.lines: list[bytes] = []  # header lines, without those of one connection
+        self.streams = False  # its body is a stream of events
+        self.until_eof = False  # its body ends with the connection
         self.head = b""  # once begun: the first bytes of the body, or all of it
-        self.complete = False  # everything was read
+        self.complete = False  # its body was read to the end
         self.begun = False
-        self.sink: Sink | None = None
-        self.moved = True  # since the watchdog last looked
+        self.sink: BodySink | None = None
+        self.moved = True  # something came since the watchdog last looked
         self.since_s = loop.time()
         self._loop = loop
-        self._hold_bytes_max = hold_bytes_max
+        self._whole_bytes_max = whole_bytes_max
         self._pieces: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
         self._paused = False
         self._seen_events = 0
 
     @property
     def whole(self) -> bool:
-        """`head` is all of the body."""
-        return self.complete and self.hold
+        """Whether `head` is all of the body."""
+        return self.complete and self.until_whole
 
     # -- for the caller ------------------------------------------------------------------------------------------
 
-    async def begin(self, connection: Connection, head: bytes, body: bytes) -> None:
-        """Send the request; returns when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
+    async def begin(self, connection: EngineConnection, head: bytes, body: bytes) -> None:
+        """Send the request, and return when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
         self._connection = connection
         self._waiter = self._loop.create_future()
         connection.send(self, head, body)
-        try:  # as `_heard`, without a coroutine more for every request
+        try:  # what `_heard` does, without its coroutine for every request
             await self._waiter
         finally:
             self._waiter = None
@@ -103,9 +103,9 @@ class Answer:
         if self.streams and not self.head:
             raise BrokeEarly("the stream ended before its first event")
 
-    async def relay(self, sink: Sink) -> None:
-        """Hand the body to `sink`, `head` first; returns when all of it was. Raises BrokeMidway."""
-        self.resume()  # before the first write, which may pause again
+    async def relay(self, sink: BodySink) -> None:
+        """Hand the body to `sink`, `head` first, and return when it was handed over whole. Raises BrokeMidway."""
+        self.resume()  # before the first write, since that may pause again
         sink.body(self.head)
         for piece in self._pieces:
             sink.body(piece)
@@ -123,22 +123,23 @@ class Answer:
             if self._waiter is not None:
                 await self._waiter
         finally:
-            self._waiter = None  # an error in it holds the frames that hold us: see loop.COLLECT
+            self._waiter = None  # an error in it refers to frames that refer to this answer (loop.COLLECT)
 
     def pause(self) -> None:
-        """Stop the engine's socket: the client does not read."""
+        """Stop reading from the engine: the client does not read."""
         if self._connection is not None and not self._paused:
             self._paused = True
             self._connection.pause()
 
     def resume(self) -> None:
-        """The client reads again."""
+        """Read from the engine again."""
         if self._connection is not None and self._paused:
             self._paused, self.moved = False, True
             self._connection.resume()
 
     def silent_since(self, now_s: float) -> float:
-        """Since when nothing has come, as far as could be seen by asking; while we do not read nothing can."""
+        """The time since when nothing has come, as seen by the calls of this method. While we do not read, the engine
+        does not count as silent."""
         connection = self._connection
         events = connection.events if connection is not None else 0
         if self.moved or self._paused or events != self._seen_events:
@@ -147,64 +148,65 @@ class Answer:
         return self.since_s
 
     def detour(self) -> None:
-        """Chunks may no longer be written as they come: the client is gone."""
+        """End the shortcut: chunks may no longer be written as they come, since the client is gone."""
         if self._connection is not None:
             self._connection.detour()
 
     def fail(self, error: Exception) -> None:
-        """End it, whatever it waits for, with this error."""
+        """End the answer with this error, whatever it waits for."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
         self.close()
 
     def close(self) -> None:
-        """Break the connection unless all was read, which cancels the engine's work (vLLM and SGLang abort a request
-        whose client is gone)."""
+        """Break the connection unless all was read. That cancels the engine's work: vLLM and SGLang abort a request
+        whose client is gone."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
-        self.sink = None  # it holds us
+        self.sink = None  # the sink refers to this answer
 
     # -- for the connection --------------------------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body came."""
         if self.sink is not None:
             self.sink.body(data)
             return
         self._pieces.append(data)
         self._size += len(data)
-        if self._size > self._hold_bytes_max + UNCLAIMED_BYTES_MAX:
+        if self._size > self._whole_bytes_max + UNCLAIMED_BYTES_MAX:
             self.pause()
         if self._waiter is not None and not self._waiter.done() and self._enough(data):
             self._waiter.set_result(None)
 
     def _enough(self, data: bytes) -> bool:
-        if self.hold:
-            if self._size <= self._hold_bytes_max:
+        """Whether the answer has begun with this piece."""
+        if self.until_whole:
+            if self._size <= self._whole_bytes_max:
                 return False
-            self.hold = False
+            self.until_whole = False
             return True
         if self._size > FIRST_EVENT_BYTES_MAX:
             return True
-        # The end of an event is at most three bytes, so it came in at most three pieces.
+        # The end of an event has at most three bytes, so it came in at most three pieces.
         return b"\n" in data and _EVENT_END.search(b"".join(self._pieces[-3:])) is not None
 
     def ended(self) -> None:
-        """The body is whole; the connection is no longer ours."""
+        """The body is whole, and the connection no longer belongs to this answer."""
         self.resume()
         self.complete, self._connection = True, None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def broke(self, why: str) -> None:
-        """The connection is gone."""
+        """The connection broke, for the reason `why`."""
         self._connection = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(BrokeMidway(why) if self.begun else BrokeEarly(why))
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """A connection to an engine, used for one request after the other."""
 
     __slots__ = (
@@ -212,29 +214,29 @@ class Connection(asyncio.Protocol):
         "_write", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
-    def __init__(self, give_back: Callable[[Connection], None], outbox: Outbox) -> None:
-        """`give_back` hears when it may take another request."""
+    def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox) -> None:
+        """`give_back` is called when the connection may take another request."""
         self._outbox = outbox
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
-        self._headed = False
-        self.head_bytes = 0  # of the head, once it is whole at least those; 0: nothing was heard
-        self._keep = False
+        self._answer: EngineAnswer | None = None
+        self._headed = False  # the head of the answer was read to its end
+        self.head_bytes = 0  # bytes read so far, at least the head's; 0 = the engine has sent nothing
+        self._keep = False  # the connection may take another request behind this answer
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
-        self.events = 0  # that took it
-        self._last = self._before_last = b""
+        self.events = 0  # events that took the shortcut
+        self._last = self._before_last = b""  # the last two chunks that took it
         self.give_back = give_back
         self.idle_since_s = 0.0
 
     @property
     def usable(self) -> bool:
-        """Open, and nothing unexpected came."""
+        """Whether the connection is open. One on which something unexpected came is not."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, answer: Answer, head: bytes, body: bytes) -> None:
-        """Send a request, whose answer goes to `answer`."""
+    def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
+        """Send a request. What comes back goes to `answer`."""
         self._answer, self._headed, self.head_bytes = answer, False, 0
         if self._transport is None:
             answer.broke("connection closed")
@@ -252,14 +254,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close at once, and tell nobody."""
+        """Close at once. The answer is not told."""
         self.detour()
         self._answer = None
         if self._transport is not None:
             self._transport.abort()
 
     def detour(self) -> None:
-        """Leave the shortcut."""
+        """Leave the shortcut, and tell the sink what took it."""
         if self._write is not None and self._answer is not None and self._answer.sink is not None:
             self._answer.sink.passed(self.events, (self._before_last, self._last))
             self._answer.moved = True
@@ -272,9 +274,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine closed, or the network did."""
+        """The engine or the network closed the connection."""
         self.detour()
-        self._transport, self._parser = None, _NO_PARSER  # ours holds us: nobody would free the two for a long time
+        self._transport, self._parser = None, _NO_PARSER  # a parser and its connection refer to each other
         answer, self._answer = self._answer, None
         if answer is None:
             return
@@ -284,8 +286,8 @@ class Connection(asyncio.Protocol):
             answer.broke(say(exc) if exc is not None else "connection closed")
 
     def data_received(self, data: bytes) -> None:
-        """The hot path: one chunk, one event. It touches this object and the client's transport and no other: with
-        hundreds of streams each object is a cache miss."""
+        """Bytes came. The hot path, one chunk that is one event, touches this object and the client's transport and no
+        other: with hundreds of streams each object is a cache miss."""
         write = self._write
         if write is not None:
             end = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)
@@ -299,7 +301,7 @@ class Connection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:  # nothing was asked: a late byte, or an engine's timeout notice
+        if answer is None:  # a byte that nobody asked for, such as an engine's notice of a timeout
             self.abort()
             return
         answer.moved = True
@@ -322,7 +324,7 @@ class Connection(asyncio.Protocol):
     # -- the parser's side ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head begins: the one that is waited for, or one too many."""
+        """A head begins. Raises RuntimeError where no answer is waited for."""
         if self._answer is None:
             raise RuntimeError("an answer that nobody asked for")
         self._headed = self._between = False
@@ -330,7 +332,7 @@ class Connection(asyncio.Protocol):
         self._answer.until_eof = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; trailers, behind the body, are dropped."""
+        """A header came. Trailers, which come behind the body, are dropped."""
         answer = self._answer
         if answer is None or self._headed:
             return
@@ -343,7 +345,7 @@ class Connection(asyncio.Protocol):
             answer.until_eof = False
 
     def on_headers_complete(self) -> None:
-        """The engine has answered, if not yet begun to."""
+        """The head is whole. Its body may take long to begin."""
         answer, status = self._answer, self._parser.get_status_code()
         if status < 100:
             raise RuntimeError("a status that is none")
@@ -355,23 +357,24 @@ class Connection(asyncio.Protocol):
         answer.until_eof = answer.until_eof and status not in NO_BODY
         self._keep = self._parser.should_keep_alive() and not answer.until_eof
         self._headed = True
-        answer.hold = answer.hold or not answer.streams
+        answer.until_whole = answer.until_whole or not answer.streams
 
     def on_chunk_header(self) -> None:
-        """Now within a chunk."""
+        """A chunk begins."""
         self._between = False
 
     def on_chunk_complete(self) -> None:
-        """Between two chunks."""
+        """A chunk has ended."""
         self._between = True
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body was parsed."""
         if self._answer is not None:
             self._answer.take(data)
 
     def on_message_complete(self) -> None:
-        """All of it was read: the connection is free, unless the engine wants it closed or has not read the request."""
+        """The answer is whole. The connection is free now, unless the engine wants it closed or has not read all of the
+        request."""
         answer = self._answer
         if answer is None or not self._headed:
             return
@@ -381,7 +384,7 @@ class Connection(asyncio.Protocol):
             if self._keep and not transport.is_closing() and not transport.get_write_buffer_size():
                 self.give_back(self)
             else:
-                transport.abort()  # rather than wait until an engine that has answered reads the rest
+                transport.abort()  # an engine that has answered may never read the rest of the request
         answer.ended()
 
 
@@ -392,9 +395,3 @@ def _learn(data: bytes) -> None:
         if len(_sizes) >= SIZES_MAX:
             _sizes.clear()
         _sizes[line] = int(line, 16)
-
-
-def say(error: BaseException) -> str:
-    """One line without addresses, which are the operator's business and not the client's."""
-    cause = getattr(error, "os_error", None) or error
-    return getattr(cause, "strerror", None) or type(cause).__name__

@@ -24,7 +24,7 @@ Engines send status and headers before they prefill, so an answer only counts as
 body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation
 has no side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
 
-None of this is compiled (deploy/compiled.py): attributes of a compiled exception's class are none of its instances.
+This file is not compiled (deploy/compiled.py): instances of a compiled exception lose the attributes of their class.
 """
 
 from __future__ import annotations
@@ -34,38 +34,40 @@ from typing import TYPE_CHECKING
 from router.core.facts.placements import Ending
 
 if TYPE_CHECKING:
-    from router.http.exchange import Answer  # which raises failures of this file
+    from router.http.exchange import EngineAnswer  # which raises failures of this file
 
 
 class Failure(Exception):
-    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another may try."""
+    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another replica may be tried;
+    `ending` says whose fault it was."""
 
     kind = "failed"
     retry = True
-    ending = Ending.FAILED  # whose fault it is
+    ending = Ending.FAILED
 
 
 class BrokeEarly(Failure):
-    """The connection broke, or the body ended, before it had begun (or was whole, for held answers)."""
+    """The connection broke, or the body ended, before the answer had begun; before it was whole, where the call was for
+    a whole answer."""
 
     kind = "broke_early"
 
 
 class BrokeMidway(Exception):
-    """The answer broke off after its beginning; nothing can be retried. `kind` is a metric label."""
+    """The answer broke off after its beginning, so nothing can be retried. `kind` is a metric label."""
 
     kind = "broke_midway"
 
 
 class Unfinished(BrokeMidway):
-    """The stream ended well as HTTP goes, and did not say that it was whole."""
+    """The stream ended correctly as HTTP, and did not say that it was whole."""
 
     kind = "unfinished"
 
 
 class ConnectFailed(Failure):
-    """Nothing was sent. `refused`: nobody listens there, which is proof that the engine is gone; `timed_out`: nothing
-    was heard, which may be the network's fault or this machine's."""
+    """No connection, so nothing was sent. `refused`: nobody listens there, which proves that the engine is gone;
+    `timed_out`: nothing was heard, which may be the network's fault or this machine's."""
 
     kind = "connect"
 
@@ -77,15 +79,15 @@ class ConnectFailed(Failure):
 
 
 class ReplicaLeft(ConnectFailed):
-    """Nothing was sent: discovery says that the replica is none any more, or another engine by now."""
+    """Nothing was sent: discovery says that the replica is gone, or is another engine by now."""
 
     kind = "left"
     ending = Ending.CLIENT_LEFT
 
 
 class Stale(Failure):
-    """A connection that had been used before was closed at once, without a byte: the engine closed it for its idleness
-    while the request was on its way (RFC 9112 section 9.3.1), which is nobody's fault."""
+    """A connection that had been used before was closed at once, without a byte: the engine closed it as idle while the
+    request was on its way (RFC 9112 section 9.3.1), which is nobody's fault."""
 
     kind = "stale"
     ending = Ending.CLIENT_LEFT
@@ -111,13 +113,13 @@ class TimedOut(Failure):
 
 
 class NotStream(Failure):
-    """What should be a stream of events does not begin as one."""
+    """An answer that says it is a stream of events does not begin as one."""
 
     kind = "garbage"
 
 
 class EngineShed(Failure):
-    """The engine takes no more for now: it is fine, and asks not to be asked again for `retry_after_s`."""
+    """The engine is well and takes no more requests for `retry_after_s` seconds."""
 
     kind = "shed"
     ending = Ending.REFUSED_BY_ENGINE
@@ -134,10 +136,16 @@ class Stalled(BrokeMidway):
 
 
 class EngineFailed(Failure):
-    """The engine answered that it cannot serve. `answer` is what it said, for when nobody else can either."""
+    """The engine answered that it cannot serve. `answer` goes to the client if no other replica can serve either."""
 
     kind = "engine"
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: EngineAnswer) -> None:
         super().__init__(f"status {answer.status}")
         self.answer = answer
+
+
+def say(error: BaseException) -> str:
+    """One line about an error, without addresses: those are the operator's business and not the client's."""
+    cause = getattr(error, "os_error", None) or error
+    return getattr(cause, "strerror", None) or type(cause).__name__

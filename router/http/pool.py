@@ -1,4 +1,4 @@
-"""One engine's address with its idle connections."""
+"""One engine's address, with the free connections to it."""
 
 from __future__ import annotations
 
@@ -9,50 +9,51 @@ from collections.abc import Callable
 from functools import cache
 from urllib.parse import urlsplit
 
-from router.http.exchange import Connection, say
-from router.http.failures import ConnectFailed, ReplicaLeft
+from router.http.exchange import EngineConnection
+from router.http.failures import ConnectFailed, ReplicaLeft, say
 from router.http.outbox import Outbox
 from router.settings.tls import replica_context
 
 
-class Server:
-    """One engine's address and the free connections to it, those used last on top."""
+class EnginePool:
+    """One engine's address and the free connections to it, the one used last on top."""
 
     __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path")
 
     def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox = outbox
-        self._loop = asyncio.get_running_loop()  # which is a system call each time that it is asked for
+        self._loop = asyncio.get_running_loop()  # kept, since asking for the running loop takes a system call
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = tls if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        self._free: list[Connection] = []
+        self._free: list[EngineConnection] = []
         self._forgotten = False
         self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
         self.path = parts.path
 
-    def free(self, since_s: float) -> Connection | None:
-        """A connection that waits for a request, and has not since before this time, if there is one."""
+    def free(self, since_s: float) -> EngineConnection | None:
+        """A free connection that was used at this time or later; None where there is none."""
         while self._free:
             connection = self._free.pop()
             if not connection.usable:
                 continue
             if connection.idle_since_s >= since_s:
                 return connection
-            connection.abort()  # the watchdog is late, as on a machine that stood still: the engine may be closing it
+            # The watchdog is late, as on a machine that stood still: the engine may be closing this connection.
+            connection.abort()
         return None
 
-    async def connect(self, timeout_s: float) -> Connection:
-        """A new connection. Raises ConnectFailed, and ReplicaLeft if it is forgotten meanwhile."""
-        loop, connection = self._loop, Connection(self._give_back, self._outbox)
+    async def connect(self, timeout_s: float) -> EngineConnection:
+        """A new connection. Raises ConnectFailed, or ReplicaLeft if the engine is forgotten meanwhile."""
+        loop, connection = self._loop, EngineConnection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(
                     lambda: connection, self._host, self._port, ssl=self._tls() if self._tls else None
                 )
         except asyncio.CancelledError:
-            connection.connection_lost(None)  # uvloop closes it, and does not always say so
+            connection.connection_lost(None)  # uvloop closes the transport, and does not always say so
             raise
         except TimeoutError as late:
             raise ConnectFailed("timed out", timed_out=True) from late
@@ -64,18 +65,18 @@ class Server:
         return connection
 
     def close_idle(self, before_s: float) -> None:
-        """Close connections that wait since before this time."""
+        """Close free connections that were last used before this time."""
         stale = [each for each in self._free if each.idle_since_s < before_s]
         self._free = [each for each in self._free if each.idle_since_s >= before_s and each.usable]
         for connection in stale:
             connection.abort()
 
     def forget(self) -> None:
-        """Close free connections, and those in use when they are given back."""
+        """The engine left: close its free connections now, and the others when they are given back."""
         self._forgotten = True
         self.close_idle(float("inf"))
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: EngineConnection) -> None:
         if self._forgotten:
             connection.abort()
             return
@@ -85,12 +86,13 @@ class Server:
 
 @cache
 def client_tls() -> ssl.SSLContext:
-    """One for all: to read the machine's certificates takes 20 ms, and a megabyte."""
+    """One context for all engines: reading the machine's certificates takes 20 ms and a megabyte."""
     return replica_context("", "", "")
 
 
 def _refused(error: OSError) -> bool:
-    """A name with several addresses is refused when all are; then there is a message and no number."""
+    """Whether nobody listens there. A name with several addresses counts as refused when each of them refused; asyncio
+    then raises an error with a message and no number."""
     if error.errno is not None:
         return error.errno == errno.ECONNREFUSED
     said = str(error)

@@ -13,22 +13,23 @@ from urllib.parse import unquote
 
 import httptools
 
-from router.http.request import BadRequest, Connection, Request
+from router.http.request import Connection, Refusal, Request
 
 HEAD_BYTES_MAX = 64 << 10
-VALUE_BYTES_MAX = 16 << 10  # of a header, or of the target
+VALUE_BYTES_MAX = 16 << 10  # of one header's value, or of the target
 LENGTH_DIGITS_MAX = 15
-LINES_MAX = 256  # of a head
-PIECE_BYTES_MIN = 4 << 10  # a smaller piece of a body is put to the one before, up to
-JOINED_BYTES_MAX = 64 << 10
-BETWEEN, HEAD, BODY = range(3)  # where in a request the reader is
+LINES_MAX = 256  # header lines in a head
+# A piece of a body below the first size is joined to the piece before it, up to the second: on its own a small piece
+# would take many times its size.
+PIECE_BYTES_MIN, JOINED_BYTES_MAX = 4 << 10, 64 << 10
+BETWEEN, HEAD, BODY = range(3)  # stages: where in a request the receiver is
 
 # A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
 
 
 class Receiver:
-    """Parses what comes on one connection."""
+    """Parses the requests of one connection."""
 
     __slots__ = (
         "_barren_bytes", "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_host", "_left_bytes", "_parser",
@@ -39,46 +40,46 @@ class Receiver:
         self._client = client
         self._body_bytes_max = body_bytes_max
         self._parser = httptools.HttpRequestParser(self)
-        self._reading = _NOTHING  # what is being read
+        self._reading = _NOTHING  # the request that is being read
         self.stage = BETWEEN
-        self._upgrades = False
-        self.reading_bytes = 0  # of its body
-        self._left_bytes = -1  # of a body of known length whose pieces need no parser
+        self._upgrades = False  # the request wants another protocol, and will be read again without that
+        self.reading_bytes = 0  # bytes read so far of its body
+        self._left_bytes = -1  # bytes to come of a body of known length; -1: the parser reads
         self._pieces: list[bytes | bytearray] = []
-        self.requests = 0  # begun
-        self._barren_bytes = 0  # read since the last of a body's: chunk extensions, trailers
+        self.requests = 0  # requests begun
+        self._barren_bytes = 0  # bytes behind the last byte of a body: chunk extensions, trailers
         self._head_bytes = 0
-        self._host = b""  # the last that was one
-        self._fed_bytes = 0  # in the last read
+        self._host = b""  # the last Host header that was found valid
+        self._fed_bytes = 0  # size of the last read
 
     @property
     def unfinished(self) -> Request | None:
-        """A request of which a part has come."""
+        """The request of which a part has come; None between requests."""
         if self.stage == BETWEEN:
             return None
         if not self._reading.path:
-            _locate(self._reading)  # it says which dialect the client speaks
+            _locate(self._reading)  # its path says which dialect the client speaks
         return self._reading
 
     def close(self) -> None:
-        """Nothing more is read. Parser, requests and client hold us as we hold them, and loop.COLLECT hardly ever
-        comes."""
+        """Stop reading. Parser, requests and connection refer to the receiver as it does to them, and the collector of
+        cycles hardly ever runs (loop.COLLECT)."""
         self._parser, self._reading, self._pieces, self.stage = _NO_PARSER, _NOTHING, [], BETWEEN
         self._client = _NOBODY
 
     def let_go(self) -> None:
-        """What has come of a body is not wanted any more."""
+        """Drop the body that was being read."""
         self._pieces = []
 
     def feed(self, data: bytes) -> None:
-        """Read on. Raises BadRequest, and is then of no more use."""
+        """Parse more bytes. Raises Refusal, and must not be fed again then."""
         if self._left_bytes >= len(data):
             self._more_body(data)
             return
         if self.stage != BODY:
             self._head_bytes += len(data)
         try:
-            if self._left_bytes >= 0:  # the body ends in here
+            if self._left_bytes >= 0:  # the body ends within these bytes
                 end = self._left_bytes
                 self._more_body(data[:end])
                 data = data[end:]
@@ -90,9 +91,9 @@ class Receiver:
             self._no_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as raised:
             reason = raised.__context__
-            raise (reason if isinstance(reason, BadRequest) else BadRequest(400, "bad_http", str(raised))) from raised
+            raise (reason if isinstance(reason, Refusal) else Refusal(400, "bad_http", str(raised))) from raised
         except httptools.HttpParserError as error:
-            raise BadRequest(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
+            raise Refusal(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
 
     def _after_feed(self, before_bytes: int) -> None:
         if self.stage == HEAD:
@@ -100,14 +101,14 @@ class Receiver:
                 raise _head_too_large()
         elif self.stage == BODY:
             self._barren_bytes = self._barren_bytes + self._fed_bytes if self.reading_bytes == before_bytes else 0
-            if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps a trailer until it ends
-                raise BadRequest(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
+            if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps an unfinished trailer in memory
+                raise Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
             length = self._reading.fields.get(b"content-length")
-            if length is not None:  # the parser has seen to it that it is a number, and the only one
+            if length is not None:  # the parser has checked that there is one length, and that it is a number
                 self._left_bytes = int(length) - self.reading_bytes
 
     def _more_body(self, data: bytes) -> None:
-        """A body of known length needs no parser. The parser that waits for it is left behind."""
+        """More of a body of known length, which needs no parser. The one that waits for the body is replaced."""
         self._keep(data)
         self._left_bytes -= len(data)
         self.reading_bytes += len(data)
@@ -116,7 +117,7 @@ class Receiver:
             self.on_message_complete()
 
     def _keep(self, data: bytes) -> None:
-        """Small pieces are joined: each on its own would take many times its size."""
+        """Keep a piece of the body. Small pieces are joined (PIECE_BYTES_MIN)."""
         pieces = self._pieces
         if pieces and len(data) < PIECE_BYTES_MIN and len(pieces[-1]) < JOINED_BYTES_MAX:
             last = pieces[-1]
@@ -127,11 +128,11 @@ class Receiver:
             pieces.append(data)
 
     def _no_upgrade(self, rest: bytes) -> None:
-        """We speak nothing else (RFC 9110 section 7.8 lets a server ignore Upgrade), but the parser stops at such a
-        head and takes its body for the new protocol: it is given the head again, without that wish."""
+        """Ignore a wish for another protocol (RFC 9110 section 7.8). The parser stops at such a head and takes the body
+        for the new protocol, so a new parser is given the head again, without that wish."""
         request = self._reading
         if request.method == "CONNECT":
-            raise BadRequest(405, "method_not_allowed", "There is no tunnel here.")
+            raise Refusal(405, "method_not_allowed", "There is no tunnel here.")
         self._parser = httptools.HttpRequestParser(self)
         lines = [
             b"%b: %b\r\n" % (name, value if low != b"connection" else _without_upgrade(value))
@@ -150,45 +151,45 @@ class Receiver:
         self._pieces, self.reading_bytes = [], 0
 
     def on_url(self, url: bytes) -> None:
-        """Path and query; what is not ASCII the parser refused."""
+        """A part of path and query came. The parser has refused what is not ASCII."""
         self._reading.target += url.decode("latin-1")
         if len(self._reading.target) > VALUE_BYTES_MAX:
-            raise BadRequest(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
+            raise Refusal(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; behind the body they are trailers, which nobody here needs."""
+        """A header came. Trailers, which come behind the body, are dropped."""
         if self.stage != HEAD:
             return
         low, request = name.lower(), self._reading
         if len(value) > VALUE_BYTES_MAX:
-            raise BadRequest(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
+            raise Refusal(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
         if low in request.fields:
             if low == b"host":
-                raise BadRequest(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
+                raise Refusal(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
         else:
             request.fields[low] = value
         request.lines.append((low, name, value))
         if len(request.lines) > LINES_MAX:
-            raise BadRequest(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
+            raise Refusal(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
 
     def on_headers_complete(self) -> None:
-        """What can be refused without the body is refused now."""
+        """The head is whole. Raises Refusal for whatever can be refused without the body."""
         request, parser, head_bytes = self._reading, self._parser, self._head_bytes
         self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
         request.method, request.version = parser.get_method().decode(), parser.get_http_version()
         host = request.fields.get(b"host")
         if host is not None and host != self._host:
             if not _HOST.fullmatch(host):
-                raise BadRequest(400, "bad_http", "Host is no name or address with a port.")
+                raise Refusal(400, "bad_http", "Host is no name or address with a port.")
             self._host = host
         if request.version == "1.1":
             if host is None:
-                raise BadRequest(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
+                raise Refusal(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
         elif request.version != "1.0":
-            raise BadRequest(505, "bad_http", "This is a server of HTTP/1.1.")
+            raise Refusal(505, "bad_http", "This is a server of HTTP/1.1.")
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
-            raise BadRequest(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
+            raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
         if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
             raise _head_too_large()
         length = request.fields.get(b"content-length", b"0")
@@ -199,32 +200,32 @@ class Receiver:
             self._client.expected()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body was parsed."""
         self._keep(data)
         self.reading_bytes += len(data)
         if self.reading_bytes > self._body_bytes_max:
             raise self._too_large()
 
     def on_message_complete(self) -> None:
-        """The request is whole: it is answered, or waits its turn."""
+        """The request is whole."""
         if self._upgrades:
-            return  # it will be read again: see _no_upgrade
+            return  # `_no_upgrade` will have it read again
         request = self._reading
         request.bring(self._pieces, self.reading_bytes)
         self._pieces, self._left_bytes, self.stage = [], -1, BETWEEN
-        self._reading = _NOTHING  # its body is not kept until the next one comes
+        self._reading = _NOTHING  # an idle connection keeps no body
         _locate(request)
         self._client.arrived(request)
 
-    def _too_large(self) -> BadRequest:
+    def _too_large(self) -> Refusal:
         limit = self._body_bytes_max
-        return BadRequest(413, "body_too_large", f"The request body is larger than {limit} bytes.")
+        return Refusal(413, "body_too_large", f"The request body is larger than {limit} bytes.")
 
 
 def _locate(request: Request) -> None:
-    """Path and target, in the form that servers are given."""
+    """Set the path, and the target in the form that servers are given."""
     target = request.target
-    if not target.startswith("/"):  # a client that takes us for a forward proxy (RFC 9112 section 3.2.2)
+    if not target.startswith("/"):  # the client takes us for a forward proxy (RFC 9112 section 3.2.2)
         target = request.target = "/" + target.partition("://")[2].partition("/")[2]
     path = target.partition("?")[0]
     request.path = unquote(path) if "%" in path else path
@@ -234,10 +235,10 @@ def _without_upgrade(value: bytes) -> bytes:
     return b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
 
 
-def _head_too_large() -> BadRequest:
-    return BadRequest(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+def _head_too_large() -> Refusal:
+    return Refusal(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
 
 
 _NO_PARSER = httptools.HttpRequestParser(object())
 _NOBODY = cast("Connection", None)
-_NOTHING = Request(_NOBODY)  # while no request is being read
+_NOTHING = Request(_NOBODY)  # stands for the request while none is being read

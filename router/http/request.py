@@ -1,4 +1,4 @@
-"""One HTTP request as the edge sees it, what its connection offers, and the error that says it is malformed."""
+"""One HTTP request as the edge sees it, what its connection offers, and the refusal that may answer it."""
 
 from __future__ import annotations
 
@@ -6,62 +6,73 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from typing import Protocol
 
+# Headers that belong to one connection (RFC 9110 section 7.6.1).
+HOP_HEADERS = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect")
+)  # fmt: skip
 
-class BadRequest(Exception):
-    """What came is not HTTP, or over a limit."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+class Refusal(Exception):
+    """An answer of our own that is an error: the request is no HTTP, over a limit, or cannot be served.
+
+    `param` names the field of the body that is at fault; `retry_after_s` becomes the Retry-After of a 429 or 503.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
-class Sender(Protocol):
-    """Who stops sending while a client does not read."""
+class BodySender(Protocol):
+    """Whoever sends the body of an answer: told when the client does not read."""
 
     def pause(self) -> None:
-        """Send no more for now."""
+        """Send no more for now: the client does not read."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Go on sending: the client reads again."""
 
     def gone(self) -> None:
-        """The client left."""
+        """The client left; its transport takes no more."""
 
 
 class Stream(Protocol):
-    """Where the pieces of a body go."""
+    """Where the pieces of a body go. With `chunked` its sender puts each piece in a chunk of HTTP/1.1."""
 
     chunked: bool
-    sender: Sender | None
+    sender: BodySender | None
 
     @property
     def write(self) -> Callable[[bytes], None]:
-        """Writes bytes as they are; framing is the sender's."""
+        """Writes bytes as they are, framed by the sender."""
 
     def end(self) -> None:
-        """All was written."""
+        """End the body: it is whole."""
 
     def cut(self) -> None:
-        """All was written that there is, and it is not the whole: see Request.cut."""
+        """End the body so that the client can tell that it is not whole."""
 
 
 class Connection(Protocol):
-    """What a request came on, and its answer goes to."""
+    """Where a request came from, and where its answer goes."""
 
     def arrived(self, request: Request) -> None:
-        """It is whole."""
+        """A request was read to its end."""
 
     def expected(self) -> None:
-        """The client waits for leave to send a body (RFC 9110 section 10.1.1)."""
+        """The client waits for permission to send a body (RFC 9110 section 10.1.1)."""
 
     def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """See Request.answer."""
+        """Send a whole answer (`Request.answer`)."""
 
     def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Stream:
-        """See Request.begin."""
+        """Send the head of an answer (`Request.begin`)."""
 
     def cut(self) -> None:
-        """See Request.cut."""
+        """Break the connection (`Request.cut`)."""
 
 
 class Request:
@@ -76,51 +87,41 @@ class Request:
         self.path = ""  # decoded, without the query
         self.version = "1.1"
         self.fields: dict[bytes, bytes] = {}
-        self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value) as they came
+        self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value), in the client's order
         self.body_bytes = 0
         self._body = b""
         self._pieces: list[bytes | bytearray] = []
 
     @property
     def body(self) -> bytes:
-        """All of it, put together when first asked for: of 8 MB that takes milliseconds, and any thread may ask."""
+        """The whole body, joined when it is first asked for, in whichever thread: 8 MB take milliseconds."""
         if self._pieces:
             self._body, self._pieces = b"".join(self._pieces), []
         return self._body
 
     def bring(self, pieces: list[bytes | bytearray], body_bytes: int) -> None:
-        """What its body consists of."""
+        """Give the request a body, or another one."""
         self._pieces, self.body_bytes = pieces, body_bytes
 
     def header(self, name: bytes) -> str:
-        """A header's value, "" without one; bytes that are not UTF-8 are kept as surrogates."""
+        """A header's value, or "". Bytes that are not UTF-8 become surrogates."""
         value = self.fields.get(name)
         return value.decode("utf-8", "surrogateescape") if value else ""
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def answer(self, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """A whole answer; `lines` are header lines, each with its CRLF. Raises ClientLeft."""
+        """Send a whole answer; `lines` are header lines, each with its CRLF. Raises ClientLeft."""
         self.client.answer(self, status, lines, body)
 
     def begin(self, status: int, lines: Iterable[bytes]) -> Stream:
-        """Send the head of an answer whose length is not known; its body is written to what this returns, chunked
-        where `chunked` says so, and ended with `end`. Raises ClientLeft."""
+        """Send the head of an answer whose length is not known. Its body is written to the stream that this returns,
+        in chunks where `chunked` says so, and ended with `end`. Raises ClientLeft."""
         return self.client.begin(self, status, lines)
 
     def cut(self) -> None:
-        """Break the connection: the client must not take what it has for a whole answer."""
+        """Break the connection, so that the client does not take what it has for a whole answer."""
         self.client.cut()
-
-
-class Refusal(Exception):
-    """The router itself answers, in the dialect's error body."""
-
-    def __init__(
-        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
 def date_line() -> bytes:

@@ -1,9 +1,9 @@
 """The main listener: HTTP/1.1 from clients, at a third of what a general server costs.
 
 aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (both in trials before it was
-replaced); a router that is to cost some 100 us in all cannot spend that. Requests come from receiver.py. What is left
-to do with each connection is in client_connection.py; here is what all of them have in common: who is let in, who takes
-too long, and how to stop.
+replaced); a router that is to cost some 100 us in all cannot spend that. This file has what all connections share: who
+is let in, who takes too long, and how to stop. client_connection.py has what is done with each of them, and receiver.py
+parses their requests.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import ssl
 from collections import Counter
 
 from router.http import deadlines
-from router.http.accepting import Acceptor, Places, bound
-from router.http.client_connection import NO_LINGER, Client, Handler, Refuse
+from router.http.accepting import Acceptor, ConnectionSlots, bound
+from router.http.client_connection import NO_LINGER, ClientConnection, Handler, Refuse
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
 
-ACCEPT_S = 1.0  # that the last of the kernel's queue may take
-LOOKED_AT_ONCE_MAX = 256  # connections, in one turn of the loop
-CLOSED_AT_ONCE_MAX = 16  # likewise: to say why takes some 50 us
-LATE_S = 0.1  # after which connections without a request are closed by `drain`: one may be on its way
-NEW_S = 1.0  # likewise, those on which none has come yet: who connects wants to ask
+# Connections looked at, and closed, in one turn of the loop. To close one and say why takes some 50 us.
+LOOKED_AT_ONCE_MAX, CLOSED_AT_ONCE_MAX = 256, 16
+ACCEPT_S = 1.0  # limit for accepting the last connections of the kernel's queue
+# `drain` closes a connection without a request after LATE_S, since one may be on its way; and after NEW_S where none
+# has come yet, since whoever connects wants to ask.
+LATE_S, NEW_S = 0.1, 1.0
 LOOK_S = 0.02  # between two looks of `drain`
-BACKLOG = 1_024
+BACKLOG = 1_024  # connections that the kernel keeps for us to accept
 
 
 class Server:
@@ -42,45 +43,46 @@ class Server:
         tls: ssl.SSLContext | None = None,
         outbox: Outbox | None = None,
     ) -> None:
-        """`handler` answers a request; `refuse` says what is wrong with one that cannot be read, its method and path
-        empty where they are not known. `tls` may be replaced by another: connections to come have that. Without an
-        `outbox` it has one of its own."""
+        """`handler` answers a request. `refuse` answers one that cannot be read, whose method and path are empty where
+        they are not known. `tls` may be replaced, for connections to come. Without an `outbox` it has its own."""
         self.handler = handler
         self.refuse = refuse
         self.limits = limits
         self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
-        self.clients: set[Client] = set()
-        self.closing = False  # answers end their connections
-        self._draining = False  # so do those that wait for no answer
-        self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections, by why we closed them
-        self._places = Places(limits)
+        self.clients: set[ClientConnection] = set()
+        self.closing = False  # every answer ends its connection
+        self._draining = False  # besides, idle connections are closed
+        self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections that we closed, by reason
+        self._slots = ConnectionSlots(limits)
         self._listener: asyncio.Server | Acceptor | None = None
-        self._shared = False  # other processes accept on the same socket
+        self._shared = False  # other processes accept on the same socket, too
         self._shaking: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Handle | None = None
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns address and port. Raises OSError."""
+        """Bind and listen. Returns address and port. Raises OSError."""
         if self.tls is not None:
             return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
-        return self._begin(await self.loop.create_server(lambda: Client(self), host, port, backlog=BACKLOG))
+        return self._begin(await self.loop.create_server(lambda: ClientConnection(self), host, port, backlog=BACKLOG))
 
     async def take(self, listening: socket.socket) -> tuple[str, int]:
-        """Accept on a socket that listens already; others may accept on it too."""
+        """Accept on a socket that listens already; other processes may accept on it, too."""
         self._shared = True
         return await self._accept_on(listening)
 
     async def _accept_on(self, listening: socket.socket) -> tuple[str, int]:
         if self.tls is not None:
             return self._begin(Acceptor(self.loop, listening, self._arrived))
-        return self._begin(await self.loop.create_server(lambda: Client(self), sock=listening, backlog=BACKLOG))
+        return self._begin(
+            await self.loop.create_server(lambda: ClientConnection(self), sock=listening, backlog=BACKLOG)
+        )
 
     def configure(self, limits: ClientLimits) -> None:
-        """What holds from now on."""
+        """Go by these limits from now on."""
         self.limits = limits
-        self._places.limits = limits
+        self._slots.limits = limits
 
     def _begin(self, listener: asyncio.Server | Acceptor) -> tuple[str, int]:
         self._listener = listener
@@ -92,22 +94,22 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Open, and those that still shake hands."""
-        return self._places.taken
+        """Connections that are open, or still shake hands."""
+        return self._slots.taken
 
     def lets_in(self, address: str) -> bool:
-        """Whether there is room for one more; it is then counted until `left`."""
-        why = self._places.refuses(address)
+        """Whether one more connection from this address is allowed. It is then counted until `left`."""
+        why = self._slots.refuses(address)
         if why:
             self.closed[why] += 1
         return not why
 
     def left(self, address: str) -> None:
-        """A connection from there is gone."""
-        self._places.leave(address)
+        """A connection from this address is gone."""
+        self._slots.leave(address)
 
     def _arrived(self, sock: socket.socket, address: str) -> None:
-        """With TLS, whoever is not let in does not get to shake hands."""
+        """A connection that is to speak TLS. One that is not let in gets no handshake."""
         if not self.lets_in(address):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             sock.close()
@@ -117,8 +119,8 @@ class Server:
         task.add_done_callback(self._shaking.discard)
 
     async def _shake_hands(self, sock: socket.socket, address: str) -> None:
-        """Handshakes have the time of a head. Closing, which sends what is left, has the time of sending."""
-        client = Client(self, address)
+        """A handshake may take as long as a head. Closing, which sends what is left, may take as long as sending."""
+        client = ClientConnection(self, address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await self.loop.connect_accepted_socket(
@@ -138,11 +140,11 @@ class Server:
     # -- who takes too long --------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Coarse on purpose: one timer for all connections, none for each."""
+        """Look at all connections: one timer serves them all, coarsely, and none has its own."""
         self._look(list(self.clients))
 
-    def _look(self, clients: list[Client]) -> None:
-        """At all of these, some in each turn of the loop."""
+    def _look(self, clients: list[ClientConnection]) -> None:
+        """Look at these connections, some in each turn of the loop."""
         now_s, looked, closed = self.loop.time(), 0, 0
         while clients and looked < LOOKED_AT_ONCE_MAX and closed < CLOSED_AT_ONCE_MAX:
             client = clients.pop()
@@ -159,14 +161,14 @@ class Server:
             self._sweeper = self.loop.call_later(self.limits.sweep_s, self._sweep)
 
     def lame_duck(self) -> None:
-        """Go on, but every answer ends its connection from now on: clients that keep theirs move elsewhere, each after
+        """Serve on, and end each connection with its next answer: clients that keep connections move elsewhere, after
         one more request."""
         self.closing = True
 
     async def drain(self) -> None:
-        """Accept no more; return when every request that came was answered, and its answer taken. Answers end with
-        `Connection: close`. Whoever was accepted, or is in the kernel's queue, may have sent a request by now: both are
-        looked at before anything is closed."""
+        """Accept no more, and return when every request that came was answered and its answer taken. Answers say
+        `Connection: close`. Connections that were accepted, or are in the kernel's queue, may bring a request that was
+        sent by now, so both are looked at before anything is closed."""
         self.closing = self._draining = True
         if self._listener is not None:
             await self._accept_last(self._listener)
@@ -183,7 +185,7 @@ class Server:
             await asyncio.sleep(LOOK_S)
 
     async def _accept_last(self, listener: asyncio.Server | Acceptor) -> None:
-        """Return when the kernel's queue is empty; libuv takes one connection out of it in a turn of the loop."""
+        """Return when the kernel's queue is empty; libuv accepts one connection in a turn of the loop."""
         waiting, until_s = select.poll(), self.loop.time() + ACCEPT_S
         for listening in listener.sockets:
             waiting.register(listening.fileno(), select.POLLIN)
@@ -193,7 +195,7 @@ class Server:
             await asyncio.sleep(0)
 
     async def cancel_all(self) -> None:
-        """Cancel whatever is being answered, and return when that has had its last word with its client."""
+        """Cancel every request that is being answered, and return when their handlers have ended."""
         running = [client.task for client in self.clients if client.task is not None]
         for task in running:
             task.cancel()
@@ -220,8 +222,8 @@ class Server:
 
 
 def close_queue(listening: socket.socket) -> None:
-    """Let nobody else into the kernel's queue of a socket that listens, which stays open for those who are in it. A
-    client that comes now is refused when the socket closes; in the queue, it would take itself for connected, send a
+    """Let no more connections into the kernel's queue of a listening socket, which stays open for those in the queue. A
+    client that connects now is refused when the socket closes. In the queue it would count itself as connected, send a
     request, and be reset with it."""
     with socket.socket(fileno=os.dup(listening.fileno())) as same:
         same.listen(0)

@@ -1,8 +1,8 @@
-"""Call one engine: connections to it, and one watchdog; what may go wrong is in failures.py.
+"""Calls to engines, and the watchdog over them. What may go wrong with a call is in failures.py.
 
-One watchdog for all calls replaces timers per call and per chunk. It ends calls that are silent for too long, and
-those still silent on a replica that is known to be lost (vLLM 0.32 on SIGTERM closes its listener and leaves
-requests in flight without a byte or a close).
+One watchdog for all calls takes the place of a timer for each call and each chunk. It ends calls that are silent for
+too long. `lost` ends calls that are silent on a replica where nobody listens any more: vLLM 0.32, on SIGTERM, closes
+its listener and leaves requests in flight without a byte or a close.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from router.core.facts.replicas import REST_MAX_S, Replica
-from router.http.exchange import Answer
+from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BrokeEarly,
     BrokeMidway,
@@ -28,15 +29,30 @@ from router.http.failures import (
     TimedOut,
 )
 from router.http.outbox import Outbox
-from router.http.pool import Server, client_tls
+from router.http.pool import EnginePool, client_tls
 
 WATCH_INTERVAL_S = 0.5
-SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")  # vLLM 0.32
+# Words in a 500 of vLLM 0.32 whose engine is shutting down.
+SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")
 STATUS_RETRIED = (502, 503)
 STATUS_SHED = (429, 503)
-RETRY_AFTER_S = 1.0  # of a 429 that does not say
-STALE_S = 1.0  # a used connection that lasts longer had been open: its engine broke while it worked
-LOST_SILENCE_S = 2.0  # a begun answer this silent, on a replica where nobody listens, will not go on
+RETRY_AFTER_S = 1.0  # assumed of a 429 without Retry-After
+# A used connection that breaks within this time was stale: its engine had closed it as idle. One that lasts longer was
+# open when the request came, so the engine broke while it worked.
+STALE_S = 1.0
+LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will not go on, if nobody listens there
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How long engines may take, and how much of an answer is held until it is whole (settings/schema.py: `upstream`,
+    `limits.held_answer_bytes_max`)."""
+
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    idle_timeout_s: float
+    keepalive_s: float
+    whole_bytes_max: int
 
 
 class Upstream:
@@ -44,77 +60,52 @@ class Upstream:
 
     def __init__(
         self,
+        limits: EngineLimits,
         *,
-        connect_timeout_s: float,
-        first_byte_timeout_s: float,
-        idle_timeout_s: float,
-        keepalive_s: float,
-        held_bytes_max: int,
         outbox: Outbox | None = None,
         alive: Callable[[str], None] = lambda _: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Without an `outbox` it has one of its own; without `tls` replicas must be known to the machine. `tls` may be
-        replaced by another: connections to come have that. `alive(replica)` hears, twice a second at most, that streams
-        of a replica go on."""
+        """Without an `outbox` it has its own. Without `tls`, replicas' certificates are checked against the machine's
+        authorities. `alive(replica)` is called at most twice a second for each replica whose streams go on.
+
+        `limits` may be replaced, for calls under way too, and `tls` for connections to come."""
+        self.limits = limits
         self.tls = tls
-        self.configure(
-            connect_timeout_s=connect_timeout_s,
-            first_byte_timeout_s=first_byte_timeout_s,
-            idle_timeout_s=idle_timeout_s,
-            keepalive_s=keepalive_s,
-            held_bytes_max=held_bytes_max,
-        )
         self._alive = alive
-        self._answers: set[Answer] = set()
-        self._streaming: set[Answer] = set()  # begun, and moved when the watchdog looked
-        self._servers: dict[str, Server] = {}  # by replica
+        self._answers: set[EngineAnswer] = set()
+        self._streaming: set[EngineAnswer] = set()  # answers that had begun and moved when the watchdog looked
+        self._pools: dict[str, EnginePool] = {}  # by replica's id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
-
-    def configure(
-        self,
-        *,
-        connect_timeout_s: float,
-        first_byte_timeout_s: float,
-        idle_timeout_s: float,
-        keepalive_s: float,
-        held_bytes_max: int,
-    ) -> None:
-        """What holds from now on, for calls under way too; how much of an answer is held, for those that begin."""
-        self._connect_timeout_s = connect_timeout_s
-        self._first_byte_timeout_s = first_byte_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self._keepalive_s = keepalive_s
-        self._held_bytes_max = held_bytes_max
 
     async def close(self) -> None:
         """Close all connections."""
         for answer in list(self._answers):
             answer.close()
-        for server in self._servers.values():
-            server.close_idle(float("inf"))
+        for pool in self._pools.values():
+            pool.close_idle(float("inf"))
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
     def forget(self, replica: str) -> None:
         """The replica left: its free connections are closed."""
-        server = self._servers.pop(replica, None)
-        if server is not None:
-            server.forget()
+        pool = self._pools.pop(replica, None)
+        if pool is not None:
+            pool.forget()
 
     async def watch(self) -> None:
         """The watchdog: runs until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now_s = self._loop.time()
-            for server in self._servers.values():
-                server.close_idle(now_s - self._keepalive_s)
+            now_s, limits = self._loop.time(), self.limits
+            for pool in self._pools.values():
+                pool.close_idle(now_s - limits.keepalive_s)
             alive: set[str] = set()
             for answer in list(self._answers):
-                limit_s = self._idle_timeout_s if answer.begun else self._first_byte_timeout_s
+                limit_s = limits.idle_timeout_s if answer.begun else limits.first_byte_timeout_s
                 since_s = answer.silent_since(now_s)
                 if since_s == now_s and answer.begun and answer.streams:
-                    # Not the first time: a stream of the Responses API begins before there is any work.
+                    # A stream of the Responses API begins before any work is done, so its first move proves nothing.
                     if answer in self._streaming:
                         alive.add(answer.replica)
                     self._streaming.add(answer)
@@ -124,14 +115,14 @@ class Upstream:
                 self._alive(replica)
 
     def stuck(self, replica: str) -> None:
-        """The replica accepts and does not answer: what is silent there is to be tried elsewhere."""
+        """The replica accepts and does not answer: fail its silent calls, so that they are tried elsewhere."""
         for answer in list(self._answers):
             if answer.replica == replica and not answer.begun:
                 answer.fail(ReplicaStuck("its replica is stuck"))
 
     def lost(self, replica: str) -> None:
-        """The replica refuses connections: its silent requests will never be answered, nor those of any other rank
-        of its server."""
+        """The replica refuses connections: fail its silent calls, and those of every other rank of its server, since
+        they will never be answered."""
         server, now_s = Replica(replica).url, self._loop.time()
         for answer in list(self._answers):
             if Replica(answer.replica).url != server:
@@ -142,25 +133,26 @@ class Upstream:
                 answer.fail(BrokeMidway("its replica is gone"))
 
     async def call(
-        self, replica: str, method: str, target: str, lines: Sequence[bytes], body: bytes, *, hold: bool
-    ) -> Answer:
-        """Send a request, and return when its answer has begun; with `hold`, when it is whole or too long to hold.
+        self, replica: str, method: str, target: str, lines: Sequence[bytes], body: bytes, *, whole: bool
+    ) -> EngineAnswer:
+        """Send a request, and return when its answer has begun; with `whole`, when the answer is whole or too long to
+        be kept. Raises a Failure.
 
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
-        a connection. `done` must be called with what this returns. Raises a Failure.
+        a connection. `done` must be called with the answer.
         """
-        server = self._servers.get(replica)
-        if server is None:
-            server = Server(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
-            self._servers[replica] = server
+        pool = self._pools.get(replica)
+        if pool is None:
+            pool = EnginePool(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
+            self._pools[replica] = pool
         head = b"".join(
-            (f"{method} {server.path}{target} HTTP/1.1\r\n".encode("latin-1"), server.host_line, *lines,
+            (f"{method} {pool.path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.host_line, *lines,
              b"content-length: %d\r\n\r\n" % len(body))
         )  # fmt: skip
-        answer = Answer(replica, self._loop, hold=hold, hold_bytes_max=self._held_bytes_max)
+        answer = EngineAnswer(replica, self._loop, until_whole=whole, whole_bytes_max=self.limits.whole_bytes_max)
         self._answers.add(answer)
         try:
-            await self._send(server, answer, head, body)
+            await self._send(pool, answer, head, body)
         except BaseException:
             self.done(answer)
             raise
@@ -174,29 +166,29 @@ class Upstream:
             raise EngineFailed(answer)
         return answer
 
-    async def _send(self, server: Server, answer: Answer, head: bytes, body: bytes) -> None:
-        """Returns when the answer has begun. Raises a Failure."""
+    async def _send(self, pool: EnginePool, answer: EngineAnswer, head: bytes, body: bytes) -> None:
+        """Send on a free or a new connection, and return when the answer has begun. Raises a Failure."""
         sent_s = self._loop.time()
-        used = server.free(sent_s - self._keepalive_s)
-        connection = used or await server.connect(self._connect_timeout_s)
+        used = pool.free(sent_s - self.limits.keepalive_s)
+        connection = used or await pool.connect(self.limits.connect_timeout_s)
         try:
             await answer.begin(connection, head, body)
         except BrokeEarly as error:
             if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
                 raise
-            server.close_idle(float("inf"))  # the others are no younger
+            pool.close_idle(float("inf"))  # the others are no younger
             raise Stale(str(error)) from error
 
-    def done(self, answer: Answer) -> None:
-        """The answer was read, or nobody wants it any more."""
+    def done(self, answer: EngineAnswer) -> None:
+        """The answer was read, or nobody wants it any more: its connection is closed unless all was read."""
         self._answers.discard(answer)
         self._streaming.discard(answer)
         answer.close()
 
 
-def _retry_after_s(answer: Answer) -> float | None:
-    """What a refusal for load asks for: seconds or a date (RFC 9110 section 10.2.3). A 503 that asks for nothing that
-    can be understood is an engine that fails: None."""
+def _retry_after_s(answer: EngineAnswer) -> float | None:
+    """Seconds for which an engine that sheds load wants no requests, from seconds or a date in Retry-After (RFC 9110
+    section 10.2.3). None for a 503 without a valid Retry-After: that engine fails."""
     said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
     after_s: float | None = RETRY_AFTER_S if answer.status == 429 else None
     if said.isdigit():

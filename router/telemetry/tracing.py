@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from router import __version__
-from router.http.exchange import say
+from router.http.failures import say
 from router.http.request import Request
 from router.telemetry.record import RequestRecord
 from router.telemetry.spans import Moments, Span, spans_of

@@ -20,8 +20,8 @@ from router.admin.replicas import Additions
 from router.app import App
 from router.core.dialects import PATHS
 from router.edge.callers import METRICS
-from router.edge.edge import METHODS, RESPONSE_ACTIONS
 from router.edge.question import RESPONSES
+from router.edge.routes import METHODS, RESPONSE_ACTIONS
 from router.engines.discovery.static import StaticDiscovery
 from router.settings.keys import OPEN
 from router.settings.networks import NotAllowed, allowed, checked

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.http.failures import ConnectFailed
-from router.http.upstream import Upstream
+from router.http.upstream import EngineLimits, Upstream
 from tests.http.wire import RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.fakes import (
     FakeEngine,
@@ -115,11 +115,9 @@ async def test_without_retries_there_are_none(client: ClientSession, engine: Fak
 
 async def test_no_tls_is_no_connection(engine: FakeEngine) -> None:
     """A replica that should speak TLS and does not is a failed connection: nothing was sent, and another may try."""
-    upstream = Upstream(
-        connect_timeout_s=2.0, first_byte_timeout_s=9.0, idle_timeout_s=9.0, keepalive_s=3.0, held_bytes_max=1_000
-    )
+    upstream = Upstream(EngineLimits(2.0, 9.0, 9.0, keepalive_s=3.0, whole_bytes_max=1_000))
     with pytest.raises(ConnectFailed) as caught:
-        await upstream.call(engine.url.replace("http:", "https:"), "POST", CHAT, [], b"{}", hold=True)
+        await upstream.call(engine.url.replace("http:", "https:"), "POST", CHAT, [], b"{}", whole=True)
     assert (caught.value.refused, caught.value.timed_out, caught.value.retry) == (False, False, True)
     assert "127.0.0.1" not in str(caught.value)
     assert engine.seen == []
@@ -158,15 +156,13 @@ async def test_stale_connections(ends: str, monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the watchdog did not come round to close it: engines close such connections just when a request comes."""
     async with RawEngine(lambda wire: wire.send(OK)) as engine:
-        upstream = Upstream(
-            connect_timeout_s=2.0, first_byte_timeout_s=9.0, idle_timeout_s=9.0, keepalive_s=3.0, held_bytes_max=1_000
-        )
+        upstream = Upstream(EngineLimits(2.0, 9.0, 9.0, keepalive_s=3.0, whole_bytes_max=1_000))
         loop, later_s = asyncio.get_running_loop(), 0.0
         time_s = loop.time
         monkeypatch.setattr(loop, "time", lambda: time_s() + later_s)
         for more_s, wires in ((0.0, 1), (2.0, 1), (4.0, 2), (1.0, 2)):
             later_s += more_s
-            answer = await upstream.call(engine.url, "POST", CHAT, [], b"{}", hold=True)
+            answer = await upstream.call(engine.url, "POST", CHAT, [], b"{}", whole=True)
             upstream.done(answer)
             assert len(engine.wires) == wires
         await upstream.close()

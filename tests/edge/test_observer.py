@@ -15,7 +15,7 @@ import pytest
 from router.core.facts.misses import Change, Sighting
 from router.edge import observer as observing
 from router.edge.observer import Allowance, Observer, Watch
-from router.edge.reader import Reader
+from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.placer import Placer
 
@@ -60,10 +60,8 @@ async def reading(
     reader = Reader(
         cast("Placer", Resolving()),
         None,
-        offload_bytes_min=offload_bytes_min,
-        ask_usage=False,
+        ReadingRules(offload_bytes_min, append_only=append_only),
         observer=seeing,
-        append_only=append_only,
     )
 
     async def read(messages: list[dict[str, str]], **fields: bytes) -> Sighting | None:

@@ -8,7 +8,7 @@ import pytest
 from router.core.dialects import PATHS
 from router.core.placement.wanted import Wanted
 from router.core.prompts.token_keys import TokenPrompt
-from router.edge.reader import Reader
+from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.placer import Placer, TokenView
 from router.tokens.request_tokens import Tokens
@@ -78,9 +78,7 @@ async def understood(
     path: str, offload_bytes_min: int, placer: Following, tokens: Asked | None = None, **fields: object
 ) -> Wanted:
     """What is read of a request with these fields, on the event loop or beside it."""
-    reader = Reader(
-        cast("Placer", placer), cast("Tokens", tokens), offload_bytes_min=offload_bytes_min, ask_usage=False
-    )
+    reader = Reader(cast("Placer", placer), cast("Tokens", tokens), ReadingRules(offload_bytes_min))
     request, body = Request(cast("Connection", None)), json.dumps(fields).encode()
     request.method, request.target, request.path = "POST", path, path
     request.bring([body], len(body))

@@ -15,9 +15,9 @@ from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks, expand
-from router.http.exchange import Answer
+from router.http.exchange import EngineAnswer
 from router.http.failures import ReplicaLost
-from router.http.upstream import Upstream
+from router.http.upstream import EngineLimits, Upstream
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, mute
 
@@ -42,9 +42,7 @@ async def ranks() -> AsyncIterator[Ranks]:
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
     """Connections to engines."""
-    made = Upstream(
-        connect_timeout_s=2, first_byte_timeout_s=9, idle_timeout_s=9, keepalive_s=3, held_bytes_max=1 << 20
-    )
+    made = Upstream(EngineLimits(2, 9, 9, keepalive_s=3, whole_bytes_max=1 << 20))
     yield made
     await made.close()
 
@@ -201,13 +199,13 @@ async def test_a_lost_server_loses_all_ranks(engine: FakeEngine, router: Router)
     assert router.fleet.ready() == []
 
 
-async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> Answer:
+async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> EngineAnswer:
     """One request."""
     lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
     rank = Replica(replica).rank
     if rank is not None:
         lines, body = for_rank(rank, path.partition("?")[0], lines, body)
-    answer = await upstream.call(replica, "POST", path, lines, body, hold=True)
+    answer = await upstream.call(replica, "POST", path, lines, body, whole=True)
     upstream.done(answer)
     return answer
 

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.app import App
-from router.http.accepting import Places
+from router.http.accepting import ConnectionSlots
 from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, ClientLimits, Patience, acknowledged
 from router.http.receiver import BETWEEN, BODY, HEAD, JOINED_BYTES_MAX, Receiver
-from router.http.request import BadRequest, Connection, Request
+from router.http.request import Connection, Refusal, Request
 from tests.http.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.hub.test_pressure import EVENT, asks_and_does_not_read, chunk
 from tests.support.fakes import running
@@ -196,7 +196,7 @@ def refusal(receiver: Receiver, pieces: Iterable[bytes]) -> int:
     try:
         for piece in pieces:
             receiver.feed(piece)
-    except BadRequest as error:
+    except Refusal as error:
         return error.status
     return 0
 
@@ -258,7 +258,7 @@ def test_endless_trailers_and_extensions(tail: bytes) -> None:
 def test_many_header_lines() -> None:
     """A head of few bytes in very many lines is refused."""
     receiver = Receiver(Taken(), 1_000)  # type: ignore[arg-type]
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(Refusal) as refused:
         receiver.feed(LINE + b"a:\r\n" * 300 + b"\r\n")
     assert refused.value.status == 431
 
@@ -291,20 +291,20 @@ async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=100), st.integers(1, 6), st.integers(1, 4))
-def test_places(steps: list[tuple[bool, str]], in_all: int, of_one: int) -> None:
+def test_connection_slots(steps: list[tuple[bool, str]], in_all: int, of_one: int) -> None:
     """Exactly so many at once, in all and from one address, and nothing is kept of who left."""
     limits = replace(LIMITS, connections_max=in_all, connections_per_client_max=of_one)
-    places, there = Places(limits), Counter[str]()
+    slots, there = ConnectionSlots(limits), Counter[str]()
     for comes, address in steps:
         if comes:
             room = there.total() < in_all and there[address] < of_one
-            assert (places.refuses(address) == "") == room
+            assert (slots.refuses(address) == "") == room
             there[address] += room
         elif there[address]:
-            places.leave(address)
+            slots.leave(address)
             there[address] -= 1
-        assert places.taken == there.total()
-    assert places._of_address == +there
+        assert slots.taken == there.total()
+    assert slots._of_address == +there
 
 
 @pytest.mark.parametrize("setting", ["connections_max", "connections_per_client_max"])

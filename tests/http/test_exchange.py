@@ -60,7 +60,7 @@ async def asked(app: App, raw: bytes | None = None) -> Client:
 
 def free(app: App) -> int:
     """Connections that wait for requests."""
-    return sum(each.usable for server in app.edge.upstream._servers.values() for each in server._free)
+    return sum(each.usable for pool in app.edge.upstream._pools.values() for each in pool._free)
 
 
 def generating(engine: RawEngine) -> list[Wire]:
@@ -285,10 +285,10 @@ async def test_free_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
         upstream = app.edge.upstream
         client = await asked(app, post(body=ASKED))
         await client.answer()
-        (server,) = upstream._servers.values()
-        server.close_idle(server._free[0].idle_since_s)
+        (pool,) = upstream._pools.values()
+        pool.close_idle(pool._free[0].idle_since_s)
         assert free(app) == 1
-        server.close_idle(server._free[0].idle_since_s + 0.001)
+        pool.close_idle(pool._free[0].idle_since_s + 0.001)
         assert free(app) == 0
         await generating(engine)[0].lost.wait()
         client.ask(post(body=ASKED))

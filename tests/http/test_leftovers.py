@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from router.edge.attempts import Call
 from router.edge.relay import Relay
-from router.http.client_connection import Client as Served
-from router.http.exchange import Answer, Connection
+from router.http.client_connection import ClientConnection
+from router.http.exchange import EngineAnswer, EngineConnection
 from router.http.receiver import Receiver
 from router.http.request import Request
 from tests.http.wire import CHAT, STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
@@ -24,7 +25,7 @@ CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 ASKED = b'{"model":"m","messages":[]}'
 ANSWER_BYTES = 900_000  # less than what is held until it is whole
 NARROW_BYTES = 16_384
-OURS = (Answer, Connection, Receiver, Relay, Request, Served)
+OURS = (Call, ClientConnection, EngineAnswer, EngineConnection, Receiver, Relay, Request)
 
 
 async def whole(wire: Wire) -> None:

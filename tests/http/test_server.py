@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.http.client_connection import WAITING_BYTES_MAX
-from router.http.request import BadRequest, Request
+from router.http.request import Refusal, Request
 from router.http.server import Server
 from tests.http.test_deadlines import LIMITS
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
@@ -357,7 +357,7 @@ async def test_a_bug_is_heard_of() -> None:
     async def fails(request: Request) -> None:
         raise ZeroDivisionError(request.path)
 
-    def refuse(_: Request, error: BadRequest) -> None:
+    def refuse(_: Request, error: Refusal) -> None:
         raise error
 
     server = Server(fails, refuse, LIMITS)

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from router.app import App
-from router.edge.relay import HELD_BYTES_MAX
+from router.edge.relay import PARTIAL_BYTES_MAX
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
 
@@ -34,7 +34,7 @@ class Player:
 
     def judge(self, body: bytes) -> None:
         """What a client has of a stream ends on an event's boundary, unless that would hold back too much."""
-        long = len(body) - max(body.rfind(b"\n\n"), body.rfind(b"\n\r\n")) > HELD_BYTES_MAX
+        long = len(body) - max(body.rfind(b"\n\n"), body.rfind(b"\n\r\n")) > PARTIAL_BYTES_MAX
         assert not self.recorded.events or long or body.endswith((b"\n\n", b"\n\r\n")) or body == self.recorded.body
 
     async def check(self, app: App, client: Client, pieces: list[bytes]) -> None:

@@ -23,7 +23,7 @@ import uvloop
 
 import router.http.pool
 from router.app import App
-from router.http.exchange import Connection
+from router.http.exchange import EngineConnection
 from tests.compiled import COMPILED
 from tests.support.fakes import idle, running
 
@@ -321,7 +321,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
     loop.set_exception_handler(lambda _, context: wrong.append(context))
     spied = engine.spied
 
-    class Spied(Connection):
+    class Spied(EngineConnection):
         __slots__ = ()
 
         def data_received(self, data: bytes) -> None:
@@ -333,7 +333,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
             super().connection_lost(exc)
             spied.gone()
 
-    monkeypatch.setattr(router.http.pool, "Connection", Spied)
+    monkeypatch.setattr(router.http.pool, "EngineConnection", Spied)
     async with running(engine.url, **settings) as app:
         yield app
         await settled(app)

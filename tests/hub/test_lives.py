@@ -19,7 +19,7 @@ from router.app import App
 from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
 from router.http.failures import ReplicaLeft
-from router.http.upstream import Upstream
+from router.http.upstream import EngineLimits, Upstream
 from router.settings.schema import SettingsError
 from tests.http.wire import CHAT
 from tests.support.discovered import Told, told
@@ -71,16 +71,16 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
                 await stream.read()
             first.go_on.clear()
             first.at_work.clear()
-            (server,) = app.edge.upstream._servers.values()
-            await until(lambda: len(server._free) == 2)
+            (pool,) = app.edge.upstream._pools.values()
+            await until(lambda: len(pool._free) == 2)
             first.script.append(half_then_waits)
             stream = await client.post(app.url + CHAT, json=body())
             await first.at_work.wait()
             member = app.router.fleet.members[first.url]
-            assert (len(member.leases), len(server._free)) == (1, 1)
+            assert (len(member.leases), len(pool._free)) == (1, 1)
             told.say(Replica(first.url, "uid-2", "ns/b"))
             await until(lambda: app.router.fleet.members.get(first.url) not in (None, member))
-            assert not server._free
+            assert not pool._free
             await until(app.router.fleet.ready)
             assert app.router.index.blocks(first.url) == 0
             async with client.post(app.url + CHAT, json=body()) as response:
@@ -256,17 +256,15 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
 
 async def test_a_replica_that_leaves_while_we_connect(engine: FakeEngine) -> None:
     """Nothing is sent there, and the connection is closed; where nothing was sent another may be asked."""
-    upstream = Upstream(
-        connect_timeout_s=2, first_byte_timeout_s=9, idle_timeout_s=9, keepalive_s=3, held_bytes_max=1 << 20
-    )
-    calling = asyncio.ensure_future(upstream.call(engine.url, "POST", CHAT, [], json.dumps({}).encode(), hold=True))
+    upstream = Upstream(EngineLimits(2, 9, 9, keepalive_s=3, whole_bytes_max=1 << 20))
+    calling = asyncio.ensure_future(upstream.call(engine.url, "POST", CHAT, [], json.dumps({}).encode(), whole=True))
     await asyncio.sleep(0)
     upstream.forget(engine.url)
     with pytest.raises(ReplicaLeft) as left:
         await calling
     assert left.value.retry
     assert not engine.seen
-    assert not upstream._servers
+    assert not upstream._pools
     await upstream.close()
 
 

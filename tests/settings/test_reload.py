@@ -139,21 +139,20 @@ def in_force(router: Running) -> dict[str, Any]:
     edge, hub = router.app.edge, router.app.hub
     upstream, proxy, server, reader = edge.upstream, edge.proxy, edge._server, edge.reader
     return {
-        "timeouts": (upstream._connect_timeout_s, upstream._first_byte_timeout_s, upstream._idle_timeout_s),
-        "connections": (upstream._keepalive_s, upstream._held_bytes_max),
-        "retries": (proxy._attempts._retries_max, proxy._attempts._retry_on_timeout),
+        "engines": upstream.limits,
+        "retries": proxy._attempts.limits,
         "budget": (edge._budget.ratio, edge._budget.floor_per_s),
-        "answers": (proxy._receipts, reader.ask_usage, edge._inference),
+        "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
         "credentials": (reader._own_lines, reader._not_sent_on, edge._callers.admin_token, hub.admin_token),
-        "clients": (server.limits, server._places.limits),
-        "repairs": (reader._repairs_wanted, reader._append_only),
+        "clients": (server.limits, server._slots.limits),
+        "bodies": (reader._rules, reader._repairs_wanted),
         "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
         "admission": hub.admission._admission._limits,
         "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
         "replicas": (hub._replicas._urls, hub._additions.allowed),
         "prewarm": hub.warmer.settings,
-        # Looked up whenever they are needed.
-        "later": (edge._settings.listen.metrics_on_main, edge._settings.listen.drain_s),
+        # Looked up when it is needed.
+        "later": edge._settings.listen.drain_s,
         "at the end": router.reloader.settings.listen.lame_duck_s,
     }
 
@@ -334,7 +333,7 @@ async def test_a_replica_that_is_taken_out_finishes(
         assert len(engine.seen) == 1
         while not idle(router.app):
             await asyncio.sleep(0)
-        assert engine.url not in router.app.edge.upstream._servers
+        assert engine.url not in router.app.edge.upstream._pools
 
 
 @pytest.mark.parametrize(
@@ -381,7 +380,7 @@ async def test_what_needs_a_restart_is_said_and_kept(
         await router.set(
             engine, listen__port=1, routing__policy="round_robin", upstream__retries_max=7, admin__token="s3cret" * 4
         )
-        assert router.app.edge.proxy._attempts._retries_max == 7
+        assert router.app.edge.proxy._attempts.limits.retries_max == 7
         assert router.reloader.settings.listen.port == 0
         (kept,) = [r for r in caplog.records if r.getMessage() == "settings that changed need a restart"]
         assert (kept.levelno, vars(kept)["fields"]) == (

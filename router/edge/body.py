@@ -1,0 +1,169 @@
+"""The bodies of requests: what is read of one before placing, and what is changed in it.
+
+Every function is pure but for the memories in its `Reading`, so it runs on the event loop for a short body and in a
+thread for a long one. A long body's steps hold the interpreter for milliseconds each, and the event loop, which lets go
+of the interpreter between any two sockets, would get to one socket in between. So behind each step of a very long body
+the thread rests, and the loop gets to all sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from msgspec import Struct
+
+from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, tenancy
+from router.core.dialects.forms import form_model
+from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
+from router.core.dialects.repairs import Repairs
+from router.core.facts.requests import Ask
+from router.core.observatory.memory.templates import TOOLS
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.blocks import Chain, chain_of
+from router.core.prompts.bodies import nests_deeper
+from router.core.prompts.identity import with_fewer_tools
+from router.edge.question import RESPONSES
+from router.http.request import Refusal, Request
+from router.placer import Placer
+from router.settings.keys import Tenant
+
+# Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.
+REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
+
+_MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
+
+_T = TypeVar("_T")
+
+
+class Reading(Struct, eq=False):  # see core/facts/requests.py
+    """How one body is read, for whom, and where: `seen` and `repairs` are memories of the thread that reads it."""
+
+    dialect: Dialect | None  # None for a path whose prompts the index does not read
+    tenant: Tenant | None
+    model_required: bool  # the request is for one model, named or the only one
+    repairs_wanted: tuple[str, ...]
+    append_only: str
+    keep: bool  # what is decoded will be needed for the template's input
+    depth_max: int
+    salt: Callable[[bytes], bytes] | None  # makes an isolated tenant's salt of the caller's own
+    placer: Placer
+    seen: Seen
+    repairs: Repairs
+    thread: Executor | None  # None: the event loop's
+
+    async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
+        """Call a function of this file here, or in the thread of long bodies."""
+        if self.thread is None:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
+
+    def rest(self, body_bytes: int) -> None:
+        """Give the event loop a turn, unless this runs on it."""
+        if self.thread is not None:
+            time.sleep(max(0, body_bytes - REST_BYTES_MIN) / REST_BYTES_PER_S)
+
+
+class Parsed(Struct, eq=False):
+    """What is read of a body."""
+
+    ask: Ask
+    chain: Chain | None  # None where the prompt is unknown, or cannot be hashed before its model is resolved
+
+
+def parse(request: Request, how: Reading) -> Parsed:
+    """Everything that is read of a body before placing: parsed, and hashed for the model that it names. Raises BadBody.
+
+    A prompt is hashed later where the body names no model, or where its tools may not all be called: engines of that
+    model may leave those out.
+    """
+    dialect, salt = how.dialect, how.salt
+    if dialect is None:
+        return Parsed(_parse_other(request, how), None)
+    body = request.body
+    how.rest(request.body_bytes)
+    _check_depth(body, how.depth_max)
+    how.seen.apart(salt(b"") if salt is not None else b"")
+    ask = dialect.parse(request.path, body, keep=how.keep, seen=how.seen)
+    if salt is not None:
+        ask.salt = salt(ask.salt)
+    how.rest(request.body_bytes)
+    chain = None
+    if ask.model is not None and ask.prompt is not None and ask.prompt.fewer_tools is None:
+        chain = chain_of(ask, how.placer.known_as(ask.model))
+    how.rest(request.body_bytes)
+    return Parsed(ask, chain)
+
+
+def hashed_with_fewer_tools(ask: Ask, known_as: str) -> Chain | None:
+    """The keys of a parsed prompt on engines that leave out tools that may not be called. As `chain_of`, it must be
+    called in the thread that parsed the prompt (core/prompts/beginnings.py)."""
+    if ask.prompt is not None:
+        ask.prompt = with_fewer_tools(ask.prompt)
+    return chain_of(ask, known_as)
+
+
+def may_need_repair(path: str, ask: Ask) -> bool:
+    """Whether a prompt begins with tools, or is not understood. To look for tools in the body would take longer; but a
+    prompt of `/v1/responses` does not show all tools that there are."""
+    if path not in REPAIRED_PATHS or path == RESPONSES or ask.prompt is None:
+        return path in REPAIRED_PATHS
+    head = ask.prompt.text if ask.prompt.joint is None else ask.prompt.joint.head
+    return head.startswith(TOOLS)
+
+
+def repair(request: Request, how: Reading) -> tuple[str, ...]:
+    """Put the body's tools right. Returns which of the wanted repairs it needed; with any, it must be parsed anew."""
+    body, tenant = request.body, how.tenant
+    how.rest(request.body_bytes)
+    whose = tenant.name if tenant is not None and tenant.isolated else ""
+    body, needed = how.repairs.repaired(body, how.repairs_wanted, whose)
+    how.rest(request.body_bytes)
+    if needed:
+        request.bring([body], len(body))
+    return needed
+
+
+def owned(request: Request, ask: Ask, tenant: Tenant) -> bytes:
+    """The body as its tenant may send it. Raises Refusal for an adapter that the tenant may not use."""
+    path, body = request.path, request.body
+    form = path not in PATHS and request.fields.get(b"content-type", b"").startswith(b"multipart/")
+    if tenant.models is not None and not form and not all(map(tenant.allows, tenancy.adapters(body))):
+        raise not_allowed()
+    if path == RESPONSES:
+        body = tenancy.with_request_id(body, f"resp_{secrets.token_hex(16)}")
+    if tenant.isolated and path in PATHS:
+        body = tenancy.with_salt(path, body, ask.salt)
+    return body
+
+
+def not_allowed() -> Refusal:
+    """The answer to a request for a model that its API key is not for."""
+    return Refusal(403, "model_not_allowed", "This API key is not for that model.", "model")
+
+
+def _check_depth(body: bytes, depth_max: int) -> None:
+    """Raises BadBody for JSON so deep that it could end an engine's process, also in fields that are only passed on."""
+    if nests_deeper(body, depth_max):
+        raise BadBody("invalid_json", f"The request body has more than {depth_max} levels of JSON within one another.")
+
+
+def _parse_other(request: Request, how: Reading) -> Ask:
+    """The model, and what keeps a request with a replica, for a path whose prompts are not read. Raises BadBody."""
+    content_type = request.fields.get(b"content-type", b"")
+    if content_type.startswith(b"multipart/"):
+        if how.model_required:
+            return Ask(form_model(content_type, request.body))
+        found = _MULTIPART_MODEL.search(request.body)
+        return Ask(found[1].decode(errors="replace") if found else None)
+    if not request.body:
+        return Ask(None)
+    _check_depth(request.body, how.depth_max)
+    ask = OPENAI.parse(request.path, request.body, keep=False)
+    ask.prompt = None
+    return ask

@@ -1,0 +1,94 @@
+"""Where a request goes: to an engine, to one of our own pages, or nowhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+
+from router.core.dialects import PATHS, spoken_on
+from router.edge.answering import filtered, refuse, request_id
+from router.edge.callers import METRICS, Callers
+from router.edge.proxy import Proxy
+from router.edge.question import STORED
+from router.http.request import Refusal, Request, date_line
+from router.placer import MODELS, Page, Placer
+from router.settings.keys import ANYBODY, Caller
+from router.settings.schema import Settings
+from router.telemetry.record import RequestRecord
+
+RESPONSE_METHODS = ("GET", "DELETE")
+RESPONSE_ACTIONS = ("cancel", "input_items")
+METHODS = ("GET", "POST", "DELETE")  # of stored responses; no path takes any other
+
+_ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
+_LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
+
+
+class Routes:
+    """The main listener's table of paths."""
+
+    def __init__(self, callers: Callers, proxy: Proxy, placer: Placer, settings: Settings) -> None:
+        self._callers = callers
+        self._proxy = proxy
+        self._placer = placer
+        self.leaving = False  # set when the router stops: `/readyz` says 503 then, whatever the hub says
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Go by these settings from now on."""
+        self._inference = frozenset((*PATHS, *settings.api.passthrough))
+        self._metrics_here = settings.listen.metrics_on_main
+
+    def handle(self, request: Request) -> Awaitable[None]:
+        """Answer a request: find its caller, then go by its path. This is no coroutine, since one costs what four calls
+        do."""
+        try:
+            caller = self._callers.who(request)
+        except Refusal as refusal:
+            return self._refused(request, refusal)
+        generates = request.method == "POST" and request.path in self._inference
+        if generates or _about_response(request):
+            return self._proxy.handle(request, caller)
+        return self._answer(request, caller)
+
+    def refuse(self, request: Request, refusal: Refusal, caller: Caller = ANYBODY) -> None:
+        """Answer with an error and report that. Method and path are empty where they were not read."""
+        record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
+        refuse(request, record, refusal, spoken_on(request.path))
+        self._placer.report(record)
+
+    async def _refused(self, request: Request, refusal: Refusal) -> None:
+        self.refuse(request, refusal)
+
+    async def _answer(self, request: Request, caller: Caller) -> None:
+        """Answer with one of our own pages, or with a 404."""
+        page = await self._page(request.path, caller) if request.method in ("GET", "HEAD") else None
+        if page is None:
+            message = f"There is no {request.method} {request.path[:200]} here."
+            self.refuse(request, Refusal(404, "unknown_path", message), caller)
+            return
+        request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
+
+    async def _page(self, path: str, caller: Caller) -> Page | None:
+        if path == "/healthz":
+            return _ALIVE  # even where the hub does not answer
+        if path == "/readyz" and self.leaving:
+            return _LEAVING
+        if path == METRICS and not self._metrics_here:
+            return None
+        page = await self._placer.page(path)
+        if caller.tenant is not None and page is not None and path.startswith(MODELS):
+            return filtered(page, path, caller.tenant.allows)
+        return page
+
+
+def _about_response(request: Request) -> bool:
+    """Whether a stored response is to be fetched, deleted or cancelled, or its input listed."""
+    if not request.path.startswith(STORED):
+        return False
+    id_, slash, action = request.path.removeprefix(STORED).partition("/")
+    if not id_.strip(".") or request.method not in METHODS:
+        return False  # engines that tidy paths up would take dots for another path
+    if not slash:  # behind a slash and nothing else engines redirect, and tell where they are
+        return request.method in RESPONSE_METHODS
+    return action in RESPONSE_ACTIONS
