@@ -1,4 +1,4 @@
-"""The event loop: the fastest there is, its collector, and tasks in the background."""
+"""The event loop: the fastest there is, its garbage collector, background tasks, and undoing what failed half-way."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,16 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     except ImportError:
         return asyncio.run(work)
     return uvloop.run(work)
+
+
+@asynccontextmanager
+async def closed_on_error(stack: AsyncExitStack) -> AsyncIterator[None]:
+    """Close everything on the stack if the block fails; if not, the stack stays open, and its owner closes it."""
+    try:
+        yield
+    except BaseException:
+        await stack.aclose()
+        raise
 
 
 def in_background(work: Coroutine[None, None, None]) -> Callable[[], Coroutine[None, None, None]]:

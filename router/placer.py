@@ -1,19 +1,21 @@
-"""The seam between what faces clients and what knows the replicas.
+"""The seam between what faces clients and what knows the replicas: `Placer` is what an edge asks a hub, `Edges` what a
+hub asks its edges.
 
-An edge (listener, proxy, relay: edge.py) reads requests and moves bytes; the hub (index, probes, events, metrics:
-hub.py) knows and decides. In one process the edge calls the hub's Router through `LocalPlacer`, at the price of a
-function call. With several workers each is an edge of its own, and all ask one hub over a local socket
-(workers/), so that N workers decide as one.
+An edge (listener, proxy, relay: edge/) reads requests and moves bytes; the hub (index, probes, events, metrics: hub/)
+knows and decides. In one process the edge calls the hub's Router through `LocalPlacer`, at the price of a function
+call. With several workers each is an edge of its own, and all ask one hub over a local socket (workers/), so that N
+workers decide as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
+from router.core.facts.misses import Template
 from router.core.facts.placements import Ending, Outcome, Receipt
 from router.core.placement.wanted import Wanted
 from router.telemetry.record import RequestRecord
@@ -112,6 +114,58 @@ class Placer(Protocol):
 
     def page(self, path: str) -> Awaitable[Page | None]:
         """One of the router's own pages on the main listener; None where there is none."""
+
+
+class Edges(Protocol):
+    """What a hub asks of whoever faces clients: the one edge of this process, or all workers."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered."""
+
+    def figures(self) -> Mapping[str, int]:
+        """Totals counted outside the hub, under the names of telemetry/process_counts.py."""
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Templates that are new or changed since the last call, by the source that saw them; "" is this process."""
+
+    def lost(self, replica: str) -> None:
+        """Nobody listens at the replica any more."""
+
+    def stuck(self, replica: str) -> None:
+        """The replica accepts requests and does not answer."""
+
+    def left(self, replica: str) -> None:
+        """Discovery no longer names the replica, or no longer calls it ready."""
+
+    def ready(self, replica: str) -> None:
+        """The replica may be sent requests from now on."""
+
+
+class NoEdges:
+    """Edges before there are any: nothing is counted, and nobody is told."""
+
+    in_flight = 0
+
+    def figures(self) -> Mapping[str, int]:
+        """Nothing."""
+        return {}
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """None."""
+        return {}
+
+    def lost(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def stuck(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def left(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def ready(self, replica: str) -> None:
+        """Nobody hears of it."""
 
 
 class UnknownResponse(Exception):

@@ -153,13 +153,12 @@ def _exercised_metrics() -> Metrics:
     held = Held(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
     ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
-    streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
+    streams = {id_: {"lag_s": 0.001}}
     fresh = {"fresh": 1.0, "stale_s": 0.0, "errors": 0.0, "replicas": 1.0}
     figures = Figures(
         in_flight=lambda: 1,
         streams=lambda: streams,
         prompts=lambda: {"encoded": 1},
-        connections=lambda: connections,
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
     )

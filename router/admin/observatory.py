@@ -1,6 +1,6 @@
 """The hub's side of the observatory: the ledger of all requests, and its pages.
 
-Edges tell what templates are (`know`); ends of requests come from the hub (`observe`). A page is made in slices,
+Edges are asked for templates (`watch`); ends of requests come from the hub (`observe`). A page is made in slices,
 between which requests go on.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ GROUPS_SHOWN_MAX = 50
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # of one template
 SLICE_ROWS = 25  # made without a break: half a millisecond or so
-ASK_S = 2.0  # between two questions what templates there are
+ASK_S = 2.0  # between two times that edges are asked for templates
 
 Rows = list[dict[str, Any]]
 
@@ -59,7 +59,6 @@ class Observatory:
         self._window = window
         self._began_s = wall_clock()
         self.warming: Callable[[str], bool] = lambda _: False  # whether a replica's cache is being filled
-        self.templates_of_edge: Callable[[], Iterable[Template]] = tuple  # what one in this process has to tell
         self.ledger = Ledger(
             templates_max=settings.templates_max,
             groups_max=settings.groups_max,
@@ -76,11 +75,12 @@ class Observatory:
             templates = [msgspec.structs.replace(each, label="") if each.label else each for each in templates]
         self.ledger.know(templates, source)
 
-    async def watch(self) -> None:
-        """Ask the edge of this process for templates, for ever."""
+    async def watch(self, templates: Callable[[], Mapping[str, Iterable[Template]]]) -> None:
+        """Ask the edges for templates (`placer.Edges.templates`) until cancelled."""
         while True:
             await asyncio.sleep(ASK_S)
-            self.know(self.templates_of_edge())
+            for source, changed in templates().items():
+                self.know(changed, source)
 
     def hottest(self, count: int) -> list[Template]:
         """The most used templates of which there is a request that can be sent."""

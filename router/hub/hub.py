@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,6 @@ from router.admin.pages import Pages
 from router.admin.prewarm import Page as PrewarmPage
 from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
-from router.core.facts.misses import Template
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.fleet.breaker import State
@@ -36,7 +35,8 @@ from router.engines.kv_events.subscriber import Subscriber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
 from router.hub.local_placer import LocalPlacer
-from router.loop import guarded, in_background
+from router.loop import closed_on_error, guarded, in_background
+from router.placer import Edges, NoEdges
 from router.prewarm.sending import Sender
 from router.prewarm.warmer import Warmer
 from router.settings import secrets, tls
@@ -45,7 +45,7 @@ from router.settings.networks import allowed
 from router.settings.pairs import event_endpoints, event_topics
 from router.settings.schema import Settings
 from router.telemetry.metrics import Figures, Metrics, RequestRecord
-from router.telemetry.process_counts import HUB_LOST, Totals
+from router.telemetry.process_counts import Totals
 from router.tokens.encoder import Prompts, make_prompts
 from router.tokens.request_tokens import Asker
 from router.tokens.trust import Trust
@@ -65,18 +65,11 @@ class Hub:
         self,
         settings: Settings,
         *,
-        in_flight: Callable[[], int],
-        lost: Callable[[str], None],
-        stuck: Callable[[str], None] = lambda _: None,
         admin_socket: socket.socket | None = None,
     ) -> None:
-        """`in_flight` counts requests being answered by all edges; `lost(replica)` hears that nobody listens there any
-        more, `stuck(replica)` that it accepts and does not answer. Without an `admin_socket` one is bound where the
-        settings say."""
-        self.settings = settings  # that hold now
-        self._in_flight = in_flight
-        self._tell_lost = lost
-        self._tell_stuck = stuck
+        """Without an `admin_socket`, one is bound to the address in the settings."""
+        self.settings = settings  # in force now
+        self.edges: Edges = NoEdges()
         self._admin_socket = admin_socket
         self._stack = AsyncExitStack()
         self._tls = tls.for_replicas(settings.upstream)
@@ -84,9 +77,7 @@ class Hub:
         self._events: Subscriber | None = None
         self.prompts: Prompts | None = None
         self._grades: dict[str, Grade] = {}  # as last logged
-        self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
-        self.ready: Callable[[str], None] = lambda _: None  # and of those that may be sent requests from now on
-        self.totals = Totals()
+        self.totals = Totals(lambda: self.edges.figures())
         self.observatory: Observatory | None = None
         self._draining = False
         self.discovered = asyncio.Event()  # the first complete set of replicas is known
@@ -113,15 +104,12 @@ class Hub:
             if s.observatory.enabled
             else None,
         )
-        try:
+        async with closed_on_error(self._stack):
             self._build()
             if self.prompts is not None:
                 await self._load_tokenizers(self.prompts)  # first: it holds up everything else
             await self._follow()
             await self._listen()
-        except BaseException:
-            await self._stack.aclose()
-            raise
         return self
 
     async def __aexit__(
@@ -172,7 +160,7 @@ class Hub:
                 decisions=self.pages.newest,
                 window=lambda id_: self.admission.window(id_),
             )
-            self._task(self.observatory.watch())
+            self._task(self.observatory.watch(lambda: self.edges.templates()))
         self.placer = LocalPlacer(
             self.router,
             clock=time.monotonic,
@@ -221,7 +209,7 @@ class Hub:
             clock=time.monotonic,
             hottest=observatory.hottest if observatory is not None else lambda _: (),
             counted=self.metrics.prewarmed,
-            released=lambda id_: self.ready(id_),
+            released=lambda id_: self.edges.ready(id_),
         )
         self._stack.push_async_callback(self.warmer.close)
         self.prewarm_page = PrewarmPage(self.router, self.warmer)
@@ -300,15 +288,9 @@ class Hub:
         if self.observatory is not None:
             self.observatory.observe(record)
 
-    def count(self, counts: Mapping[str, int]) -> None:
-        """What else an edge of another process has counted since it last said so: see `Edge.figures`."""
-        self.totals.add(counts)
-        self.metrics.hub_lost(counts.get(HUB_LOST, 0))
-
-    def know(self, templates: Iterable[Template], source: str) -> None:
-        """What templates are, as an edge of another process has seen."""
-        if self.observatory is not None:
-            self.observatory.know(templates, source)
+    def serve(self, edges: Edges) -> None:
+        """From now on these edges place here, are told of replicas, and are asked what they have counted."""
+        self.edges = edges
 
     def drain(self) -> None:
         """From now on `/readyz` says that no more should come."""
@@ -367,14 +349,14 @@ class Hub:
 
     def _lost(self, replica: str) -> None:
         """Nobody listens there any more; who comes back may have another number of ranks."""
-        self._tell_lost(replica)
+        self.edges.lost(replica)
         for id_ in self.router.fleet.same_server(replica):
             self.warmer.refused(id_)
         self._ranks.doubt(replica)
 
     def _became_ready(self, replica: str) -> None:
         self.warmer.ready(replica)
-        self.ready(replica)
+        self.edges.ready(replica)
 
     async def _check(self) -> None:
         """Look for stuck replicas, and now and then hold what events say against what engines count."""
@@ -383,7 +365,7 @@ class Hub:
             await asyncio.sleep(LOOK_S)
             for found in self.router.look(time.monotonic()):
                 for replica in found:
-                    self._tell_stuck(replica)
+                    self.edges.stuck(replica)
                 await asyncio.sleep(0)  # replicas are judged a few at a time: others are not to wait for all of them
             look += 1
             if not look % LOOKS_A_CHECK:
@@ -409,19 +391,14 @@ class Hub:
     def _figures(self) -> Figures:
         totals = self.totals
         return Figures(
-            in_flight=self._in_flight,
+            in_flight=lambda: self.edges.in_flight,
             streams=self._stream_figures,
             prompts=lambda: totals.prompts(dict(self.prompts.counts()) if self.prompts else {}),
             queued=lambda: self.admission.queued(),
             held=lambda: self.admission.held(),
-            connections=totals.connections,
             discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
             ledger=self._ledger,
-            lines_dropped=totals.lines_dropped,
-            spans_dropped=totals.spans_dropped,
-            unexplained=totals.unexplained,
-            stalls=totals.stalls,
-            workers_cpu_s=totals.workers_cpu_s,
+            totals=totals,
         )
 
     def _ledger(self) -> Ledger | None:
@@ -465,12 +442,12 @@ class Hub:
             self._prober.left(id_)
             self._grades.pop(id_, None)
             self.warmer.left(id_)
-            self.left(id_)
+            self.edges.left(id_)
         for id_ in before.keys() - left:
             if (ready := by_id[id_].ready) != before[id_].ready:
                 text = "replica is ready again" if ready else "replica is not ready"
                 log.info(text, extra={"fields": _named(by_id[id_])})
-                (self._became_ready if ready else self.left)(id_)
+                (self._became_ready if ready else self.edges.left)(id_)
             if self._events is not None and members[id_].replica != before[id_]:
                 self._events.update(members[id_].replica)
         for id_ in joined:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import Mapping
 
 LOOK_S = 0.1
 STALL_S = 0.005
@@ -43,7 +44,7 @@ class Stalls:
         return {f"{STALLS}{n}": int(count) for n, count in enumerate(counts)} | {STALLED_US: int(total_s * 1e6)}
 
 
-def with_figures(series: list[float], figures: dict[str, int]) -> list[float]:
+def with_figures(series: list[float], figures: Mapping[str, int]) -> list[float]:
     """A series, and what others have told of theirs."""
     *counts, total_s = series
     return [

@@ -305,8 +305,8 @@ class Tallies:
         self._shed.of(code, priority.name.lower())[0] += 1
 
     def hub_lost(self, placements: int) -> None:
-        """Count placements that workers made without the hub."""
-        self._hub_lost.of()[0] += placements
+        """Take over how many placements workers have made without the hub."""
+        self._hub_lost.of()[0] = placements
 
     def prewarmed(self, result: str, prompt_tokens: int) -> None:
         """Count one prompt that a replica was, or was not, warmed with."""

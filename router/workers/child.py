@@ -28,7 +28,7 @@ from router.loop import in_background, run
 from router.settings.reloading import REFUSED
 from router.settings.schema import Settings, SettingsError
 from router.telemetry import logs
-from router.telemetry.process_counts import CPU_MS
+from router.telemetry.process_counts import CPU_MS, LINES_DROPPED
 from router.telemetry.stalls import Stalls
 from router.workers import messages
 from router.workers.hub_server import HubServer
@@ -140,21 +140,7 @@ def _ready() -> None:
 
 async def _hub(spec: Spec) -> None:
     orders, settings = _Orders(), spec.settings
-    server: HubServer | None = None
-
-    def lost(replica: str) -> None:
-        if server is not None:
-            server.lost(replica)
-
-    hub = Hub(
-        settings,
-        in_flight=lambda: server.in_flight if server is not None else 0,
-        lost=lost,
-        stuck=lambda replica: server.stuck(replica) if server is not None else None,
-        admin_socket=socket.socket(fileno=spec.admin_fd),
-    )
-    hub.left = lambda replica: server.left(replica) if server is not None else None
-    hub.ready = lambda _: server.news() if server is not None else None
+    hub = Hub(settings, admin_socket=socket.socket(fileno=spec.admin_fd))
 
     def do(order: Order) -> None:
         if isinstance(order, LameDuck):
@@ -176,6 +162,7 @@ async def _hub(spec: Spec) -> None:
         await asyncio.gather(probing, return_exceptions=True)
         listening = socket.socket(fileno=spec.hub_fd)
         async with HubServer(hub, listening, ids=settings.events.announce) as server:
+            hub.serve(server)
             await stopping
             hub.drain()
             with suppress(TimeoutError):
@@ -184,36 +171,23 @@ async def _hub(spec: Spec) -> None:
 
 
 async def _worker(spec: Spec, number: int) -> None:
-    orders, settings, edge, stalls = _Orders(), spec.settings, None, Stalls()
-    placer = RemotePlacer(
-        spec.path,
-        worker=number,
-        in_flight=lambda: edge.in_flight if edge else 0,
-        lost=lambda replica: edge.lost(replica) if edge else None,
-        left=lambda replica: edge.left(replica) if edge else None,
-        stuck=lambda replica: edge.stuck(replica) if edge else None,
-        figures=lambda: (edge.figures() if edge else {}) | stalls.figures() | {CPU_MS: _cpu_ms()},
-        templates=lambda: edge.templates() if edge else (),
-        templates_max=settings.observatory.templates_max,
-        clock=time.monotonic,
-        timeout_s=settings.listen.hub_timeout_s,
-        response_ids_max=settings.limits.response_ids_max,
-        private_responses=bool(settings.auth.keys_file),
-    )
+    orders, settings, stalls = _Orders(), spec.settings, Stalls()
+    placer = RemotePlacer(spec.path, number, settings, figures=lambda: stalls.figures() | _figures())
     async with placer, AsyncExitStack() as stack:
         stack.push_async_callback(in_background(stalls.watch()))
         with suppress(TimeoutError):
             async with asyncio.timeout(VIEW_S):
                 await placer.viewed.wait()
         async with Edge(settings, placer, listening=socket.socket(fileno=spec.main_fd)) as edge:
+            placer.serve(edge)
             orders.follow(partial(_do, edge))
             _ready()
             await orders.stop.wait()
 
 
-def _cpu_ms() -> int:
-    """By the second: every change is a message."""
-    return int(time.process_time()) * 1_000
+def _figures() -> dict[str, int]:
+    """Figures of this process. CPU time is told by the second: every change is a message."""
+    return {LINES_DROPPED: logs.dropped(), CPU_MS: int(time.process_time()) * 1_000}
 
 
 def _do(edge: Edge, order: Order) -> None:

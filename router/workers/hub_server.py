@@ -1,4 +1,4 @@
-"""The hub's side: places for all workers, and keeps what they have open.
+"""The hub's side: places for all workers, keeps what they have open, and stands for them as the hub's edges.
 
 One connection a worker. Requests of a frame are placed in order, and their answers leave in one frame; one that
 waits for an event (Tokens: the last block of an answer) or for a place waits alone. When a connection ends, for
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
@@ -45,13 +45,7 @@ class Hub(Protocol):
     placer: LocalPlacer
 
     def observe(self, record: RequestRecord) -> None:
-        """Metrics and `/admin/decisions`, without the log line, which is the worker's."""
-
-    def count(self, counts: Mapping[str, int]) -> None:
-        """What else a worker has counted since it last said so."""
-
-    def know(self, templates: Iterable[Template], source: str) -> None:
-        """What templates are, as a worker has seen."""
+        """Take a request that ended into metrics and `/admin/decisions`; its log line is the worker's."""
 
 
 class HubServer:
@@ -70,6 +64,8 @@ class HubServer:
         self.empty.set()
         self.view = messages.frame([])
         self._spreading: asyncio.Handle | None = None
+        self.counted: Counter[str] = Counter()  # by all workers
+        self.templates_heard: dict[str, list[Template]] = {}  # since the hub last asked, by worker
 
     async def __aenter__(self) -> Self:
         """Begin to serve; each worker is sent the view first."""
@@ -93,6 +89,15 @@ class HubServer:
         """Requests being answered by all workers."""
         return sum(link.in_flight for link in self.links)
 
+    def figures(self) -> Mapping[str, int]:
+        """What all workers have counted."""
+        return self.counted
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Templates that workers have told of since the last call, by worker."""
+        heard, self.templates_heard = self.templates_heard, {}
+        return heard
+
     def lost(self, replica: str) -> None:
         """Nobody listens there any more: workers end what is silent there, and learn the new view."""
         for link in self.links:
@@ -112,8 +117,8 @@ class HubServer:
             link.say(messages.Left(replica))
             link.flush()
 
-    def news(self) -> None:
-        """A replica has become ready: workers hear of it at once, and once of all that come in one turn of the loop."""
+    def ready(self, replica: str) -> None:
+        """The replica is ready: workers learn the new view in this turn of the loop, once for all that become ready."""
         if self._spreading is None:
             self._spreading = asyncio.get_running_loop().call_soon(self._spread)
 
@@ -186,7 +191,7 @@ class Link(asyncio.Protocol):
             messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
             messages.Counts: self._counts,
             messages.PageWanted: self._page,
-            messages.Templates: lambda said: self._hub.know(said.templates, f"worker {self.worker}"),
+            messages.Templates: self._templates,
         }
 
     # -- connection ----------------------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ class Link(asyncio.Protocol):
         for ticket in self._queued.values():  # first: none of them is to get a place of these
             self._placer.admission.take_back(ticket)
         self._queued.clear()
-        self._hub.count({CONNECTIONS: -self._connections})
+        self._server.counted[CONNECTIONS] -= self._connections
         now_s = time.monotonic()
         for lease in self._leases.values():
             self._placer.finish(lease, LEFT, now_s)
@@ -354,7 +359,10 @@ class Link(asyncio.Protocol):
 
     def _counts(self, said: messages.Counts) -> None:
         self._connections += said.counts.get(CONNECTIONS, 0)
-        self._hub.count(said.counts)
+        self._server.counted.update(said.counts)
+
+    def _templates(self, said: messages.Templates) -> None:
+        self._server.templates_heard.setdefault(f"worker {self.worker}", []).extend(said.templates)
 
     def _page(self, said: messages.PageWanted) -> None:
         async def answer() -> None:

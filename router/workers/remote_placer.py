@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Self
 
 from router.core.facts.misses import Template
@@ -22,7 +24,8 @@ from router.core.facts.placements import Outcome, Receipt, Shed
 from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
-from router.placer import LEFT, Page, TokenView, UnknownResponse
+from router.placer import LEFT, Edges, NoEdges, Page, TokenView, UnknownResponse
+from router.settings.schema import Settings
 from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
@@ -35,7 +38,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 CHECK_S = 1.0  # between two questions whether a hub in whose queue requests wait is still there
 CHECK_PAGE = "/healthz"
-TEMPLATES_MAX = 256
 PAGE_S = 5.0  # a page may take: a scrape of a large fleet
 REPORTS_MAX = 65_536  # kept for the hub's return
 BROKEN = "connection broke"
@@ -77,45 +79,32 @@ class RemotePlacer:
     def __init__(
         self,
         path: str,
-        *,
         worker: int,
-        in_flight: Callable[[], int],
-        lost: Callable[[str], None],
-        left: Callable[[str], None],
-        stuck: Callable[[str], None] = lambda _: None,
+        settings: Settings,
+        *,
         figures: Callable[[], Mapping[str, int]],
-        templates: Callable[[], Iterable[Template]] = tuple,
-        templates_max: int = TEMPLATES_MAX,
-        clock: Callable[[], float],
-        timeout_s: float,
-        response_ids_max: int,
-        private_responses: bool = False,
+        clock: Callable[[], float] = time.monotonic,
         queue_bytes_max: int = messages.QUEUE_BYTES_MAX,
     ) -> None:
-        """`in_flight` counts requests being answered; `lost(replica)` hears that nobody listens there any more,
-        `left(replica)` that it is no longer one, `stuck(replica)` that it accepts and does not answer; `figures` are
-        further totals of this process for the hub's metrics, `templates` those that changed since it was last asked, of
-        which `templates_max` are kept for a hub that comes anew; `timeout_s` bounds a placement by the hub, before it
-        is made by the ring."""
+        """`path` is that of the hub's socket, `worker` the number of this one; `figures` gives totals of this process
+        besides its edge's."""
+        self._edges: Edges = NoEdges()
         self._line = Line(
             path,
             opened=self._opened,
             heard=self._heard,
             broken=self._broken,
-            in_flight=in_flight,
+            in_flight=lambda: self._edges.in_flight,
             queue_bytes_max=queue_bytes_max,
         )
         self._worker = worker
-        self._lost = lost
-        self._left = left
-        self._stuck = stuck
         self._figures = figures
         self._told: Mapping[str, int] = {}
-        self._telling = Telling(templates, templates_max)
+        self._telling = Telling(self._changed_templates, settings.observatory.templates_max)
         self._clock = clock
-        self._timeout_s = timeout_s
+        self._timeout_s = settings.listen.hub_timeout_s  # of a placement by the hub, before it is made by the ring
         self._known = Known()
-        self._owners = ResponseOwners(response_ids_max, private=private_responses)
+        self._owners = ResponseOwners(settings.limits.response_ids_max, private=bool(settings.auth.keys_file))
         self._leases: dict[int, RemoteLease] = {}
         self._placing: dict[int, _Asked] = {}  # oldest first
         self._queued: dict[int, _Asked] = {}  # these wait there for a place, which may take long
@@ -142,6 +131,13 @@ class RemotePlacer:
         self._ticker.cancel()
         self._why_lost = self._why_lost or LEAVING
         await self._line.close()
+
+    def serve(self, edges: Edges) -> None:
+        """From now on this edge is told of replicas, and asked what it has counted."""
+        self._edges = edges
+
+    def _changed_templates(self) -> Iterable[Template]:
+        return chain.from_iterable(self._edges.templates().values())
 
     @property
     def placing(self) -> bool:
@@ -239,7 +235,7 @@ class RemotePlacer:
         """Nobody listens there any more. The hub tells all workers; without it, it is known here at least."""
         if self._why_lost:
             self._known.drop(replica)
-            self._lost(replica)
+            self._edges.lost(replica)
         self._line.say(messages.Refused(replica))
 
     def alive(self, replica: str) -> None:
@@ -309,14 +305,14 @@ class RemotePlacer:
                 self.viewed.set()
             elif isinstance(answer, messages.Lost):
                 self._known.drop(answer.replica)
-                self._lost(answer.replica)
+                self._edges.lost(answer.replica)
             elif isinstance(answer, messages.Left):
                 for lease in self._leases.values():
                     if lease.replica == answer.replica:
                         lease.stands = False
-                self._left(answer.replica)
+                self._edges.left(answer.replica)
             elif isinstance(answer, messages.Stuck):
-                self._stuck(answer.replica)
+                self._edges.stuck(answer.replica)
             else:
                 if self._check is not None and answer.id == self._check[0]:
                     self._check = None
@@ -413,7 +409,7 @@ class RemotePlacer:
         self._line.flush()
 
     def _count(self) -> None:
-        figures = dict(self._figures()) | {HUB_LOST: self._alone_total}
+        figures = {**self._edges.figures(), **self._figures(), HUB_LOST: self._alone_total}
         if figures != self._told:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures

@@ -256,7 +256,7 @@ async def test_a_template_learned_from_traffic(client: ClientSession, engines: E
             holder, *_ = await ask(client, app.url, chat(f"question {number} " * 60, model="sim"))
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.know(app.edge.templates())
+        observatory.know(app.edge.templates()[""])
         (cold,) = {*engines.urls} - {holder}
         (row,) = (await call(client, app, {"templates": 1, "replicas": [cold], "wait": True}))["replicas"]
         assert (row["sent"], row["errors"]) == (1, [])
@@ -541,7 +541,7 @@ async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: F
                 assert response.status == 200
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.know(app.edge.templates())
+        observatory.know(app.edge.templates()[""])
         assert observatory.hottest(9)
         sent = len(engine.seen)
         (row,) = (await call(client, app, {"templates": 9, "wait": True}))["replicas"]

@@ -18,7 +18,7 @@ from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import messages
 from router.workers.view import Known
-from tests.workers.stubs import StubHub, serving, until, worker
+from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))
 NOBODY: frozenset[str] = frozenset()
@@ -147,8 +147,8 @@ async def test_without_the_hub_the_ring_places_and_says_so(path: Path, caplog: p
 async def test_the_ring_keeps_a_conversation_together_and_skips_who_refused(path: Path) -> None:
     """Without the hub one key goes to one replica, to another when that is excluded or refuses, and nowhere in the
     end: NoReplica."""
-    lost: list[str] = []
-    async with worker(path, lost=lost.append) as placer:
+    edge = StubEdge()
+    async with worker(path, edge=edge) as placer:
         async with serving(StubHub("http://a", "http://b"), path):
             await until(lambda: placer.placing)
         await until(lambda: not placer.placing)
@@ -162,7 +162,7 @@ async def test_the_ring_keeps_a_conversation_together_and_skips_who_refused(path
         assert retried.replica != home
         assert retried.receipt.reason is Reason.RETRY
         placer.refused(home)
-        assert lost == [home]
+        assert edge.heard == [("lost", home)]
         assert (await placer.place(want(), NOBODY)).replica == retried.replica
         assert not placer.others_ready(frozenset([retried.replica]))
         with pytest.raises(NoReplica):
@@ -242,17 +242,15 @@ async def test_workers_answer_for_models_as_the_hub_does(path: Path) -> None:
 
 async def test_all_workers_hear_of_a_lost_replica(path: Path) -> None:
     """One lost replica, told by the hub, ends silent requests in every worker; one that left is told as well."""
-    heard: list[str] = []
-    left: list[str] = []
+    first, second = StubEdge(), StubEdge()
     hub = StubHub("http://a", "http://b")
-    async with serving(hub, path) as server, worker(path, lost=heard.append) as one:
-        async with worker(path, 1, lost=heard.append, left=left.append) as two:
+    async with serving(hub, path) as server, worker(path, edge=first) as one:
+        async with worker(path, 1, edge=second) as two:
             await until(lambda: one.placing and two.placing)
             server.lost("http://a")
-            await until(lambda: len(heard) == 2)
-            assert heard == ["http://a", "http://a"]
+            await until(lambda: first.heard == second.heard == [("lost", "http://a")])
             server.left("http://b")
-            await until(lambda: left == ["http://b"])
+            await until(lambda: first.heard == second.heard == [("lost", "http://a"), ("left", "http://b")])
 
 
 async def test_a_stored_response_is_found_through_any_worker(path: Path) -> None:

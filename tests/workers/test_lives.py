@@ -110,8 +110,8 @@ async def test_workers_hear_of_a_ready_replica_at_once(tmp_path: Path, monkeypat
         with pytest.raises(NoReplica):
             placer.resolve("m")
         hub.ready("http://a")
-        server.news()
-        server.news()
+        server.ready("http://a")
+        server.ready("http://a")
         await until(lambda: placer._known.others_ready(NOBODY))
         assert placer.resolve("m") == "m"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.facts.misses import Template
 from router.workers import template_news
 from router.workers.template_news import EVERY_S, TOLD_BYTES_MAX, TOLD_MAX, Telling
-from tests.workers.stubs import StubHub, serving, until, worker
+from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 
 def template(id_: int, body: bytes = b"", conversations: int = 0) -> Template:
@@ -73,7 +73,7 @@ async def test_a_hub_hears_of_templates_and_a_new_one_too(tmp_path: Path) -> Non
     path = tmp_path / "hub"
     changed = [template(1, b'{"model": "m"}')]
     hub, again = StubHub("http://a"), StubHub("http://a")
-    async with worker(path, number=3, templates=lambda: [changed.pop()] if changed else []):
+    async with worker(path, number=3, edge=StubEdge(lambda: [changed.pop()] if changed else [])):
         async with serving(hub, path):
             await until(lambda: hub.told)
         async with serving(again, path):

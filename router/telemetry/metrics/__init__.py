@@ -46,12 +46,12 @@ class Metrics:
         self.joined = self._tallies.joined
         self.left = self._tallies.left
         self.shed = self._tallies.shed
-        self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
         self.prewarmed = self._tallies.prewarmed
         self.know_tenants = self._tallies.know
         self.tenant = self._tallies.tenant
         self._ledger = figures.ledger
+        self._totals = figures.totals
         self._read = (
             Gauges(router, self._tallies, figures),
             Replicas(router, clock),
@@ -81,6 +81,7 @@ class Metrics:
         return b"".join(slices)
 
     def _of_tallies(self) -> list[Counter | Histogram]:
+        self._tallies.hub_lost(self._totals.hub_lost())
         ledger = self._ledger()
         if ledger is not None:
             self._tallies.take_over(ledger)

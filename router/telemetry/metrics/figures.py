@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.core.facts.requests import Priority
 from router.core.observatory.ledger.ledger import Ledger
-from router.telemetry.stalls import BOUNDS_S
+from router.telemetry.process_counts import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,9 @@ class Figures:
     """Requests that wait for a place by priority, and bytes of their bodies."""
     held: Callable[[], int] = int
     """Requests among them that are held back."""
-    connections: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
-    """Of clients: those open, and those that we closed by reason."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict
     """How fresh the view of each source of replicas is."""
     ledger: Callable[[], Ledger | None] = lambda: None
     """What the observatory has counted; None where there is none."""
-    lines_dropped: Callable[[], int] = int
-    """Log lines that nobody took."""
-    spans_dropped: Callable[[], int] = int
-    """Of traces, those that did not reach the collector."""
-    unexplained: Callable[[], int] = int
-    """Prompts that were not compared with an earlier one, for want of time."""
-    stalls: Callable[[], list[float]] = lambda: [0.0] * (len(BOUNDS_S) + 2)
-    """Of the event loops: see stalls.py."""
-    workers_cpu_s: Callable[[], float] = float
-    """CPU of other processes, in seconds."""
+    totals: Totals = field(default_factory=Totals)
+    """What all processes have counted."""

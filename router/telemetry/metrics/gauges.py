@@ -31,7 +31,7 @@ class Gauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """One family after another."""
-        figures, tallies = self._figures, self._tallies
+        figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield gauge("in_flight_requests", "Requests being answered.", (), [((), figures.in_flight())])
         waiting, size_bytes = figures.queued()
         counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
@@ -45,7 +45,7 @@ class Gauges(Collector):
         ledger = figures.ledger()
         yield gauge("prompt_diversity", text, (), [((), ledger.diversity.value if ledger is not None else None)])
         text = "Prompts that were not looked at, or not compared with an earlier one, as both have their limits."
-        yield counter("differences_unexplained", text, figures.unexplained())
+        yield counter("differences_unexplained", text, totals.unexplained())
         index = self._router.index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])
@@ -55,19 +55,19 @@ class Gauges(Collector):
         text = "Unix time when settings that were read again came into force."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         text = "Log lines that nobody took from standard error in time."
-        yield counter("log_lines_dropped", text, figures.lines_dropped())
+        yield counter("log_lines_dropped", text, totals.lines_dropped())
         text = "Spans of traces that the collector did not take, or for which the queue was full."
-        yield counter("spans_dropped", text, figures.spans_dropped())
+        yield counter("spans_dropped", text, totals.spans_dropped())
         text = "Placements on replicas that may not be fit, since no other was left."
         yield counter("panic_placements", text, self._router.standing.panics)
-        count, closed = figures.connections()
+        count, closed = totals.connections()
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
         text = "Connections of clients that the router closed, by the limit that they ran into."
         yield counters("connections_closed", text, "reason", closed.items())
         text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
-        yield histogram("loop_stall_seconds", text, BOUNDS_S, figures.stalls())
+        yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls())
         text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."
-        yield counter("worker_cpu_seconds", text, figures.workers_cpu_s())
+        yield counter("worker_cpu_seconds", text, totals.workers_cpu_s())
 
 
 class Replicas(Collector):
