@@ -48,17 +48,19 @@ class Observatory:
         clock: Callable[[], float],
         decisions: Callable[[int], list[Callable[[], dict[str, Any]]]],
         window: Callable[[str], int | None] = lambda _: None,
+        warming: Callable[[str], bool] = lambda _: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tenant` names whoever may be named in a label; `decisions` make rows of the last so many, newest first;
-        `window` says how many requests a replica may have open. Times of requests are `wall_clock`'s."""
+        """`tenant(name)` is the label under which a tenant is shown; `decisions(n)` makes rows of the last n requests,
+        newest first; `window(replica)` is how many requests the replica may have open, `warming(replica)` whether its
+        cache is being filled. Times of requests are `wall_clock`'s."""
         self._router = router
         self._excerpts = settings.excerpts
         self._clock, self._wall_clock = clock, wall_clock
         self._decisions = decisions
         self._window = window
         self._began_s = wall_clock()
-        self.warming: Callable[[str], bool] = lambda _: False  # whether a replica's cache is being filled
+        self._warming = warming
         self.ledger = Ledger(
             templates_max=settings.templates_max,
             groups_max=settings.groups_max,
@@ -186,7 +188,7 @@ class Observatory:
             "kv_usage": load.kv_usage,
             "blocks": index.blocks(member.id) if there else 0,
             "blocks_max": index.capacity(member.id) if there else 0,
-            "warming": self.warming(member.id),
+            "warming": self._warming(member.id),
         }
 
 
