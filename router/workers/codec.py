@@ -1,4 +1,4 @@
-"""Facts as messages of wire.py, and back.
+"""Facts as messages between hub and workers, and back.
 
 Placing asks for sizes and keys of a prompt, never for its letters: those stay with the worker, and so do token ids
 unless the hub announces prompts itself. Candidates of a receipt stay with the hub.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from router.core.facts.placements import Outcome, Receipt, Usage
+from router.core.facts.placements import Outcome, Receipt, Shed, Usage
 from router.core.facts.requests import Ask, Prompt
+from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
+from router.placer import UnknownResponse
 from router.telemetry.record import RequestRecord
 from router.workers import messages
 
@@ -123,26 +125,26 @@ def outcome_of(finish: messages.Finish) -> Outcome:
 
 def placed_of(id_: int, receipt: Receipt) -> messages.Placed:
     """A lease as a worker is told of it."""
-    return messages.Placed(
-        id_,
-        receipt.replica,
-        receipt.policy,
-        receipt.reason,
-        receipt.grade,
-        receipt.prompt_tokens,
-        receipt.predicted_cached_tokens,
-        receipt.miss,
-        receipt.replay,
-    )
+    return messages.Placed(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
+
+
+def receipt_of(placed: messages.Placed, connection: int) -> Receipt:
+    """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
+    return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+
+
+def why_not(unplaced: messages.Unplaced) -> Exception | None:
+    """Why the hub did not place a request; None if it cannot say."""
+    if unplaced.failed:
+        return None
+    if unplaced.shed is not None:
+        return Shed(*unplaced.shed)
+    return NoReplica() if unplaced.unknown_response is None else UnknownResponse(unplaced.unknown_response)
 
 
 def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
     """A request's end; its receipt goes along unless the hub has it, under the lease."""
     receipt = record.receipt
-    parts = None
-    if receipt is not None and lease is None:
-        tokens = (receipt.prompt_tokens, receipt.predicted_cached_tokens)
-        parts = (receipt.replica, receipt.policy, receipt.reason, receipt.grade, *tokens)
     return messages.Report(
         record.id,
         record.route,
@@ -161,7 +163,7 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         _usage_parts(record.usage),
         record.retries,
         lease,
-        parts,
+        _receipt_parts(receipt) if receipt is not None and lease is None else None,
         record.tenant,
         record.queued_s,
         record.sighting,
@@ -201,6 +203,11 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         miss=report.miss,
         repairs=report.repairs,
     )
+
+
+def _receipt_parts(receipt: Receipt) -> messages.ReceiptParts:
+    head = (receipt.replica, receipt.policy, receipt.reason, receipt.grade)
+    return (*head, receipt.prompt_tokens, receipt.predicted_cached_tokens)
 
 
 def _usage_parts(usage: Usage | None) -> tuple[int, int, int | None] | None:

@@ -29,6 +29,7 @@ HEAD_BYTES = 4
 Name = Annotated[str, Meta(max_length=4_096)]
 Id = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
+ReceiptParts = tuple[str, str, Reason, Grade, int, int]  # the fields of a Receipt up to its candidates
 
 
 class WireError(ValueError):
@@ -113,7 +114,7 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     usage: tuple[int, int, int | None] | None
     retries: tuple[tuple[str, str], ...]
     lease: int | None
-    receipt: tuple[str, str, Reason, Grade, int, int] | None  # as Receipt, without candidates
+    receipt: ReceiptParts | None
     tenant: str = ""
     queued_s: float = 0.0
     sighting: Sighting | None = None
@@ -204,15 +205,10 @@ class Batch(Struct, array_like=True):
 
 
 class Placed(Struct, tag=0, array_like=True, gc=False):
-    """A lease: the receipt, without candidates."""
+    """A lease."""
 
     id: Id
-    replica: str
-    policy: str
-    reason: Reason
-    grade: Grade
-    prompt_tokens: int
-    predicted_cached_tokens: int
+    receipt: ReceiptParts
     miss: Breakdown | None = None
     replay: bool = False
 

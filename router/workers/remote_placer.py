@@ -1,48 +1,38 @@
 """A worker's placer: asks the hub, and goes on by the ring while there is none.
 
-The hub counts as there from its first view on, which it sends once it knows its replicas; then all open leases are
-told to it. It counts as lost when the connection breaks, or when it owes an answer for `timeout_s`, unless it said that
-the request waits for a place; while any does, the hub is asked every CHECK_S for a page, which it may owe no longer.
-What was asked of a lost hub is placed here and taken back there, and so is every other request until something is heard
-of the hub again. Nothing is sent per streamed chunk.
+Whether there is one is decided by hub_watch. All open leases are told to a hub that comes anew. Nothing is sent per
+streamed chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
-from typing import Self
+from typing import Any, Self
 
 from router.core.facts.misses import Template
-from router.core.facts.placements import Outcome, Receipt, Shed
-from router.core.fleet.models import NoReplica
+from router.core.facts.placements import Outcome, Receipt
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
-from router.placer import LEFT, Edges, NoEdges, Page, TokenView, UnknownResponse
+from router.placer import LEFT, Edges, NoEdges, Page, TokenView
 from router.settings.schema import Settings
 from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
+from router.workers.hub_watch import BROKEN, CHECK_PAGE, SILENT, HubWatch
 from router.workers.link import Line
 from router.workers.template_news import Telling
 from router.workers.view import Known
 
-log = logging.getLogger(__name__)
-
 TICK_S = 0.05
-CHECK_S = 1.0  # between two questions whether a hub in whose queue requests wait is still there
-CHECK_PAGE = "/healthz"
-PAGE_S = 5.0  # a page may take: a scrape of a large fleet
+PAGE_S = 5.0  # for a page of the hub's: a scrape of a large fleet
 REPORTS_MAX = 65_536  # kept for the hub's return
-BROKEN = "connection broke"
-SILENT = "no answer in time"
-LEAVING = "we leave"
+
+_NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
 
 
 class RemoteLease:
@@ -62,15 +52,6 @@ class RemoteLease:
     def replica(self) -> str:
         """Id of the replica."""
         return self.receipt.replica
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A placement that the hub was asked for."""
-
-    wanted: Wanted
-    future: asyncio.Future[RemoteLease | None]
-    at_s: float  # since when it is there
 
 
 class RemotePlacer:
@@ -102,22 +83,24 @@ class RemotePlacer:
         self._told: Mapping[str, int] = {}
         self._telling = Telling(self._changed_templates, settings.observatory.templates_max)
         self._clock = clock
-        self._timeout_s = settings.listen.hub_timeout_s  # of a placement by the hub, before it is made by the ring
+        self._hub = HubWatch(worker, timeout_s=settings.listen.hub_timeout_s, clock=clock)
         self._known = Known()
         self._owners = ResponseOwners(settings.limits.response_ids_max, private=bool(settings.auth.keys_file))
         self._leases: dict[int, RemoteLease] = {}
-        self._placing: dict[int, _Asked] = {}  # oldest first
-        self._queued: dict[int, _Asked] = {}  # these wait there for a place, which may take long
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
-        self._check: tuple[int, float] | None = None  # page asked for to see whether the hub is there, and since when
-        self._checked_s = 0.0
         self._kept: deque[messages.Report] = deque(maxlen=REPORTS_MAX)
-        self._alone = 0  # placements without the hub, since it was lost
-        self._alone_total = 0
         self._next_id = 1
-        self._viewed = False  # by this connection
-        self.viewed = asyncio.Event()  # by any
-        self._why_lost = "not connected yet"
+        self.viewed = asyncio.Event()  # the first view has come, on whatever connection
+        self._does: dict[type, Callable[[Any], None]] = {
+            messages.Placed: lambda said: self._answered(said.id, codec.receipt_of(said, self._line.number)),
+            messages.Unplaced: lambda said: self._answered(said.id, codec.why_not(said)),
+            messages.Queued: lambda said: self._hub.queue(said.id),
+            messages.View: self._view,
+            messages.Lost: self._lost,
+            messages.Left: self._left,
+            messages.Stuck: lambda said: self._edges.stuck(said.replica),
+            messages.PageAnswer: self._page,
+        }
 
     async def __aenter__(self) -> Self:
         """Begin to connect; places by the ring until then, as soon as a view has come."""
@@ -129,7 +112,7 @@ class RemotePlacer:
     async def __aexit__(self, *_: object) -> None:
         """Tell what is left to tell, and leave."""
         self._ticker.cancel()
-        self._why_lost = self._why_lost or LEAVING
+        self._hub.leaving()
         await self._line.close()
 
     def serve(self, edges: Edges) -> None:
@@ -141,8 +124,8 @@ class RemotePlacer:
 
     @property
     def placing(self) -> bool:
-        """Whether the hub places; else the ring does."""
-        return not self._why_lost
+        """Whether the hub places; if not, the ring does."""
+        return self._hub.places
 
     # -- Placer --------------------------------------------------------------------------------------------------
 
@@ -160,16 +143,16 @@ class RemotePlacer:
 
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
-        return not self._why_lost and self._known.follows
+        return self._hub.places and self._known.follows
 
     def token_view(self, model: str) -> TokenView | None:
         """By the hub's last view; None without the hub, where token ids are of no use."""
-        return None if self._why_lost else self._known.token_view(model)
+        return self._known.token_view(model) if self._hub.places else None
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and
         UnknownResponse."""
-        if not self._why_lost and codec.carried_bytes(wanted) <= codec.PLACE_BYTES_MAX:
+        if self._hub.places and codec.carried_bytes(wanted) <= codec.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
             if lease is not None:
                 return lease
@@ -179,13 +162,12 @@ class RemotePlacer:
         """None when the hub does not answer. Raises NoReplica, Shed and UnknownResponse."""
         id_ = self._new_id()
         future: asyncio.Future[RemoteLease | None] = self._loop.create_future()
-        self._placing[id_] = _Asked(wanted, future, self._clock())
+        self._hub.ask(id_, wanted, future)
         self._line.say(codec.place_of(id_, wanted, exclude, ids=self._known.ids))
         try:
             return await future
         except asyncio.CancelledError:
-            self._placing.pop(id_, None)
-            self._queued.pop(id_, None)
+            self._hub.forget(id_)
             lease = self._leases.get(id_)  # it came at the last moment
             if lease is not None:
                 self.finish(lease, LEFT, self._clock())
@@ -195,8 +177,7 @@ class RemotePlacer:
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
-        self._alone += 1
-        self._alone_total += 1
+        self._hub.placed_alone()
         lease = self._open(RemoteLease(self._new_id(), receipt, wanted))
         self._line.say(_adopt(lease))
         return lease
@@ -233,7 +214,7 @@ class RemotePlacer:
 
     def refused(self, replica: str) -> None:
         """Nobody listens there any more. The hub tells all workers; without it, it is known here at least."""
-        if self._why_lost:
+        if not self._hub.places:
             self._known.drop(replica)
             self._edges.lost(replica)
         self._line.say(messages.Refused(replica))
@@ -290,80 +271,49 @@ class RemotePlacer:
 
     # -- what the hub says ---------------------------------------------------------------------------------------
 
-    def _heard(self, answers: list[messages.FromHub]) -> None:
-        """One frame of the hub's."""
-        for answer in answers:
-            if isinstance(answer, messages.Placed):
-                self._answered(answer.id, self._receipt(answer))
-            elif isinstance(answer, messages.Unplaced):
-                self._answered(answer.id, _why_not(answer))
-            elif isinstance(answer, messages.Queued):
-                self._wait(answer.id)
-            elif isinstance(answer, messages.View):
-                self._known.take(answer)
-                self._viewed = True
-                self.viewed.set()
-            elif isinstance(answer, messages.Lost):
-                self._known.drop(answer.replica)
-                self._edges.lost(answer.replica)
-            elif isinstance(answer, messages.Left):
-                for lease in self._leases.values():
-                    if lease.replica == answer.replica:
-                        lease.stands = False
-                self._edges.left(answer.replica)
-            elif isinstance(answer, messages.Stuck):
-                self._edges.stuck(answer.replica)
-            else:
-                if self._check is not None and answer.id == self._check[0]:
-                    self._check = None
-                paging = self._paging.pop(answer.id, None)
-                if paging is not None and not paging.done():
-                    paging.set_result(Page(*answer.page) if answer.page else None)
-        if self._viewed and self._why_lost:
-            self._back()
+    def _heard(self, said: list[messages.FromHub]) -> None:
+        """Take one frame of the hub's."""
+        for message in said:
+            self._does[type(message)](message)
+        self._hub.heard()
 
-    def _receipt(self, placed: messages.Placed) -> Receipt:
-        tokens = (placed.prompt_tokens, placed.predicted_cached_tokens)
-        head = (placed.replica, placed.policy, placed.reason, placed.grade)
-        at_hub = (placed.id, self._line.number)
-        return Receipt(*head, *tokens, miss=placed.miss, replay=placed.replay, at_hub=at_hub)
+    def _view(self, said: messages.View) -> None:
+        self._known.take(said)
+        self._hub.viewed = True
+        self.viewed.set()
 
-    def _wait(self, id_: int) -> None:
-        """The hub has it in its queue."""
-        asked = self._placing.pop(id_, None)
-        if asked is not None:
-            asked.at_s = self._clock()
-            self._queued[id_] = asked
+    def _lost(self, said: messages.Lost) -> None:
+        self._known.drop(said.replica)
+        self._edges.lost(said.replica)
+
+    def _left(self, said: messages.Left) -> None:
+        for lease in self._leases.values():
+            if lease.replica == said.replica:
+                lease.stands = False
+        self._edges.left(said.replica)
+
+    def _page(self, said: messages.PageAnswer) -> None:
+        self._hub.page_came(said.id)
+        paging = self._paging.pop(said.id, None)
+        if paging is not None and not paging.done():
+            paging.set_result(Page(*said.page) if said.page else None)
 
     def _answered(self, id_: int, answer: Receipt | Exception | None) -> None:
-        asked = self._placing.pop(id_, None)
-        if asked is None:
-            asked = self._queued.pop(id_, None)
-            if asked is None:
-                return  # taken back meanwhile, which the hub is told
-            asked.wanted.queued_s = self._clock() - asked.at_s
-        if asked.future.done():
-            return  # likewise
+        """Hand an answer to whoever waits for it; None means that the hub does not place the request."""
+        pending = self._hub.take(id_)
+        if pending is None or pending.future.done():
+            return  # taken back meanwhile, which the hub is told
         if isinstance(answer, Exception):
-            asked.future.set_exception(answer)
+            pending.future.set_exception(answer)
         elif answer is None:
-            asked.future.set_result(None)
+            pending.future.set_result(None)
         else:
-            asked.future.set_result(self._open(RemoteLease(id_, answer, asked.wanted)))
+            pending.future.set_result(self._open(RemoteLease(id_, answer, pending.wanted)))
 
-    def _back(self) -> None:
-        self._why_lost = ""
-        fields = {"worker": self._worker, "placements_by_ring": self._alone}
-        self._alone = 0
-        log.info("the hub places", extra={"fields": fields})
-
-    def _gone(self, why: str) -> None:
-        """The hub does not place: said once, and whoever waits for it goes on."""
-        if not self._why_lost:
-            log.warning("the hub is lost: placing by the ring", extra={"fields": {"worker": self._worker, "why": why}})
-        self._why_lost, self._check = why, None
+    def _give_up(self, why: str) -> None:
+        """The hub does not place: what was asked of it is taken back, and whoever waits goes on by the ring."""
         now_s = self._clock()
-        for id_ in [*self._placing, *self._queued]:
+        for id_ in self._hub.lost(why):
             self._line.say(codec.finish_of(id_, LEFT, now_s))
             self._answered(id_, None)
 
@@ -371,9 +321,10 @@ class RemotePlacer:
 
     def _opened(self) -> list[messages.FromWorker]:
         """What the hub must hear first: what is open, and what happened without it."""
-        self._viewed = False
+        self._hub.viewed = False
         self._telling.again()
-        self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}  # no total, but a level
+        # Open connections are a level, which a new hub is told whole; totals are told as differences.
+        self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}
         told: list[messages.FromWorker] = [
             messages.Hello(self._worker, os.getpid()),
             *map(_adopt, self._leases.values()),
@@ -385,51 +336,34 @@ class RemotePlacer:
     def _broken(self, unsaid: list[messages.FromWorker]) -> None:
         """The hub, or the way to it, is gone."""
         self._kept.extend(message for message in unsaid if isinstance(message, messages.Report))
-        self._gone(BROKEN)
+        self._give_up(BROKEN)
         for future in self._paging.values():
             if not future.done():
                 future.set_result(_NO_HUB)
 
     def _tick(self) -> None:
-        """Every TICK_S: what the hub owes for too long, and counts that nothing else carried."""
+        """Every TICK_S: see whether the hub is there, and tell it what nothing else carries."""
         self._ticker = self._loop.call_later(TICK_S, self._tick)
-        oldest, now_s = next(iter(self._placing.values()), None), self._clock()
-        owed_s = [oldest.at_s] if oldest is not None else []
-        if self._check is not None:
-            owed_s.append(self._check[1])
-        if owed_s and now_s - min(owed_s) > self._timeout_s:
-            self._gone(SILENT)
-        elif self._queued and not owed_s and now_s - self._checked_s > CHECK_S:
-            self._check, self._checked_s = (self._new_id(), now_s), now_s
-            self._line.say(messages.PageWanted(self._check[0], CHECK_PAGE))
-        if self._viewed and self._line.up:
+        if self._hub.overdue():
+            self._give_up(SILENT)
+        elif self._hub.check_due():
+            id_ = self._new_id()
+            self._hub.check(id_)
+            self._line.say(messages.PageWanted(id_, CHECK_PAGE))
+        if self._hub.viewed and self._line.up:
             self._count()
-            if templates := self._telling.due(now_s):
+            if templates := self._telling.due(self._clock()):
                 self._line.say(messages.Templates(templates))
         self._line.flush()
 
     def _count(self) -> None:
-        figures = {**self._edges.figures(), **self._figures(), HUB_LOST: self._alone_total}
+        figures = {**self._edges.figures(), **self._figures(), HUB_LOST: self._hub.alone_total}
         if figures != self._told:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
             self._line.say(messages.Counts(more))
 
 
-def _why_not(unplaced: messages.Unplaced) -> Exception | None:
-    """None where the hub cannot say."""
-    if unplaced.failed:
-        return None
-    if unplaced.shed is not None:
-        return Shed(*unplaced.shed)
-    return NoReplica() if unplaced.unknown_response is None else UnknownResponse(unplaced.unknown_response)
-
-
 def _adopt(lease: RemoteLease) -> messages.Adopt:
-    receipt = lease.receipt
-    return messages.Adopt(
-        lease.id, lease.replica, lease.model, lease.streams, receipt.prompt_tokens, lease.first_token_s
-    )
-
-
-_NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
+    tokens = lease.receipt.prompt_tokens
+    return messages.Adopt(lease.id, lease.replica, lease.model, lease.streams, tokens, lease.first_token_s)

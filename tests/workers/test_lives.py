@@ -17,6 +17,7 @@ from router.core.fleet.models import NoReplica
 from router.workers import child as processes
 from router.workers import hub_server, messages
 from router.workers.orders import Spec
+from router.workers.remote_placer import RemotePlacer
 from tests.discovered import Told, told
 from tests.fakes import FakeEngine, half_then_waits, settings
 from tests.workers.stubs import StubHub, bound, serving, until, worker
@@ -25,6 +26,11 @@ from tests.workers.test_processes import HUB, Traffic, command, leases_are, metr
 
 __all__ = ["told"]
 OK = Outcome(Ending.OK)
+
+
+def placed(placer: RemotePlacer, replica: str) -> messages.Placed:
+    """The hub's answer to the oldest placement that it owes."""
+    return messages.Placed(next(iter(placer._hub.asked)), (replica, "warm", Reason.COLD, Grade.ESTIMATED, 1, 0))
 
 
 @pytest.mark.inside
@@ -42,9 +48,8 @@ async def test_a_placement_does_not_stand_when_its_replica_left(tmp_path: Path) 
         assert placer.stands(leases["http://b"])
         hub.stub.slow = True
         coming = asyncio.create_task(placer.place(want(), NOBODY))
-        await until(lambda: placer._placing)
-        placed = messages.Placed(next(iter(placer._placing)), "http://b", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)
-        placer._heard([placed, messages.Left("http://b")])
+        await until(lambda: placer._hub.asked)
+        placer._heard([placed(placer, "http://b"), messages.Left("http://b")])
         lease = await coming
         assert not placer.stands(lease)
         for each in (*leases.values(), lease):
@@ -62,10 +67,8 @@ async def test_a_placement_that_came_too_late_is_given_back(tmp_path: Path) -> N
     async with serving(hub, tmp_path / "hub"), worker(tmp_path / "hub") as placer:
         await until(lambda: placer.placing)
         coming = asyncio.create_task(placer.place(want(), NOBODY))
-        await until(lambda: placer._placing)
-        placer._heard(
-            [messages.Placed(next(iter(placer._placing)), "http://a", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)]
-        )
+        await until(lambda: placer._hub.asked)
+        placer._heard([placed(placer, "http://a")])
         assert len(placer._leases) == 1
         coming.cancel()
         with pytest.raises(asyncio.CancelledError):
