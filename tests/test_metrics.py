@@ -26,8 +26,9 @@ from router.core.placement.spill import Cause
 from router.http.failures import BrokeMidway, Failure
 from router.telemetry import logs, series, tallies
 from router.telemetry import metrics as rendering
-from router.telemetry.metrics import Figures, Metrics, RequestRecord
+from router.telemetry.metrics import Figures, Metrics
 from router.telemetry.process_counts import LINES_DROPPED, SPANS_DROPPED, UNEXPLAINED, Totals
+from router.telemetry.record import RequestRecord
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]

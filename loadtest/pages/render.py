@@ -69,7 +69,8 @@ from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.settings import schema as settings
-from router.telemetry.metrics import Figures, Metrics, RequestRecord
+from router.telemetry.metrics import Figures, Metrics
+from router.telemetry.record import RequestRecord
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 PAGE = Path("loadtest/README.md")

@@ -19,7 +19,8 @@ from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
 from router.placer import JSON, MODELS, Page, json_page, no_model_page
-from router.telemetry.metrics import CONTENT_TYPE, Metrics, RequestRecord
+from router.telemetry.metrics import CONTENT_TYPE, Metrics
+from router.telemetry.record import RequestRecord
 
 TEXT = "text/plain; charset=utf-8"
 

@@ -53,7 +53,7 @@ class Histogram:
         series[-1] += value
 
 
-class Kind:
+class KindSeries:
     """Requests of one route, model, status and ending."""
 
     __slots__ = ("attempts", "duration", "requests")
@@ -63,7 +63,7 @@ class Kind:
         self.attempts: list[float] | None = None  # of those that were sent
 
 
-class OfModel:
+class ModelSeries:
     """Requests for one model, or for all that are `other`. What not all of them have begins with the first that has."""
 
     __slots__ = ("cached", "events", "inter_token", "kinds", "label", "predicted", "prompt", "reported", "saved",
@@ -71,7 +71,7 @@ class OfModel:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.kinds: dict[tuple[str, int, str], Kind] = {}  # by route, status and ending
+        self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # by route, status and ending
         self.ttft: list[float] | None = None
         self.inter_token: list[float] | None = None
         self.events: list[float] | None = None
@@ -83,7 +83,7 @@ class OfModel:
         self.saved_s: list[float] = []
 
 
-class Place:
+class PlacementSeries:
     """Placements on one replica, for one reason, on a belief of one grade."""
 
     __slots__ = ("computed", "decisions", "graded", "placed")

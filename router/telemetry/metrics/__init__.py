@@ -21,11 +21,10 @@ from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
 from router.telemetry.metrics.groups import of_groups
-from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 from router.telemetry.tallies import Tallies
 
-__all__ = ["CONTENT_TYPE", "Figures", "Metrics", "RequestRecord"]
+__all__ = ["CONTENT_TYPE", "Figures", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SLICE_SAMPLES = 100  # of a page, written without a break: half a millisecond or so
