@@ -43,7 +43,7 @@ class _Refused(Exception):
         self.answer = answer
 
 
-class Page:
+class PrewarmPage:
     """The two handlers."""
 
     def __init__(self, router: Router, warmer: Warmer) -> None:

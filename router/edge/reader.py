@@ -22,7 +22,7 @@ from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
 from router.core.facts.requests import Ask
 from router.core.fleet.models import NoReplica, UnknownModel
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.templates import TOOLS
 from router.core.placement.wanted import Wanted
 from router.core.prompts.beginnings import Seen
@@ -128,7 +128,9 @@ class Reader:
             ask.step = self._step(request, ask)
             sure, always = append_only != OFF, append_only == REJECT
             seen = self._observer.look(ask, chain, request, sure=sure, always=always)
-            sighting = await self._settled(seen, request, ask, chain, append_only) if isinstance(seen, Look) else seen
+            sighting = (
+                await self._settled(seen, request, ask, chain, append_only) if isinstance(seen, Suspect) else seen
+            )
             if sighting is not None:
                 sighting.step = ask.step
         changed = answering.change_of(sighting) if append_only != OFF else None
@@ -177,7 +179,7 @@ class Reader:
         return step if step and _STEP.fullmatch(step) else ""
 
     async def _settled(
-        self, look: Look, request: Request, ask: Ask, chain: Chain | None, append_only: str
+        self, look: Suspect, request: Request, ask: Ask, chain: Chain | None, append_only: str
     ) -> Sighting | None:
         """What earlier prompts say of it, where a glance does not tell."""
         if self._observer is None or chain is None:

@@ -15,7 +15,7 @@ import msgspec
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
-from router.core.kv_events.stream import Limits
+from router.core.kv_events.stream import StreamLimits
 from router.core.observatory.explain import Explainer
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -26,7 +26,7 @@ from router.engines.kv_events.subscriber import Subscriber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
 from router.hub.local_placer import LocalPlacer
-from router.prewarm.sending import Sender
+from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.pairs import event_endpoints, event_topics
 from router.telemetry.metrics import Figures, Metrics
@@ -152,7 +152,7 @@ def placer_of(hub: Hub) -> LocalPlacer:
 def warmer_of(hub: Hub) -> Warmer:
     """What fills caches before traffic comes."""
     s = hub.settings
-    sender = Sender(
+    sender = PromptSender(
         hub.router,
         hub.admission,
         clock=time.monotonic,
@@ -211,7 +211,7 @@ def subscriber_of(hub: Hub) -> Subscriber:
         api_key=s.probe.api_key,
         tls=hub.tls,
         poll_s=s.events.poll_s,
-        limits=Limits(
+        limits=StreamLimits(
             silence_s=s.events.replay_timeout_s,
             suspended_max_s=s.events.suspend_s,
             queue_bytes_max=s.events.queue_bytes_max,

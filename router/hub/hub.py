@@ -15,14 +15,14 @@ from types import TracebackType
 from typing import Self
 
 from router.admin.listener import listen
-from router.admin.prewarm import Page as PrewarmPage
+from router.admin.prewarm import PrewarmPage
 from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
 from router.engines.announce import Announcer
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.kv_events.subscriber import Subscriber
 from router.hub import assembly
-from router.hub.roster import Roster
+from router.hub.roster import ReplicaRoster
 from router.loop import closed_on_error, in_background
 from router.placer import Edges, NoEdges
 from router.settings import secrets, tls
@@ -90,7 +90,7 @@ class Hub:
         ranks = assembly.ranks_of(self)
         self._stack.push_async_callback(ranks.close)
         self.events = assembly.subscriber_of(self) if s.events.enabled else None
-        self.roster = Roster(
+        self.roster = ReplicaRoster(
             self.router,
             prober=self.prober,
             ranks=ranks,

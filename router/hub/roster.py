@@ -22,7 +22,7 @@ from router.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
-class Roster:
+class ReplicaRoster:
     """The replicas of one router, and the tasks that watch each of them."""
 
     def __init__(

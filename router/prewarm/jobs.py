@@ -20,7 +20,7 @@ class Why(StrEnum):
     ASKED = "asked"
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """How far a job is."""
 
     WAITING = "waiting"
@@ -40,7 +40,7 @@ class Job:
     file: str = ""
     prefixes: tuple[Prefix, ...] = ()
     call: int = 0  # number of the call that asked for it
-    state: State = State.WAITING
+    state: JobState = JobState.WAITING
     sent: int = 0
     skipped: int = 0
     failed: int = 0

@@ -51,7 +51,7 @@ class Skipped(Exception):
     """Not sent, for this reason."""
 
 
-class Failed(Exception):
+class SendFailed(Exception):
     """Sent in vain; `gone`: the replica did not answer, so others need not be tried."""
 
     def __init__(self, why: str, *, gone: bool = False) -> None:
@@ -69,7 +69,7 @@ class _Read:
     chain: Chain | None
 
 
-class Sender:
+class PromptSender:
     """Sends, one at a time and replica by its caller's care."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Sender:
         )
         member = self._router.fleet.members.get(replica)
         if member is None:
-            raise Failed("it left", gone=True)
+            raise SendFailed("it left", gone=True)
         if read.model not in member.models:
             raise Skipped(f"it does not serve '{read.model}'" if read.model else "the request names no model")
         if self._tokens(read) > tokens_max:
@@ -122,7 +122,7 @@ class Sender:
         outcome = Outcome(Ending.CLIENT_LEFT)  # if this task is cancelled
         try:
             outcome = Outcome(Ending.OK, await self._post(replica, prefix.path, read.body))
-        except Failed as error:
+        except SendFailed as error:
             # An answer that is an error may be the prompt's fault: it is no failure of the replica's.
             outcome = Outcome(Ending.FAILED if error.gone else Ending.REFUSED_BY_ENGINE)
             raise
@@ -143,7 +143,7 @@ class Sender:
                 read.ask, read.model, read.chain, now_s, ring_key="", body_tokens=body_tokens, only=replica
             )
         except (NoReplica, Shed) as error:
-            raise Failed("nothing may be sent there now", gone=True) from error
+            raise SendFailed("nothing may be sent there now", gone=True) from error
         lease.role = PREFILL
         lease.end_key = None  # the answer is nobody's: what is remembered of another to this prompt stays
         self._books.adopted(lease)
@@ -162,9 +162,9 @@ class Sender:
             ) as response:
                 answer = await fetch.read(response, ANSWER_BYTES_MAX)
                 if response.status != 200:
-                    raise Failed(f"status {response.status}")
+                    raise SendFailed(f"status {response.status}")
         except (aiohttp.ClientError, OSError) as error:
-            raise Failed(type(error).__name__, gone=True) from error
+            raise SendFailed(type(error).__name__, gone=True) from error
         return PATHS[path].usage(answer)
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from router.core.facts.misses import Template
 from router.core.placement.router import Router
-from router.prewarm.jobs import Job, State, Why
+from router.prewarm.jobs import Job, JobState, Why
 from router.prewarm.prefixes import Prefix, PrefixesError, read
-from router.prewarm.sending import Failed, Sender, Skipped
+from router.prewarm.sending import PromptSender, SendFailed, Skipped
 from router.settings.schema import PrewarmSettings
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Warmer:
     def __init__(
         self,
         router: Router,
-        sender: Sender,
+        sender: PromptSender,
         settings: PrewarmSettings,
         *,
         clock: Callable[[], float],
@@ -124,7 +124,7 @@ class Warmer:
         self._unasked.discard(replica)
         for task, job in self._jobs.items():
             if job.replica == replica:
-                job.state = State.FAILED
+                job.state = JobState.FAILED
                 job.trouble("it left")
                 task.cancel()
 
@@ -148,8 +148,8 @@ class Warmer:
         """What runs, what waits for it, and what came of the last, newest first."""
         jobs = list(self._jobs.values())
         return {
-            "running": [job.row() for job in jobs if job.state is not State.WAITING],
-            "queue": [job.row() for job in jobs if job.state is State.WAITING],
+            "running": [job.row() for job in jobs if job.state is not JobState.WAITING],
+            "queue": [job.row() for job in jobs if job.state is JobState.WAITING],
             "last": [job.row() for job in reversed(self._last)],
         }
 
@@ -200,11 +200,11 @@ class Warmer:
         if task.cancelled():
             return
         if task.exception() is not None:
-            job.state = State.FAILED
+            job.state = JobState.FAILED
             log.error("bug: warming failed inside the router", exc_info=task.exception())
         if job.why is not Why.ASKED:
             self._unasked.discard(job.replica)
-            self._release(job.replica, "it is warm" if job.state is State.DONE else "warming it failed")
+            self._release(job.replica, "it is warm" if job.state is JobState.DONE else "warming it failed")
             self.ready(job.replica)
 
     async def _run(self, job: Job) -> None:
@@ -227,20 +227,20 @@ class Warmer:
         """Within the time that there is, and with a line in the log before and after."""
         fields = {"replica": job.replica, "why": job.why}
         log.info("replica is being warmed", extra={"fields": fields})
-        job.state, began_s = State.RUNNING, self._clock()
+        job.state, began_s = JobState.RUNNING, self._clock()
         self._running.add(job.replica)
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 await self._warm(job)
         except TimeoutError:
-            job.state = State.FAILED
+            job.state = JobState.FAILED
             job.trouble("it took longer than prewarm.timeout_s")
         finally:
             job.seconds = self._clock() - began_s
             self._running.discard(job.replica)
-        if job.state is State.RUNNING:
-            job.state = State.FAILED if job.failed else State.DONE
-        failed = job.state is State.FAILED
+        if job.state is JobState.RUNNING:
+            job.state = JobState.FAILED if job.failed else JobState.DONE
+        failed = job.state is JobState.FAILED
         text = "replica was not warmed as it should be" if failed else "replica is warm"
         log.log(logging.WARNING if failed else logging.INFO, text, extra={"fields": job.row()})
 
@@ -255,7 +255,7 @@ class Warmer:
                 job.skipped += 1
                 job.trouble(str(skipped))
                 self._counted("skipped", 0)
-            except Failed as failed:
+            except SendFailed as failed:
                 job.failed += 1
                 failures += 1
                 job.trouble(str(failed))

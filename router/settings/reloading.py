@@ -82,7 +82,7 @@ REFUSED = "the settings were read again and refused"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class SettingsChange:
     """What comes of settings that were read again."""
 
     settings: Settings  # that hold from now on
@@ -90,7 +90,7 @@ class Change:
     kept: tuple[str, ...]  # keys that changed and need a restart
 
 
-def change(old: Settings, new: Settings) -> Change:
+def change(old: Settings, new: Settings) -> SettingsChange:
     """The old settings with all that is live as in the new ones."""
     settings, applied, kept = old, list[str](), list[str]()
     for key in field_keys():
@@ -102,7 +102,7 @@ def change(old: Settings, new: Settings) -> Change:
             settings = _with(settings, key, wanted)
         else:
             kept.append(key)
-    return Change(settings, tuple(applied), tuple(kept))
+    return SettingsChange(settings, tuple(applied), tuple(kept))
 
 
 def _get(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting

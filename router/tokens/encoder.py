@@ -39,7 +39,7 @@ from router.tokens.tokenizers import CannotLoad, Encoder, Folder, Memory, fetche
 log = logging.getLogger(__name__)
 
 # (path, body) -> the replica's answer, also of a 4xx; raises when there is none.
-Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+AskReplica = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 JOBS_MAX = 32  # waiting for a thread; beyond, a prompt is late at once
 REASONS_MAX = 1000  # remembered, so that each is logged once
@@ -106,7 +106,9 @@ class Prompts:
         self._counts: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
 
-    async def encode(self, given: TemplateInput, model: str, engine: str, ask: Ask | None = None) -> bytes | None:
+    async def encode(
+        self, given: TemplateInput, model: str, engine: str, ask: AskReplica | None = None
+    ) -> bytes | None:
         """Ids of the prompt as uint32 little-endian; None when they cannot be known, or not within the deadline.
 
         `engine` is "vllm" or "sglang"; `model` names the base model of an adapter. `ask` is used where the model
@@ -148,7 +150,7 @@ class Prompts:
         for model in self._sources:
             await self.prepare(model)
 
-    async def verify(self, model: str, engine: str, ask: Ask) -> str | None:
+    async def verify(self, model: str, engine: str, ask: AskReplica) -> str | None:
         """Compare with a replica's /tokenize on probing prompts: None when equal, else a line that names the first
         difference. Raises nothing: a replica that does not answer is a line as well."""
         loaded = await self._loaded(model, None)
@@ -232,7 +234,7 @@ class Prompts:
             self._failed(model, reason)
         return None
 
-    async def _ask(self, given: TemplateInput, model: str, engine: str, ask: Ask) -> bytes | None:
+    async def _ask(self, given: TemplateInput, model: str, engine: str, ask: AskReplica) -> bytes | None:
         try:
             body = ask_body(given, model, engine)
         except Unfit as error:
@@ -255,7 +257,7 @@ class Prompts:
             return None
         return task.result()
 
-    async def _answered(self, key: bytes, model: str, body: dict[str, Any], ask: Ask) -> bytes | None:
+    async def _answered(self, key: bytes, model: str, body: dict[str, Any], ask: AskReplica) -> bytes | None:
         try:
             ids = _tokens(await ask("/tokenize", body))
         except Exception as error:  # whatever the transport raises

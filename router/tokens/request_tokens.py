@@ -18,8 +18,7 @@ from router.core.facts.requests import Ask
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.engines import fetch
 from router.placer import TokenView
-from router.tokens.encoder import Ask as AskReplica
-from router.tokens.encoder import Prompts
+from router.tokens.encoder import AskReplica, Prompts
 
 RUNS_MAX = 16_384  # runs of keys remembered: some million blocks, 40 MB
 HASH_TOKENS_MAX = 16_384  # hashed on the event loop; more takes over a millisecond

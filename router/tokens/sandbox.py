@@ -95,7 +95,7 @@ def _generation_tag() -> type[Any]:
     """`{% generation %}` marks what an assistant said, for training; what it holds is printed."""
     base: type[Any] = library("jinja2.ext").Extension
 
-    class Generation(base):  # type: ignore[misc]  # jinja2 is imported late
+    class GenerationTag(base):  # type: ignore[misc]  # jinja2 is imported late
         tags = frozenset(("generation",))
 
         def parse(self, parser: Any) -> Any:  # noqa: ANN401 (Jinja's)
@@ -103,4 +103,4 @@ def _generation_tag() -> type[Any]:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return library("jinja2.nodes").Scope(body).set_lineno(line)  # what it sets stays within it
 
-    return Generation
+    return GenerationTag

@@ -32,11 +32,11 @@ def carried_bytes(wanted: Wanted) -> int:
     return size
 
 
-def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.Place:
+def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.WantLease:
     """A placement as it is asked for; `ids`: with token ids."""
     ask, chain, tokens = wanted.ask, wanted.chain, wanted.tokens
     prompt = ask.prompt
-    return messages.Place(
+    return messages.WantLease(
         id_,
         wanted.model,
         wanted.ring_key,
@@ -60,7 +60,7 @@ def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, by
     return tokens.tokens, tokens.ids if ids else b"", tokens.adapter, tokens.salt, keys
 
 
-def wanted_of(place: messages.Place) -> Wanted:
+def wanted_of(place: messages.WantLease) -> Wanted:
     """The request as the hub needs it. Raises messages.WireError when keys are not whole."""
     prompt, chain, tokens = None, None, None
     if place.prompt is not None:
@@ -123,12 +123,12 @@ def outcome_of(finish: messages.Finish) -> Outcome:
     return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
 
 
-def placed_of(id_: int, receipt: Receipt) -> messages.Placed:
+def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
     """A lease as a worker is told of it."""
-    return messages.Placed(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
+    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
 
 
-def receipt_of(placed: messages.Placed, connection: int) -> Receipt:
+def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
     return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
 

@@ -38,7 +38,7 @@ LEASES_MAX = 1 << 17  # open at once, per worker: more than a process has socket
 BACKLOG = 64
 
 
-class Hub(Protocol):
+class ServedHub(Protocol):
     """What a server needs of the hub."""
 
     router: Router
@@ -52,7 +52,7 @@ class HubServer:
     """Serves workers on a bound unix socket: `async with HubServer(hub, sock) as server`."""
 
     def __init__(
-        self, hub: Hub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
+        self, hub: ServedHub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
     ) -> None:
         """`ids`: workers shall send token ids too, not only their keys."""
         self.hub = hub
@@ -154,7 +154,9 @@ class HubServer:
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
         names = dict(router.models.names.others)
-        return messages.frame([messages.View(list(ready.items()), unready, default, tokens, self._ids, engines, names)])
+        return messages.frame(
+            [messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names)]
+        )
 
 
 class Link(asyncio.Protocol):
@@ -179,19 +181,19 @@ class Link(asyncio.Protocol):
         self.worker = -1
         self._does: dict[type, Callable[[Any], None]] = {
             messages.Hello: self._hello,
-            messages.Place: self._place,
+            messages.WantLease: self._place,
             messages.Adopt: self._adopt,
             messages.FirstToken: self._first_token,
             messages.Finish: self._finish,
             messages.Report: self._report,
-            messages.Refused: lambda said: self._placer.refused(said.replica),
-            messages.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
-            messages.Failed: lambda said: self._placer.failed(said.replica, said.kind),
+            messages.ReplicaRefused: lambda said: self._placer.refused(said.replica),
+            messages.ResponseMade: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
+            messages.AttemptFailed: lambda said: self._placer.failed(said.replica, said.kind),
             messages.Alive: lambda said: self._placer.alive(said.replica),
             messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
-            messages.Counts: self._counts,
+            messages.FigureCounts: self._counts,
             messages.PageWanted: self._page,
-            messages.Templates: self._templates,
+            messages.TemplatesSeen: self._templates,
         }
 
     # -- connection ----------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class Link(asyncio.Protocol):
         self.worker = hello.worker
         log.info("a worker joined", extra={"fields": {"worker": hello.worker, "pid": hello.pid}})
 
-    def _place(self, place: messages.Place) -> None:
+    def _place(self, place: messages.WantLease) -> None:
         if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
             raise messages.WireError(f"placement {place.id}: too many leases, or one of that name")
         wanted, exclude = codec.wanted_of(place), frozenset(place.exclude)
@@ -357,11 +359,11 @@ class Link(asyncio.Protocol):
         receipt = self._receipts.pop(said.lease, None) if said.lease is not None else None
         self._hub.observe(codec.record_of(said, receipt))
 
-    def _counts(self, said: messages.Counts) -> None:
+    def _counts(self, said: messages.FigureCounts) -> None:
         self._connections += said.counts.get(CONNECTIONS, 0)
         self._server.counted.update(said.counts)
 
-    def _templates(self, said: messages.Templates) -> None:
+    def _templates(self, said: messages.TemplatesSeen) -> None:
         self._server.templates_heard.setdefault(f"worker {self.worker}", []).extend(said.templates)
 
     def _page(self, said: messages.PageWanted) -> None:

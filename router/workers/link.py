@@ -99,7 +99,7 @@ class Line:
             return
         self._out, self._told_in_flight = [], in_flight
         try:
-            link.transport.write(messages.frame(messages.Batch(in_flight, out)))
+            link.transport.write(messages.frame(messages.WorkerFrame(in_flight, out)))
         except messages.WireError as error:
             link.give_up(error)
             return

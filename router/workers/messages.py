@@ -46,7 +46,7 @@ class Hello(Struct, tag=0, array_like=True):
     pid: Count
 
 
-class Place(Struct, tag=1, array_like=True, gc=False):
+class WantLease(Struct, tag=1, array_like=True, gc=False):
     """Wants a lease; answered by Placed or Unplaced. Prompts come as sizes and keys, never as text."""
 
     id: Id
@@ -123,13 +123,13 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     repairs: tuple[str, ...] = ()
 
 
-class Refused(Struct, tag=6, array_like=True, gc=False):
+class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):
     """Nobody listens at the replica."""
 
     replica: Name
 
 
-class Made(Struct, tag=7, array_like=True, gc=False):
+class ResponseMade(Struct, tag=7, array_like=True, gc=False):
     """The replica made a stored response."""
 
     response_id: Name
@@ -137,14 +137,14 @@ class Made(Struct, tag=7, array_like=True, gc=False):
     tenant: Name = ""
 
 
-class Failed(Struct, tag=8, array_like=True, gc=False):
+class AttemptFailed(Struct, tag=8, array_like=True, gc=False):
     """An attempt failed."""
 
     replica: Name
     kind: Name
 
 
-class Counts(Struct, tag=9, array_like=True, gc=False):
+class FigureCounts(Struct, tag=9, array_like=True, gc=False):
     """What else was counted in the worker since this was last said; see placer.py for the names."""
 
     counts: dict[Name, int]  # a level, such as connections that are open, may also fall
@@ -170,7 +170,7 @@ class Rest(Struct, tag=12, array_like=True, gc=False):
     for_s: float
 
 
-class Templates(Struct, tag=13, array_like=True):
+class TemplatesSeen(Struct, tag=13, array_like=True):
     """Templates that its clients' prompts begin with, new or changed; a body that was told is not told again."""
 
     templates: list[Template]
@@ -178,23 +178,23 @@ class Templates(Struct, tag=13, array_like=True):
 
 FromWorker = (
     Hello
-    | Place
+    | WantLease
     | Adopt
     | FirstToken
     | Finish
     | Report
-    | Refused
-    | Made
-    | Failed
-    | Counts
+    | ReplicaRefused
+    | ResponseMade
+    | AttemptFailed
+    | FigureCounts
     | PageWanted
     | Alive
     | Rest
-    | Templates
+    | TemplatesSeen
 )
 
 
-class Batch(Struct, array_like=True):
+class WorkerFrame(Struct, array_like=True):
     """A worker's frame."""
 
     in_flight: Count  # requests being answered there
@@ -204,7 +204,7 @@ class Batch(Struct, array_like=True):
 # -- the hub says ----------------------------------------------------------------------------------------------------
 
 
-class Placed(Struct, tag=0, array_like=True, gc=False):
+class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     """A lease."""
 
     id: Id
@@ -223,7 +223,7 @@ class Unplaced(Struct, tag=1, array_like=True, gc=False):
     unknown_response: str | None = None  # it is about a stored response that is not its tenant's
 
 
-class View(Struct, tag=2, array_like=True):
+class ReplicaView(Struct, tag=2, array_like=True):
     """What is served and ready now; sent first, and after every change."""
 
     ready: list[tuple[str, tuple[str, ...]]]  # replica -> its models
@@ -266,14 +266,14 @@ class Queued(Struct, tag=7, array_like=True, gc=False):
     id: Id
 
 
-FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Stuck | Queued
+FromHub = LeaseOpened | Unplaced | ReplicaView | Lost | Left | PageAnswer | Stuck | Queued
 
 _encoder = msgspec.msgpack.Encoder()
-_batches = msgspec.msgpack.Decoder(Batch)
+_batches = msgspec.msgpack.Decoder(WorkerFrame)
 _answers = msgspec.msgpack.Decoder(list[FromHub])
 
 
-def frame(value: Batch | Sequence[FromHub]) -> bytes:
+def frame(value: WorkerFrame | Sequence[FromHub]) -> bytes:
     """The bytes of one frame. Raises WireError when it is longer than the other side takes."""
     body = _encoder.encode(value)
     if len(body) > FRAME_BYTES_MAX:
@@ -281,7 +281,7 @@ def frame(value: Batch | Sequence[FromHub]) -> bytes:
     return len(body).to_bytes(HEAD_BYTES, "little") + body
 
 
-def batch_of(body: bytes) -> Batch:
+def batch_of(body: bytes) -> WorkerFrame:
     """A worker's frame. Raises WireError."""
     return _decoded(_batches, body)  # type: ignore[no-any-return]
 

@@ -27,7 +27,7 @@ class Reload(msgspec.Struct, tag=True):
     settings: Settings
 
 
-class Refused(msgspec.Struct, tag=True):
+class ReloadRefused(msgspec.Struct, tag=True):
     """Settings were read again, and are not taken: counted by the hub."""
 
 
@@ -35,7 +35,7 @@ class LameDuck(msgspec.Struct, tag=True):
     """We end soon: no more should come, and yet who comes is served."""
 
 
-Order = Reload | Refused | LameDuck
+Order = Reload | ReloadRefused | LameDuck
 
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 

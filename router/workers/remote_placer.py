@@ -92,10 +92,10 @@ class RemotePlacer:
         self._next_id = 1
         self.viewed = asyncio.Event()  # the first view has come, on whatever connection
         self._does: dict[type, Callable[[Any], None]] = {
-            messages.Placed: lambda said: self._answered(said.id, codec.receipt_of(said, self._line.number)),
+            messages.LeaseOpened: lambda said: self._answered(said.id, codec.receipt_of(said, self._line.number)),
             messages.Unplaced: lambda said: self._answered(said.id, codec.why_not(said)),
             messages.Queued: lambda said: self._hub.queue(said.id),
-            messages.View: self._view,
+            messages.ReplicaView: self._view,
             messages.Lost: self._lost,
             messages.Left: self._left,
             messages.Stuck: lambda said: self._edges.stuck(said.replica),
@@ -217,7 +217,7 @@ class RemotePlacer:
         if not self._hub.places:
             self._known.drop(replica)
             self._edges.lost(replica)
-        self._line.say(messages.Refused(replica))
+        self._line.say(messages.ReplicaRefused(replica))
 
     def alive(self, replica: str) -> None:
         """Something came of its work."""
@@ -234,12 +234,12 @@ class RemotePlacer:
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response: known to all through the hub, and here when there is none."""
         self._owners.learn(response_id, replica, tenant)
-        self._line.say(messages.Made(response_id, replica, tenant))
+        self._line.say(messages.ResponseMade(response_id, replica, tenant))
         self._line.flush()  # before the client hears of it, and asks another worker
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
-        self._line.say(messages.Failed(replica, kind))
+        self._line.say(messages.AttemptFailed(replica, kind))
 
     def report(self, record: RequestRecord) -> None:
         """A request ended: metrics are the hub's, now or when it is back."""
@@ -277,7 +277,7 @@ class RemotePlacer:
             self._does[type(message)](message)
         self._hub.heard()
 
-    def _view(self, said: messages.View) -> None:
+    def _view(self, said: messages.ReplicaView) -> None:
         self._known.take(said)
         self._hub.viewed = True
         self.viewed.set()
@@ -353,7 +353,7 @@ class RemotePlacer:
         if self._hub.viewed and self._line.up:
             self._count()
             if templates := self._telling.due(self._clock()):
-                self._line.say(messages.Templates(templates))
+                self._line.say(messages.TemplatesSeen(templates))
         self._line.flush()
 
     def _count(self) -> None:
@@ -361,7 +361,7 @@ class RemotePlacer:
         if figures != self._told:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
-            self._line.say(messages.Counts(more))
+            self._line.say(messages.FigureCounts(more))
 
 
 def _adopt(lease: RemoteLease) -> messages.Adopt:

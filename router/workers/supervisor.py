@@ -28,7 +28,7 @@ from router.http.server import close_queue
 from router.settings.reloading import Reloader
 from router.settings.schema import Settings
 from router.telemetry import logs
-from router.workers.orders import READY, LameDuck, Order, Refused, Reload, Spec, framed
+from router.workers.orders import READY, LameDuck, Order, Reload, ReloadRefused, Spec, framed
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class _Supervisor:
 
     def _told(self, result: str) -> None:
         if result != "ok":
-            self._children[0].say(Refused())
+            self._children[0].say(ReloadRefused())
 
     async def _limp(self) -> None:
         """The time between SIGTERM and the drain."""

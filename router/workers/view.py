@@ -15,10 +15,10 @@ from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.ring import Ring, under_bound
 from router.core.placement.wanted import Wanted
 from router.placer import TokenView
-from router.workers.messages import View
+from router.workers.messages import ReplicaView
 
 POLICY = "ring"
-NOTHING = View(ready=[], unready=(), default=None, tokens={}, ids=False)
+NOTHING = ReplicaView(ready=[], unready=(), default=None, tokens={}, ids=False)
 
 
 class Known:
@@ -29,7 +29,7 @@ class Known:
         self._ring = Ring()
         self.take(NOTHING)
 
-    def take(self, view: View) -> None:
+    def take(self, view: ReplicaView) -> None:
         """A new view, which replaces the one before."""
         self._view = view
         self._ready = dict(view.ready)

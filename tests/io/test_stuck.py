@@ -162,7 +162,7 @@ async def test_rests_reach_the_hub(tmp_path: Path) -> None:
 def test_messages_survive_the_wire() -> None:
     """Every new message comes out as it went in."""
     said = [messages.Alive("http://a"), messages.Rest("http://a", 2.5)]
-    frame = messages.frame(messages.Batch(0, list(said)))
+    frame = messages.frame(messages.WorkerFrame(0, list(said)))
     assert messages.batch_of(frame[4:]).messages == said
     answers = [messages.Stuck("http://a"), messages.Unplaced(1, failed=False, shed=("overloaded", "later", 2.5))]
     assert messages.answers_of(messages.frame(answers)[4:]) == answers

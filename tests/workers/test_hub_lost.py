@@ -40,7 +40,7 @@ def test_the_ring_leaves_a_failed_server() -> None:
     """Without a hub too another rank of a server that failed comes last."""
     known = Known()
     ids = ("http://a#dp0", "http://a#dp1", "http://b")
-    known.take(messages.View([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
+    known.take(messages.ReplicaView([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
     for number in range(20):
         assert known.by_ring(want(str(number)), frozenset({"http://a#dp0"}), None).replica == "http://b"
     assert known.by_ring(want(), frozenset({"http://a#dp0", "http://b"}), None).replica == "http://a#dp1"
@@ -85,11 +85,11 @@ async def test_a_stored_response_is_known_to_whoever_is_asked_next(path: Path, m
         await until(lambda: one.placing and two.placing)
         first, second = sorted(server.links, key=lambda link: link.worker)
         monkeypatch.setattr(second, "say", heard.append)
-        asks = messages.Place(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
-        second.data_received(messages.frame(messages.Batch(0, [asks])))
-        first.data_received(messages.frame(messages.Batch(0, [messages.Made("resp_1", "http://b", "t")])))
+        asks = messages.WantLease(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
+        second.data_received(messages.frame(messages.WorkerFrame(0, [asks])))
+        first.data_received(messages.frame(messages.WorkerFrame(0, [messages.ResponseMade("resp_1", "http://b", "t")])))
         await until(lambda: heard)
-        assert isinstance(heard[0], messages.Placed), heard
+        assert isinstance(heard[0], messages.LeaseOpened), heard
         monkeypatch.undo()
         one.made_response("resp_2", "http://a", "t")
         wanted = want(response_id="resp_2")
@@ -285,8 +285,8 @@ async def test_pages_come_from_the_hub(path: Path) -> None:
         (messages.FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
         (3).to_bytes(4, "little") + b"\xc1\xc1\xc1",
         messages.frame(
-            messages.Batch(
-                0, [messages.Place(1, "m", "k", False, None, 0, None, (), None, (b"odd", 0, 0, (), 0), None)]
+            messages.WorkerFrame(
+                0, [messages.WantLease(1, "m", "k", False, None, 0, None, (), None, (b"odd", 0, 0, (), 0), None)]
             )
         ),
     ],

@@ -28,9 +28,9 @@ __all__ = ["told"]
 OK = Outcome(Ending.OK)
 
 
-def placed(placer: RemotePlacer, replica: str) -> messages.Placed:
+def placed(placer: RemotePlacer, replica: str) -> messages.LeaseOpened:
     """The hub's answer to the oldest placement that it owes."""
-    return messages.Placed(next(iter(placer._hub.asked)), (replica, "warm", Reason.COLD, Grade.ESTIMATED, 1, 0))
+    return messages.LeaseOpened(next(iter(placer._hub.asked)), (replica, "warm", Reason.COLD, Grade.ESTIMATED, 1, 0))
 
 
 @pytest.mark.inside

@@ -147,7 +147,7 @@ class Audit:
         look = self._watcher.look(ask, chain, session=session, path=path, body=body, sure=True)
         if isinstance(look, Sighting):
             return look
-        if look.suspect:
+        if look.comparable:
             look.read()
             compared = compare(
                 look.before,

@@ -25,7 +25,7 @@ import yaml
 from router.core.facts.replicas import Replica
 from router.engines import fetch
 from router.engines.discovery import Status
-from router.engines.discovery.pod_watch import Api, Failed, Follower, Gone
+from router.engines.discovery.pod_watch import Api, Gone, PodFollower, WatchFailed
 from router.engines.discovery.pods import Rule, replicas_of
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class KubernetesDiscovery:
         self._api = api or Client(settings.selector, settings.kubeconfig)
         self._namespaces = tuple(dict.fromkeys(settings.namespaces)) or (own_namespace(settings.kubeconfig),)
         self._random = random or Random()  # noqa: S311 - spreads retries
-        self._followers: Sequence[Follower] = ()
+        self._followers: Sequence[PodFollower] = ()
         self._given: frozenset[Replica] | None = None
         self._left_out = 0
 
@@ -112,7 +112,7 @@ class KubernetesDiscovery:
         """The complete set, and again whenever it changes. To be begun once."""
         changed = asyncio.Event()
         self._followers = [
-            Follower(
+            PodFollower(
                 self._api,
                 namespace,
                 self._rule,
@@ -233,7 +233,7 @@ class Client:
         async with self._asked("list", namespace, query) as response:
             page = await fetch.read(response, PAGE_BYTES_MAX)
         if len(page) > PAGE_BYTES_MAX:
-            raise Failed(f"a list of {limit} pods is longer than {PAGE_BYTES_MAX >> 20} MiB")
+            raise WatchFailed(f"a list of {limit} pods is longer than {PAGE_BYTES_MAX >> 20} MiB")
         return page
 
     @asynccontextmanager
@@ -267,16 +267,16 @@ class Client:
                 response.close() if verb == "watch" else response.release()
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
             await self.close()
-            raise Failed(f"no trust in the API server: {error}; certificates are read anew") from error
+            raise WatchFailed(f"no trust in the API server: {error}; certificates are read anew") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
-            raise Failed(f"no answer from the API server: {type(error).__name__}: {error}") from error
+            raise WatchFailed(f"no answer from the API server: {type(error).__name__}: {error}") from error
 
     async def _get(self, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
         rest = await self._connected()
         try:
             auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
         except Exception as error:  # as in _connected
-            raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
+            raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
         # Nothing is asked for compressed: unpacking a list would hold up the event loop.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if auth.get("value"):
@@ -288,7 +288,7 @@ class Client:
                 "GET", url, headers=headers, _request_timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
             )
         except RuntimeError as error:
-            raise Failed("who we are is read anew for another namespace") from error
+            raise WatchFailed("who we are is read anew for another namespace") from error
         return answer.response
 
     async def _connected(self) -> _Rest:
@@ -298,7 +298,7 @@ class Client:
                     self._rest = await self._connect()
                 except Exception as error:  # files, YAML, certificates, programs that print tokens: all kinds
                     hint = "" if self._kubeconfig else " Outside of a pod set discovery.kubeconfig."
-                    raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
+                    raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
             return self._rest
 
     async def _connect(self) -> _Rest:
@@ -322,20 +322,20 @@ class Client:
             raise Gone
         if response.status == 401:
             await self.close()
-            raise Failed("401: the API server does not take our token; it is read anew")
+            raise WatchFailed("401: the API server does not take our token; it is read anew")
         said = await fetch.read(response, STATUS_BYTES_MAX)
         try:
             message = msgspec.json.decode(said, type=_Refusal).message[:300]
         except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):
             message = ""
         if response.status == 403:
-            raise Failed(
+            raise WatchFailed(
                 f"403: we may not {verb} pods in namespace {namespace}, a Role with the verbs list and watch on pods "
                 f"is needed there: {message}"
             )
         retry_after = response.headers.get("Retry-After", "")
         retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-        raise Failed(f"{response.status} from the API server: {message}", retry_after_s)
+        raise WatchFailed(f"{response.status} from the API server: {message}", retry_after_s)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -346,6 +346,6 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             if line.strip():
                 yield line
         if len(rest) > EVENT_BYTES_MAX:
-            raise Failed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
+            raise WatchFailed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
     if rest.strip():
-        raise Failed("a watch ended within an event")
+        raise WatchFailed("a watch ended within an event")

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import msgspec
 
-from router.engines.discovery.pods import Rule, Sighting, View
+from router.engines.discovery.pods import PodSeen, PodView, Rule
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Gone(Exception):
     """410: the version is too old. Pods have to be listed again."""
 
 
-class Failed(Exception):
+class WatchFailed(Exception):
     """The API server could not be asked, or did not answer as it should: why, in words without secrets."""
 
     def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
@@ -103,13 +103,13 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 _decode_versioned = msgspec.json.Decoder(_Versioned).decode
 
 
-class Follower:
+class PodFollower:
     """`run` follows, for ever; `changed` is called after each change of the view, and after the first try."""
 
     def __init__(
         self, api: Api, namespace: str, rule: Rule, *, resync_s: float, changed: Callable[[], None], random: Random
     ) -> None:
-        self.view = View(rule)
+        self.view = PodView(rule)
         self.known = False  # pods were listed, once
         self.tried = False
         self.why = "pods are not listed yet"  # the view is stale; empty: it is not
@@ -135,7 +135,7 @@ class Follower:
                 await self._round()
             except Gone:
                 self.view.version = ""
-            except Failed as error:
+            except WatchFailed as error:
                 self._failed(str(error))
                 pause_s = min(error.retry_after_s, RETRY_AFTER_MAX_S)
             except Exception as error:  # whatever it is, replicas must not stay as they are for ever
@@ -155,28 +155,28 @@ class Follower:
 
     async def _list(self) -> None:
         loop = asyncio.get_running_loop()
-        began_s, pages, token, sightings = loop.time(), 0, "", list[Sighting]()
+        began_s, pages, token, sightings = loop.time(), 0, "", list[PodSeen]()
         while pages < PAGES_MAX:
             try:
                 async with asyncio.timeout(PAGE_S):
                     page = _decode_page(await self._api.list(self._namespace, PAGE_PODS, token))
             except TimeoutError:
-                raise Failed(f"a list of pods did not come within {PAGE_S:g} s") from None
+                raise WatchFailed(f"a list of pods did not come within {PAGE_S:g} s") from None
             except _UNREADABLE as error:
-                raise Failed(f"a list of pods is not as it should be: {error}") from error
+                raise WatchFailed(f"a list of pods is not as it should be: {error}") from error
             items = page.items or []
             for first in range(0, len(items), SLICE_PODS):
                 await asyncio.sleep(0)  # others have waited for what was read so far
                 sightings += self.view.read(items[first : first + SLICE_PODS])
             pages, token = pages + 1, page.metadata.token
             if len(sightings) > PODS_MAX:
-                raise Failed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
+                raise WatchFailed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
             if not token:
                 break
         else:
-            raise Failed(f"a list of pods has no end after {PAGES_MAX} pages")
+            raise WatchFailed(f"a list of pods has no end after {PAGES_MAX} pages")
         if not page.metadata.version:
-            raise Failed("a list of pods has no version")
+            raise WatchFailed("a list of pods has no version")
         self.view.replace(sightings, page.metadata.version)
         self._listed_s = loop.time()
         self._cheap = pages == 1 and self._listed_s - began_s < CHEAP_S
@@ -205,13 +205,13 @@ class Follower:
                     self._hear(line)
         except TimeoutError:
             self._broken(begun, f"a watch of pods did not begin within {OPEN_S:g} s", "nothing was heard any more")
-        except Failed as error:
+        except WatchFailed as error:
             self._broken(begun, str(error), str(error), error.retry_after_s)
 
     def _broken(self, begun: bool, unopened: str, broken: str, retry_after_s: float = 0.0) -> None:
         self.view.version = ""
         if not begun:
-            raise Failed(unopened, retry_after_s)
+            raise WatchFailed(unopened, retry_after_s)
         self.errors += 1
         log.info("watch of pods broke", extra={"fields": {**self._fields(), "why": broken}})
 
@@ -223,18 +223,18 @@ class Follower:
                 return
             status = _decode_status(event.object) if event.type == "ERROR" else None
         except _UNREADABLE as error:
-            raise Failed(f"an event is not as it should be: {error}") from error
+            raise WatchFailed(f"an event is not as it should be: {error}") from error
         if status is not None:
             if status.code == 410:
                 raise Gone
-            raise Failed(f"the watch ended with {status.code} {status.reason}: {status.message[:200]}")
+            raise WatchFailed(f"the watch ended with {status.code} {status.reason}: {status.message[:200]}")
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
             return
         sighting = self.view.hear(event.object, deleted=event.type == "DELETED")
         if sighting is None:
             return
         if len(self.view.pods) > PODS_MAX:
-            raise Failed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
+            raise WatchFailed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
         if event.type == "DELETED":
             self._told.pop(sighting.name, None)
         else:
@@ -246,7 +246,7 @@ class Follower:
     def _fields(self) -> dict[str, str]:
         return {"source": "kubernetes", "namespace": self._namespace}
 
-    def _tell(self, sighting: Sighting) -> None:
+    def _tell(self, sighting: PodSeen) -> None:
         """Why a pod is no replica: once, and again when that changes."""
         if sighting.why == self._told.get(sighting.name, ""):
             return

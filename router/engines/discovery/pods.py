@@ -117,7 +117,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class PodSeen:
     """One version of a pod."""
 
     name: str
@@ -130,7 +130,7 @@ class _Unclear(Exception):
     """A pod's port cannot be told."""
 
 
-def read(raw: bytes | msgspec.Raw, rule: Rule) -> Sighting | None:
+def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
     """What a pod object says; None when it does not even say which pod it is."""
     try:
         pod = _decode_pod(raw)
@@ -139,24 +139,24 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> Sighting | None:
             bare = _decode_bare(raw).metadata
         except _UNREADABLE:
             return None
-        return Sighting(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
+        return PodSeen(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
     name, version = pod.metadata.name, pod.metadata.resource_version
     address = _address(pod.status.pod_ip or "")
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
-        return Sighting(name, version)
+        return PodSeen(name, version)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
     runs, ready = pod.status.phase == "Running", _ready(pod.status)
     try:
         replica, why = _replica(pod, address, rule, ready=ready)
     except _Unclear as unclear:
         claim = Claim("" if pod.spec.host_network else address, age, None)
-        return Sighting(name, version, claim, str(unclear) if runs and ready else "")
+        return PodSeen(name, version, claim, str(unclear) if runs and ready else "")
     if not runs:
-        return Sighting(name, version, Claim("" if pod.spec.host_network else address, age, None))
+        return PodSeen(name, version, Claim("" if pod.spec.host_network else address, age, None))
     if not ready:
         # A node's port is claimed by who serves there, not by who would like to.
         age, why = ("", "", "") if pod.spec.host_network else age, ""
-    return Sighting(name, version, Claim(replica.id if pod.spec.host_network else address, age, replica), why)
+    return PodSeen(name, version, Claim(replica.id if pod.spec.host_network else address, age, replica), why)
 
 
 def _address(ip: str) -> str:
@@ -253,26 +253,26 @@ def _run(pod: _Pod, container: str) -> str:
     return ",".join(each.container_id or str(each.restart_count) for each in statuses)
 
 
-class View:
+class PodView:
     """The pods of one namespace. Versions are only ever compared for equality: that is all they promise."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self.version = ""  # that a watch goes on from; empty: pods have to be listed first
-        self.pods: dict[str, Sighting] = {}
+        self.pods: dict[str, PodSeen] = {}
         self._seen: dict[str, None] = {}  # versions: who tells one twice tells nothing
 
-    def read(self, items: Iterable[msgspec.Raw]) -> list[Sighting]:
+    def read(self, items: Iterable[msgspec.Raw]) -> list[PodSeen]:
         """Items of one page of a list."""
         return [sighting for item in items if (sighting := read(item, self._rule)) is not None]
 
-    def replace(self, sightings: Iterable[Sighting], version: str) -> None:
+    def replace(self, sightings: Iterable[PodSeen], version: str) -> None:
         """Nothing else is there. What was heard is forgotten: a store put back from a backup counts versions anew."""
         self.pods = {sighting.name: sighting for sighting in sightings}
         self.version = version
         self._seen = dict.fromkeys(sighting.version for sighting in self.pods.values())
 
-    def hear(self, raw: msgspec.Raw, *, deleted: bool) -> Sighting | None:
+    def hear(self, raw: msgspec.Raw, *, deleted: bool) -> PodSeen | None:
         """An event of a watch; None when it says nothing new."""
         sighting = read(raw, self._rule)
         if sighting is None:

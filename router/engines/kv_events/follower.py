@@ -20,7 +20,18 @@ from router.core.cache.lateness import Lateness
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Event, Removed, Stored, slices
-from router.core.kv_events.stream import Apply, Ask, Clear, Counts, KvStream, Limits, Regrade, Resume, Step, Suspend
+from router.core.kv_events.stream import (
+    Apply,
+    AskReplay,
+    Clear,
+    KvStream,
+    Regrade,
+    Resume,
+    Step,
+    StreamCounts,
+    StreamLimits,
+    Suspend,
+)
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
 
@@ -31,7 +42,7 @@ SLICE_BLOCKS = 256  # applied at once: about half a millisecond
 FIND_AGAIN_S = 1.0  # after a replica did not say where its events are
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """What events mean to the router."""
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
@@ -65,17 +76,17 @@ class StreamStats:
     lag_s: float | None = None  # of the last batch: the router's wall clock minus the engine's
     events: int = 0
     blocks: int = 0  # stored and removed
-    counts: Counts = field(default_factory=Counts)
+    counts: StreamCounts = field(default_factory=StreamCounts)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What all followers share. `clock` is monotonic, `wall` tells the time of day."""
 
-    sink: Sink
+    sink: EventSink
     sockets: Sockets
     finder: Finder
-    limits: Limits
+    limits: StreamLimits
     poll_s: float
     bound: str  # the address that engines connect to
     clock: Callable[[], float]
@@ -264,7 +275,7 @@ class Follower:
 
     def _do(self, step: Step, source: Source) -> None:
         now_s, sink, id_ = self._shared.clock(), self._sink, self.replica.id
-        if isinstance(step, Ask):
+        if isinstance(step, AskReplay):
             self._stop_replay()
             self._token = step.token
             with suppress(ValueError):  # an address that is none stays silent

@@ -25,7 +25,7 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACC
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PeerChange:
     """A connection came up, or is gone. `peer`: the other end's address, on a bound socket where it is known."""
 
     up: bool
@@ -118,7 +118,7 @@ class Subscription:
         self._monitor.close(linger=0)
         self._sub.close(linger=0)
 
-    def change(self) -> Change | None:
+    def change(self) -> PeerChange | None:
         """The next change of a connection. To be read before batches: ZeroMQ tells of it first."""
         while True:
             try:
@@ -129,9 +129,9 @@ class Subscription:
             if kind == zmq.EVENT_ACCEPTED:
                 self._peers[descriptor] = _peer(descriptor)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                return Change(up=True)
+                return PeerChange(up=True)
             elif kind == zmq.EVENT_DISCONNECTED:
-                return Change(up=False, peer=self._peers.pop(descriptor, ""))
+                return PeerChange(up=False, peer=self._peers.pop(descriptor, ""))
 
     def receive(self) -> tuple[bytes, int, bytes] | None:
         """The next batch: topic, number, payload. Whatever is not one is passed over."""

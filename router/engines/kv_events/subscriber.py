@@ -18,12 +18,12 @@ from yarl import URL
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import BATCH_BYTES_MAX
-from router.core.kv_events.stream import Limits
-from router.engines.kv_events.follower import YIELD_S, Follower, Sink, StreamStats, Surroundings
+from router.core.kv_events.stream import StreamLimits
+from router.engines.kv_events.follower import YIELD_S, EventSink, Follower, StreamStats, Surroundings
 from router.engines.kv_events.sockets import Sockets, Subscription
 from router.engines.kv_events.sources import Finder, Source, same_peer
 
-__all__ = ["Sink", "StreamStats", "Subscriber"]
+__all__ = ["EventSink", "StreamStats", "Subscriber"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Subscriber:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: EventSink,
         *,
         endpoints: Mapping[str, tuple[str, str]],
         bind: str,
@@ -49,7 +49,7 @@ class Subscriber:
         api_key: str,
         tls: ssl.SSLContext | None = None,
         poll_s: float,
-        limits: Limits,
+        limits: StreamLimits,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
