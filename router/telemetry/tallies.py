@@ -29,7 +29,7 @@ from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram, KindSeries, Labels, ModelSeries, PlacementSeries
 
 HIT_RATE_WINDOW_S = 300.0
-MODELS_MAX = 1_000  # label values: adapters may come and go for ever
+MODELS_MAX = 1_000  # models with a label value of their own: adapters may come and go for ever
 
 _LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
 _INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)

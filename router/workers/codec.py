@@ -1,7 +1,7 @@
 """Facts as messages between hub and workers, and back.
 
-Placing asks for sizes and keys of a prompt, never for its letters: those stay with the worker, and so do token ids
-unless the hub announces prompts itself. Candidates of a receipt stay with the hub.
+Placing needs sizes and keys of a prompt, never its text: that stays with the worker, and so do token ids unless the
+hub announces prompts itself. Candidates of a receipt stay with the hub.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from router.placer import UnknownResponse
 from router.telemetry.record import RequestRecord
 from router.workers import messages
 
-PLACE_BYTES_MAX = 8 << 20  # what a placement may take on the wire: a prompt of a million tokens, ids included
+PLACE_BYTES_MAX = 8 << 20  # largest placement on the wire: a prompt of a million tokens, ids included
 KEY_BYTES = 8
 
 
 def carried_bytes(wanted: Wanted) -> int:
-    """What it takes on the wire at most, about."""
+    """About how many bytes a placement takes on the wire at most."""
     keys = len(wanted.chain.keys) if wanted.chain is not None else 0
     size = KEY_BYTES * keys + 4 * (len(wanted.ring_key) + len(wanted.response_id or ""))
     if wanted.tokens is not None:
@@ -33,7 +33,7 @@ def carried_bytes(wanted: Wanted) -> int:
 
 
 def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.WantLease:
-    """A placement as it is asked for; `ids`: with token ids."""
+    """A request's placement as a message, with token ids if `ids`."""
     ask, chain, tokens = wanted.ask, wanted.chain, wanted.tokens
     prompt = ask.prompt
     return messages.WantLease(
@@ -61,7 +61,7 @@ def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, by
 
 
 def wanted_of(place: messages.WantLease) -> Wanted:
-    """The request as the hub needs it. Raises messages.WireError when keys are not whole."""
+    """The request as the hub needs it. Raises messages.WireError if the keys are not whole numbers of 8 bytes."""
     prompt, chain, tokens = None, None, None
     if place.prompt is not None:
         text_bytes, opaque_bytes, ratio = place.prompt
@@ -89,14 +89,14 @@ def wanted_of(place: messages.WantLease) -> Wanted:
 
 
 class CountedPrompt(TokenPrompt):
-    """Token ids that stayed with the worker: their number and their keys are here."""
+    """A prompt whose token ids stayed with the worker: only their number and their keys are here."""
 
     __slots__ = ("count",)
     count: int
 
     @property
     def tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of tokens of the prompt."""
         return self.count
 
 
@@ -114,7 +114,7 @@ def _unpacked(packed: bytes) -> list[int]:
 
 
 def finish_of(id_: int, outcome: Outcome, now_s: float) -> messages.Finish:
-    """A lease's end."""
+    """The end of a lease as a message."""
     return messages.Finish(id_, outcome.ending, _usage_parts(outcome.usage), outcome.events, now_s)
 
 
@@ -124,7 +124,7 @@ def outcome_of(finish: messages.Finish) -> Outcome:
 
 
 def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
-    """A lease as a worker is told of it."""
+    """A lease that was opened as a message."""
     return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
 
 
@@ -143,7 +143,7 @@ def why_not(unplaced: messages.Unplaced) -> Exception | None:
 
 
 def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
-    """A request's end; its receipt goes along unless the hub has it, under the lease."""
+    """The end of a request as a message; the receipt goes along unless the hub has it, under the lease."""
     receipt = record.receipt
     return messages.Report(
         record.id,
@@ -174,11 +174,11 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
 
 
 def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord:
-    """The record again; `receipt` is the hub's own, if it made one."""
+    """The record of a request; `receipt` is the hub's own, if it made one."""
     if receipt is None and report.receipt is not None:
         receipt = Receipt(*report.receipt)
     if receipt is not None:
-        receipt.replay = report.replay  # of a retry only the worker knows
+        receipt.replay = report.replay  # whether it is a replay only the worker knows after a retry
     return RequestRecord(
         report.id,
         report.route,

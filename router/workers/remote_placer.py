@@ -1,6 +1,6 @@
-"""A worker's placer: asks the hub, and goes on by the ring while there is none.
+"""A worker's placer: asks the hub, and places by the ring while there is none.
 
-Whether there is one is decided by hub_watch. All open leases are told to a hub that comes anew. Nothing is sent per
+Whether there is a hub is decided by hub_watch. A hub that comes anew is told of all open leases. Nothing is sent per
 streamed chunk.
 """
 
@@ -24,19 +24,19 @@ from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
 from router.workers.hub_watch import BROKEN, CHECK_PAGE, SILENT, HubWatch
-from router.workers.link import Line
-from router.workers.template_news import Telling
-from router.workers.view import Known
+from router.workers.link import HubLink
+from router.workers.template_news import TemplateNews
+from router.workers.view import LastView
 
 TICK_S = 0.05
-PAGE_S = 5.0  # for a page of the hub's: a scrape of a large fleet
-REPORTS_MAX = 65_536  # kept for the hub's return
+PAGE_S = 5.0  # for a page of the hub's, such as a scrape of a large fleet
+REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
 
 
 class RemoteLease:
-    """A lease of the hub's, or one that this worker gave itself."""
+    """A lease of the hub's, or one that this worker opened alone."""
 
     __slots__ = ("first_token_s", "id", "model", "receipt", "stands", "streams")
 
@@ -46,7 +46,7 @@ class RemoteLease:
         self.model = wanted.model
         self.streams = wanted.ask.stream
         self.first_token_s: float | None = None
-        self.stands = True  # its replica has not left since
+        self.stands = True  # the replica has not left since
 
     @property
     def replica(self) -> str:
@@ -70,7 +70,7 @@ class RemotePlacer:
         """`path` is that of the hub's socket, `worker` the number of this one; `figures` gives totals of this process
         besides its edge's."""
         self._edges: Edges = NoEdges()
-        self._line = Line(
+        self._link = HubLink(
             path,
             opened=self._opened,
             heard=self._heard,
@@ -81,21 +81,21 @@ class RemotePlacer:
         self._worker = worker
         self._figures = figures
         self._told: Mapping[str, int] = {}
-        self._telling = Telling(self._changed_templates, settings.observatory.templates_max)
+        self._news = TemplateNews(self._changed_templates, settings.observatory.templates_max)
         self._clock = clock
         self._hub = HubWatch(worker, timeout_s=settings.listen.hub_timeout_s, clock=clock)
-        self._known = Known()
+        self._view = LastView()
         self._owners = ResponseOwners(settings.limits.response_ids_max, private=bool(settings.auth.keys_file))
         self._leases: dict[int, RemoteLease] = {}
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
         self._kept: deque[messages.Report] = deque(maxlen=REPORTS_MAX)
         self._next_id = 1
-        self.viewed = asyncio.Event()  # the first view has come, on whatever connection
+        self.viewed = asyncio.Event()  # set once the first view has come, on whatever connection
         self._does: dict[type, Callable[[Any], None]] = {
-            messages.LeaseOpened: lambda said: self._answered(said.id, codec.receipt_of(said, self._line.number)),
+            messages.LeaseOpened: lambda said: self._answered(said.id, codec.receipt_of(said, self._link.number)),
             messages.Unplaced: lambda said: self._answered(said.id, codec.why_not(said)),
             messages.Queued: lambda said: self._hub.queue(said.id),
-            messages.ReplicaView: self._view,
+            messages.ReplicaView: self._take_view,
             messages.Lost: self._lost,
             messages.Left: self._left,
             messages.Stuck: lambda said: self._edges.stuck(said.replica),
@@ -103,17 +103,17 @@ class RemotePlacer:
         }
 
     async def __aenter__(self) -> Self:
-        """Begin to connect; places by the ring until then, as soon as a view has come."""
+        """Begin to connect. Requests can be placed once a first view has come."""
         self._loop = asyncio.get_running_loop()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
-        await self._line.open()
+        await self._link.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Tell what is left to tell, and leave."""
+        """Send the remaining messages, and leave."""
         self._ticker.cancel()
         self._hub.leaving()
-        await self._line.close()
+        await self._link.close()
 
     def serve(self, edges: Edges) -> None:
         """From now on this edge is told of replicas, and asked what it has counted."""
@@ -131,23 +131,23 @@ class RemotePlacer:
 
     def resolve(self, model: str | None) -> str:
         """The model meant, by the hub's last view. Raises UnknownModel, or NoReplica when nothing is ready."""
-        return self._known.resolve(model)
+        return self._view.resolve(model)
 
     def engines(self, model: str) -> tuple[str, ...]:
-        """Kinds of engines that serve it, by the hub's last view."""
-        return self._known.engines(model)
+        """Kinds of engines that serve the model, by the hub's last view."""
+        return self._view.engines(model)
 
     def known_as(self, model: str) -> str:
-        """The name that its chains begin with, by the hub's last view."""
-        return self._known.known_as(model)
+        """The name that chains of the model begin with, by the hub's last view."""
+        return self._view.known_as(model)
 
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
-        return self._hub.places and self._known.follows
+        return self._hub.places and self._view.follows
 
     def token_view(self, model: str) -> TokenView | None:
-        """By the hub's last view; None without the hub, where token ids are of no use."""
-        return self._known.token_view(model) if self._hub.places else None
+        """The hub's last word on token ids of the model; None without the hub, where they are of no use."""
+        return self._view.token_view(model) if self._hub.places else None
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and
@@ -159,32 +159,32 @@ class RemotePlacer:
         return self._place_alone(wanted, exclude)
 
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
-        """None when the hub does not answer. Raises NoReplica, Shed and UnknownResponse."""
+        """A lease from the hub; None if it does not answer. Raises NoReplica, Shed and UnknownResponse."""
         id_ = self._new_id()
         future: asyncio.Future[RemoteLease | None] = self._loop.create_future()
         self._hub.ask(id_, wanted, future)
-        self._line.say(codec.place_of(id_, wanted, exclude, ids=self._known.ids))
+        self._link.say(codec.place_of(id_, wanted, exclude, ids=self._view.ids))
         try:
             return await future
         except asyncio.CancelledError:
             self._hub.forget(id_)
-            lease = self._leases.get(id_)  # it came at the last moment
+            lease = self._leases.get(id_)  # the answer came at the last moment
             if lease is not None:
                 self.finish(lease, LEFT, self._clock())
             else:
-                self._line.say(codec.finish_of(id_, LEFT, self._clock()))
+                self._link.say(codec.finish_of(id_, LEFT, self._clock()))
             raise
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        receipt = self._known.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
+        receipt = self._view.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
         self._hub.placed_alone()
         lease = self._open(RemoteLease(self._new_id(), receipt, wanted))
-        self._line.say(_adopt(lease))
+        self._link.say(_adopt(lease))
         return lease
 
     def _open(self, lease: RemoteLease) -> RemoteLease:
         self._leases[lease.id] = lease
-        self._known.loads[lease.replica] += 1
+        self._view.loads[lease.replica] += 1
         return lease
 
     def _new_id(self) -> int:
@@ -193,74 +193,74 @@ class RemotePlacer:
         return id_
 
     def stands(self, lease: RemoteLease) -> bool:
-        """Whether the hub has not said meanwhile that its replica left."""
+        """Whether the lease's replica is still there, as far as the hub has said."""
         return lease.stands
 
     def first_token(self, lease: RemoteLease, now_s: float) -> None:
         """The first body event of a stream arrived."""
         if lease.first_token_s is None:
             lease.first_token_s = now_s
-            self._line.say(messages.FirstToken(lease.id, now_s))
+            self._link.say(messages.FirstToken(lease.id, now_s))
 
     def finish(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, whatever the end. A second time changes nothing."""
         if self._leases.pop(lease.id, None) is None:
             return
-        loads = self._known.loads
+        loads = self._view.loads
         loads[lease.replica] -= 1
         if not loads[lease.replica]:
             del loads[lease.replica]
-        self._line.say(codec.finish_of(lease.id, outcome, now_s))
+        self._link.say(codec.finish_of(lease.id, outcome, now_s))
 
     def refused(self, replica: str) -> None:
-        """Nobody listens there any more. The hub tells all workers; without it, it is known here at least."""
+        """Nobody listens at the replica. The hub tells all workers; without a hub, this worker at least knows it."""
         if not self._hub.places:
-            self._known.drop(replica)
+            self._view.drop(replica)
             self._edges.lost(replica)
-        self._line.say(messages.ReplicaRefused(replica))
+        self._link.say(messages.ReplicaRefused(replica))
 
     def alive(self, replica: str) -> None:
-        """Something came of its work."""
-        self._line.say(messages.Alive(replica))
+        """A further piece of an answer of the replica came."""
+        self._link.say(messages.Alive(replica))
 
     def rest(self, replica: str, for_s: float) -> None:
-        """It asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
-        self._line.say(messages.Rest(replica, for_s))
+        """The replica asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
+        self._link.say(messages.Rest(replica, for_s))
 
     def others_ready(self, tried: frozenset[str]) -> bool:
-        """Whether a replica is ready that is not among these, by the hub's last view."""
-        return self._known.others_ready(tried)
+        """Whether a replica other than these is ready, by the hub's last view."""
+        return self._view.others_ready(tried)
 
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
-        """The replica made a stored response: known to all through the hub, and here when there is none."""
+        """The replica made a stored response. All workers learn that through the hub; this one remembers it too."""
         self._owners.learn(response_id, replica, tenant)
-        self._line.say(messages.ResponseMade(response_id, replica, tenant))
-        self._line.flush()  # before the client hears of it, and asks another worker
+        self._link.say(messages.ResponseMade(response_id, replica, tenant))
+        self._link.flush()  # before the client learns the id, and asks another worker
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""
-        self._line.say(messages.AttemptFailed(replica, kind))
+        self._link.say(messages.AttemptFailed(replica, kind))
 
     def report(self, record: RequestRecord) -> None:
-        """A request ended: metrics are the hub's, now or when it is back."""
+        """Report the end of a request to the hub, which has the metrics; without a hub, once it is back."""
         receipt, lease = record.receipt, None
-        if receipt is not None and receipt.at_hub is not None and self._line.up:
+        if receipt is not None and receipt.at_hub is not None and self._link.up:
             given, connection = receipt.at_hub
-            lease = given if connection == self._line.number else None
+            lease = given if connection == self._link.number else None
         report = codec.report_of(record, lease)
-        if not self._line.up:
+        if not self._link.up:
             self._kept.append(report)
         else:
-            self._line.say(report)
+            self._link.say(report)
 
     async def page(self, path: str) -> Page | None:
-        """The hub's page; 503 where there is no hub."""
-        if not self._line.up:
+        """One of the hub's pages; 503 while there is no hub."""
+        if not self._link.up:
             return _NO_HUB
         id_ = self._new_id()
         future: asyncio.Future[Page | None] = self._loop.create_future()
         self._paging[id_] = future
-        self._line.say(messages.PageWanted(id_, path))
+        self._link.say(messages.PageWanted(id_, path))
         try:
             async with asyncio.timeout(PAGE_S):
                 return await future
@@ -277,13 +277,13 @@ class RemotePlacer:
             self._does[type(message)](message)
         self._hub.heard()
 
-    def _view(self, said: messages.ReplicaView) -> None:
-        self._known.take(said)
+    def _take_view(self, said: messages.ReplicaView) -> None:
+        self._view.take(said)
         self._hub.viewed = True
         self.viewed.set()
 
     def _lost(self, said: messages.Lost) -> None:
-        self._known.drop(said.replica)
+        self._view.drop(said.replica)
         self._edges.lost(said.replica)
 
     def _left(self, said: messages.Left) -> None:
@@ -302,7 +302,7 @@ class RemotePlacer:
         """Hand an answer to whoever waits for it; None means that the hub does not place the request."""
         pending = self._hub.take(id_)
         if pending is None or pending.future.done():
-            return  # taken back meanwhile, which the hub is told
+            return  # the placement was taken back meanwhile; the hub has been told
         if isinstance(answer, Exception):
             pending.future.set_exception(answer)
         elif answer is None:
@@ -314,7 +314,7 @@ class RemotePlacer:
         """The hub does not place: what was asked of it is taken back, and whoever waits goes on by the ring."""
         now_s = self._clock()
         for id_ in self._hub.lost(why):
-            self._line.say(codec.finish_of(id_, LEFT, now_s))
+            self._link.say(codec.finish_of(id_, LEFT, now_s))
             self._answered(id_, None)
 
     # -- connection ----------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class RemotePlacer:
     def _opened(self) -> list[messages.FromWorker]:
         """What the hub must hear first: what is open, and what happened without it."""
         self._hub.viewed = False
-        self._telling.again()
+        self._news.again()
         # Open connections are a level, which a new hub is told whole; totals are told as differences.
         self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}
         told: list[messages.FromWorker] = [
@@ -334,7 +334,7 @@ class RemotePlacer:
         return told
 
     def _broken(self, unsaid: list[messages.FromWorker]) -> None:
-        """The hub, or the way to it, is gone."""
+        """The connection to the hub broke."""
         self._kept.extend(message for message in unsaid if isinstance(message, messages.Report))
         self._give_up(BROKEN)
         for future in self._paging.values():
@@ -349,19 +349,19 @@ class RemotePlacer:
         elif self._hub.check_due():
             id_ = self._new_id()
             self._hub.check(id_)
-            self._line.say(messages.PageWanted(id_, CHECK_PAGE))
-        if self._hub.viewed and self._line.up:
+            self._link.say(messages.PageWanted(id_, CHECK_PAGE))
+        if self._hub.viewed and self._link.up:
             self._count()
-            if templates := self._telling.due(self._clock()):
-                self._line.say(messages.TemplatesSeen(templates))
-        self._line.flush()
+            if templates := self._news.due(self._clock()):
+                self._link.say(messages.TemplatesSeen(templates))
+        self._link.flush()
 
     def _count(self) -> None:
         figures = {**self._edges.figures(), **self._figures(), HUB_LOST: self._hub.alone_total}
         if figures != self._told:
             more = {name: total - self._told.get(name, 0) for name, total in figures.items()}
             self._told = figures
-            self._line.say(messages.FigureCounts(more))
+            self._link.say(messages.FigureCounts(more))
 
 
 def _adopt(lease: RemoteLease) -> messages.Adopt:

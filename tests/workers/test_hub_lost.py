@@ -17,7 +17,7 @@ from router.placer import TokenView
 from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import messages
-from router.workers.view import Known
+from router.workers.view import LastView
 from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))
@@ -38,7 +38,7 @@ def want(key: str = "k", model: str | None = "m", response_id: str | None = None
 
 def test_the_ring_leaves_a_failed_server() -> None:
     """Without a hub too another rank of a server that failed comes last."""
-    known = Known()
+    known = LastView()
     ids = ("http://a#dp0", "http://a#dp1", "http://b")
     known.take(messages.ReplicaView([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
     for number in range(20):

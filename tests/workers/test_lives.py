@@ -56,7 +56,7 @@ async def test_a_placement_does_not_stand_when_its_replica_left(tmp_path: Path) 
             placer.finish(each, OK, 1.0)
         await until(lambda: hub.open == 0)
         assert not placer._leases
-        assert not placer._known.loads
+        assert not placer._view.loads
 
 
 @pytest.mark.inside
@@ -74,7 +74,7 @@ async def test_a_placement_that_came_too_late_is_given_back(tmp_path: Path) -> N
         with pytest.raises(asyncio.CancelledError):
             await coming
         assert not placer._leases
-        assert not placer._known.loads
+        assert not placer._view.loads
         hub.stub.slow = False
         assert placer.stands(await placer.place(want(), NOBODY))
         assert hub.open == 1
@@ -115,7 +115,7 @@ async def test_workers_hear_of_a_ready_replica_at_once(tmp_path: Path, monkeypat
         hub.ready("http://a")
         server.ready("http://a")
         server.ready("http://a")
-        await until(lambda: placer._known.others_ready(NOBODY))
+        await until(lambda: placer._view.others_ready(NOBODY))
         assert placer.resolve("m") == "m"
 
 

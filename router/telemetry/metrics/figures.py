@@ -1,4 +1,4 @@
-"""What a page of metrics asks others for, when it is made."""
+"""What a page of metrics asks other rooms for, when it is made."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from router.telemetry.process_counts import Totals
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Each is asked for once a scrape; those that nobody gives are nought."""
+    """Functions that are called once per scrape; one that is not given yields 0, or nothing."""
 
     in_flight: Callable[[], int] = int
     """Requests being answered."""
     streams: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict
-    """Of event streams, by replica."""
+    """Counts of KV event streams, by replica."""
     prompts: Callable[[], Mapping[str, int]] = dict
-    """What became of prompts on the way to tokens."""
+    """Prompts on their way to token ids, by outcome."""
     queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0)
-    """Requests that wait for a place by priority, and bytes of their bodies."""
+    """Requests in the queue by priority, and bytes of their bodies."""
     held: Callable[[], int] = int
-    """Requests among them that are held back."""
+    """Requests in the queue that are held back."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict
-    """How fresh the view of each source of replicas is."""
+    """How fresh each source's list of replicas is."""
     ledger: Callable[[], Ledger | None] = lambda: None
-    """What the observatory has counted; None where there is none."""
+    """What the observatory has counted; None where it is off."""
     totals: Totals = field(default_factory=Totals)
-    """What all processes have counted."""
+    """Totals of all processes."""

@@ -1,7 +1,7 @@
-"""What is read when a scrape asks: of the Router, of event streams, of this and other processes.
+"""Metrics that are read when a scrape asks: of the Router, of event streams, of this and other processes.
 
-Nothing is kept here, so a departed replica's series depart with it. Every name is always present, so that dashboards
-find it.
+Nothing is kept here, so that the series of a replica end when it leaves. Every name is always present, so that
+dashboards find it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from router.telemetry.tallies import Tallies
 
 
 class Gauges(Collector):
-    """Of the router as a whole."""
+    """Metrics of the router as a whole."""
 
     def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
         self._router, self._tallies, self._figures = router, tallies, figures
 
     def collect(self) -> Iterable[Metric]:
-        """One family after another."""
+        """Yield one family after another."""
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield gauge("in_flight_requests", "Requests being answered.", (), [((), figures.in_flight())])
         waiting, size_bytes = figures.queued()
@@ -71,15 +71,15 @@ class Gauges(Collector):
 
 
 class Replicas(Collector):
-    """Of each replica, as the Router knows it."""
+    """Metrics of each replica, as the Router knows it."""
 
     def __init__(self, router: Router, clock: Callable[[], float]) -> None:
         self._router, self._clock = router, clock
 
     def collect(self) -> Iterable[Metric]:
-        """One family after another."""
+        """Yield one family after another."""
         router, now_s = self._router, self._clock()
-        members = router.fleet.members  # as it is when a family is made: between two families a replica may leave
+        members = router.fleet.members  # read anew for each family: between two a replica may leave
 
         def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in members.values()])
@@ -117,13 +117,13 @@ class Replicas(Collector):
 
 
 class Sources(Collector):
-    """Where replicas come from."""
+    """Metrics of the sources of replicas."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        """Three gauges and a counter by source."""
+        """Yield three gauges and a counter, by source."""
         known = self._figures.discoveries()
         for name, key, text in (
             ("fresh", "fresh", "1 while the source's list of replicas may be taken for the truth."),
@@ -137,13 +137,13 @@ class Sources(Collector):
 
 
 class Events(Collector):
-    """What event streams and tokenizers have done so far."""
+    """Metrics of KV event streams and tokenizers."""
 
     def __init__(self, router: Router, figures: Figures) -> None:
         self._router, self._figures = router, figures
 
     def collect(self) -> Iterable[Metric]:
-        """Counters by replica, and gauges of what its events say now."""
+        """Yield counters by replica, and gauges of what its events say now."""
         streams = self._figures.streams()
         for name, text in _STREAM_COUNTERS.items():
             values = [(replica, of.get(name) or 0.0) for replica, of in streams.items()]
