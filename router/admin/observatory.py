@@ -25,19 +25,19 @@ from router.core.placement.router import Router
 from router.settings.schema import ObservatorySettings
 
 JSON = "application/json"
-ADVICE_MAX = 50  # rows of the page of advice
-TOP_ADVICE_MAX = 5  # of the overview
+ADVICE_MAX = 50  # rows of the advice page
+TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
 DECISIONS_MAX = 20
-DIFFERENCES_MAX = 16  # of one template
-SLICE_ROWS = 25  # made without a break: half a millisecond or so
+DIFFERENCES_MAX = 16  # differences shown per template
+SLICE_ROWS = 25  # rows made without a break: about half a millisecond
 ASK_S = 2.0  # between two times that edges are asked for templates
 
 Rows = list[dict[str, Any]]
 
 
 class Observatory:
-    """One per router. `observe` is on the path of every request."""
+    """The observatory of one router. `observe` is on the path of every request."""
 
     def __init__(
         self,
@@ -69,10 +69,11 @@ class Observatory:
             tenant=tenant,
             now_s=self._began_s,
         )
-        self.observe = self.ledger.observe  # as it is: one call less on every request
+        self.observe = self.ledger.observe  # bound directly: one call less per request
 
     def know(self, templates: Iterable[Template], source: str = "") -> None:
-        """What templates are, as one who sees texts has told. Labels are text of prompts."""
+        """Take over templates that an edge has seen. Their labels are text of prompts, and dropped without
+        `excerpts`."""
         if not self._excerpts:
             templates = [msgspec.structs.replace(each, label="") if each.label else each for each in templates]
         self.ledger.know(templates, source)
@@ -85,19 +86,19 @@ class Observatory:
                 self.know(changed, source)
 
     def hottest(self, count: int) -> list[Template]:
-        """The most used templates of which there is a request that can be sent."""
+        """The most used templates that have a request which can be sent."""
         self._settle()
         return self.ledger.branches.hottest(count)
 
     def settled(self) -> Ledger:
-        """The sums until now."""
+        """The ledger, with all sums up to now."""
         self._settle()
         return self.ledger
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
     def routes(self) -> list[web.RouteDef]:
-        """For the admin listener."""
+        """Routes for the admin listener."""
         return [
             web.get("/admin/observatory", self.overview),
             web.get("/admin/templates", self.templates),
@@ -105,7 +106,7 @@ class Observatory:
         ]
 
     async def overview(self, _: web.Request) -> web.Response:
-        """All that a dashboard shows."""
+        """Everything that the dashboard shows."""
         now_s = self._settle()
         ledger = self.ledger
         page: dict[str, Any] = {
@@ -129,7 +130,7 @@ class Observatory:
         return _json(page)
 
     async def templates(self, _: web.Request) -> web.Response:
-        """Prefixes that conversations share, most served first, and the differences found in each."""
+        """Templates, most used first, and the differences found in each."""
         self._settle()
         views = self._views()
         differences = self.ledger.losses.by_template(self.ledger.fading.weight, DIFFERENCES_MAX)
@@ -137,7 +138,7 @@ class Observatory:
         return _json({"templates": await _in_slices(views.most, lambda id_: views.template(id_, differences(id_)))})
 
     async def advice(self, _: web.Request) -> web.Response:
-        """What to do about misses, most costly first."""
+        """Advice against misses, the most costly first."""
         self._settle()
         return _json({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
 
@@ -155,7 +156,7 @@ class Observatory:
         )
 
     def _bytes_per_token(self, model: str) -> float:
-        """As learned of this model; of any that is served, where a template was not asked for yet."""
+        """Bytes per token as learned of this model, or of any served model where this one has none."""
         if not self._router.fleet.serving(model):
             model = min(self._router.fleet.model_names(), default="")
         return self._router.models.tokens(model).bytes_per_token if model else BYTES_PER_TOKEN
@@ -172,7 +173,7 @@ class Observatory:
     def _replica(self, member: Member) -> dict[str, Any]:
         now_s, load = self._clock(), member.load
         index = self._router.index
-        there = member.id in index.holders  # it may have left between two slices
+        there = member.id in index.holders  # false if the replica left between two slices
         return {
             "id": member.id,
             "name": member.replica.name,
