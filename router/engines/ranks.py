@@ -78,9 +78,9 @@ class Ranks:
         self._again_s = again_s
         self._page_bytes_max = page_bytes_max
         self._counts: dict[str, int] = {}
-        self._asked_s: dict[str, float] = {}  # when the last answer came, by base URL
+        self._asked_s: dict[str, float] = {}  # time of the last answer, by base URL
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._instances: dict[str, str] = {}  # of engines, if discovery knows them
+        self._instances: dict[str, str] = {}  # engines' instances, if discovery knows them, by base URL
         self._settled_s: dict[str, float] = {}  # end of the wait for a server that joins; 0: it was asked
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         self._session = fetch.session(api_key, timeout_s, tls)

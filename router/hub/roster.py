@@ -44,8 +44,8 @@ class ReplicaRoster:
         self._warmer = warmer
         self._metrics = metrics
         self._edges = edges
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # by replica
-        self._grades: dict[str, Grade] = {}  # as last logged
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
+        self._grades: dict[str, Grade] = {}  # grades as last logged, by replica
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
     async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> None:

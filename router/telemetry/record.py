@@ -21,7 +21,7 @@ class RequestRecord(Struct):
     detail: str | None = None  # the error's message to the client
     stream: bool = False
     duration_s: float = 0.0
-    overhead_s: float | None = None  # from request read to the call of the first replica
+    overhead_s: float | None = None  # time from request read to the call of the first replica
     ttft_s: float | None = None
     inter_token_s: float | None = None
     events: int = 0
@@ -32,6 +32,6 @@ class RequestRecord(Struct):
     queued_s: float = 0.0  # time in the router's queue
     trace_id: str = ""  # "" where the request is not traced
     sighting: Sighting | None = None
-    miss: Breakdown | None = None  # by the engine's count if reported, otherwise as predicted; None if not computed
+    miss: Breakdown | None = None  # why tokens missed, by the engine's count if reported, otherwise as predicted
     repairs: tuple[str, ...] = ()  # repairs that the body needed
     warning: str = ""  # the warning header that the client got

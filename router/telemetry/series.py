@@ -72,7 +72,7 @@ class ModelSeries:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # by route, status and ending
+        self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # series by route, status and ending
         self.ttft: list[float] | None = None
         self.inter_token: list[float] | None = None
         self.events: list[float] | None = None

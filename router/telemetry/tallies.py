@@ -108,7 +108,7 @@ FAMILIES = (  # in the order of the page
     Family("repairs", "Requests whose tools were put in order before they were sent, by what they needed.", "repair"),
 )
 
-KINDS = (  # of failures (http/failures.py)
+KINDS = (  # kinds of failures (http/failures.py)
     "broke_early", "broke_midway", "connect", "engine", "garbage", "lost", "shed", "stale", "stalled",
     "stuck", "timeout", "unfinished",
 )  # fmt: skip

@@ -65,7 +65,7 @@ class HubServer:
         self.view = messages.frame([])
         self._spreading: asyncio.Handle | None = None
         self.counted: Counter[str] = Counter()  # totals and levels of all workers
-        self.templates_heard: dict[str, list[Template]] = {}  # by worker, since the hub last asked
+        self.templates_heard: dict[str, list[Template]] = {}  # templates heard since the hub last asked, by worker
 
     async def __aenter__(self) -> Self:
         """Begin to serve; each worker is sent the view first."""

@@ -35,7 +35,7 @@ class Pending:
 
     wanted: Wanted
     future: asyncio.Future[RemoteLease | None]
-    since_s: float  # when it was asked for, or, in the hub's queue, when it came there
+    since_s: float  # monotonic time of the question, or of entering the hub's queue
 
 
 class HubWatch:
@@ -53,7 +53,7 @@ class HubWatch:
         self._alone = 0  # placements without the hub since it was lost
         self.alone_total = 0
         self._check: int | None = None  # id of the page that was asked for to see whether the hub is there
-        self._checked_s = 0.0  # when that was
+        self._checked_s = 0.0  # monotonic time of that question
 
     @property
     def places(self) -> bool:

@@ -17,7 +17,7 @@ from router.workers import messages
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.05  # until a connection that broke or failed is tried again; doubled until one lasts LASTED_S
+AGAIN_S = 0.05  # pause before connecting again; doubled until a connection lasts LASTED_S
 AGAIN_S_MAX = 1.0
 LASTED_S = 1.0
 

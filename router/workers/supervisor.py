@@ -80,7 +80,7 @@ class _Supervisor:
                     reloading.cancel()
                     await self._limp()
                     close_queue(self._main)
-                    stack.close()  # from here on no connection waits in a backlog that is not accepted from
+                    stack.close()  # closes the listening sockets: no connection waits for an accept that never comes
                     return await self._drain(keeping)
                 if self._stop.is_set():
                     return 130

@@ -63,7 +63,7 @@ class DnsDiscovery:
         self._clock = clock
         self._found: frozenset[Replica] = frozenset()
         self._why = "not answered yet"
-        self._good_s = clock()  # when the last good answer came
+        self._good_s = clock()  # time of the last good answer
         self._errors = 0
 
     def status(self) -> Status:

@@ -275,7 +275,7 @@ class Client:
         rest = await self._connected()
         try:
             auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
-        except Exception as error:  # of any kind, as in _connected
+        except Exception as error:  # any kind of error, as in _connected
             raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
         # Compression is not asked for: unpacking a list would hold up the event loop.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
@@ -296,7 +296,8 @@ class Client:
             if self._rest is None:
                 try:
                     self._rest = await self._connect()
-                except Exception as error:  # of any kind: from files, YAML, certificates, programs that print tokens
+                # any kind of error: from files, YAML, certificates, programs that print tokens
+                except Exception as error:
                     hint = "" if self._kubeconfig else " Outside of a pod set discovery.kubeconfig."
                     raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
             return self._rest
@@ -313,7 +314,8 @@ class Client:
             )
         else:
             await asyncio.to_thread(config.load_incluster_config, configuration)
-        rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)  # it reads certificates from files
+        # the constructor reads certificates from files
+        rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)
         return rest
 
     async def _refused(self, verb: str, namespace: str, response: aiohttp.ClientResponse) -> None:

@@ -259,7 +259,7 @@ class PodView:
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self.version = ""  # where a watch goes on; "": pods must be listed first
+        self.version = ""  # the version that a watch goes on from; "": pods must be listed first
         self.pods: dict[str, PodSeen] = {}
         self._seen: dict[str, None] = {}  # versions that were heard: one that comes again is no news
 

@@ -37,7 +37,7 @@ from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
 
 log = logging.getLogger(__name__)
 
-YIELD_S = 0.0005  # of work without a break, before the event loop goes on
+YIELD_S = 0.0005  # work without a break, before the event loop goes on
 SLICE_BLOCKS = 256  # blocks applied without a break: about half a millisecond
 FIND_AGAIN_S = 1.0  # pause after a replica did not say where its events are
 
@@ -184,7 +184,8 @@ class Follower:
                 subscription = self._shared.sockets.subscribe(source.endpoint, source.topic)
                 subscription.wakes(self.wake)
         except ValueError as error:
-            self._found = Off(f"cannot subscribe to {error}")  # until the replica or the settings give another address
+            # not tried again before the replica or the settings give another address
+            self._found = Off(f"cannot subscribe to {error}")
             return
         if not self.connects:
             self._grade(Grade.ESTIMATED, f"not connected to {source.endpoint} yet")
