@@ -14,8 +14,7 @@ import pytest
 from router.core.facts.placements import Ending, Grade, Outcome, Reason
 from router.core.facts.replicas import Replica, ServedModel
 from router.core.fleet.models import NoReplica
-from router.workers import child as processes
-from router.workers import hub_server, messages
+from router.workers import child, hub_server, messages
 from router.workers.orders import Spec
 from router.workers.remote_placer import RemotePlacer
 from tests.discovered import Told, told
@@ -195,13 +194,13 @@ async def test_a_hub_that_does_not_know_says_nothing(
     """While nobody has told it of any replica, its workers are not told that there are none: those that know some from
     the hub before it go on by the ring."""
     orders = Orders()
-    monkeypatch.setattr(processes, "_Orders", lambda: orders)
-    monkeypatch.setattr(processes, "_ready", lambda: None)
-    monkeypatch.setattr(processes, "SETTLE_S", 5.0)
+    monkeypatch.setattr(child, "_Orders", lambda: orders)
+    monkeypatch.setattr(child, "_ready", lambda: None)
+    monkeypatch.setattr(child, "SETTLE_S", 5.0)
     with bound(tmp_path / "hub") as listening, socket.create_server(("127.0.0.1", 0)) as admin:
         fds = [os.dup(each.fileno()) for each in (listening, admin)]
         spec = Spec(settings=settings(), path=str(tmp_path / "hub"), hub_fd=fds[0], admin_fd=fds[1])
-        serves = asyncio.create_task(processes._hub(spec))
+        serves = asyncio.create_task(child._hub(spec))
         async with worker(tmp_path / "hub") as placer:
             await until(lambda: told.watches)
             await asyncio.sleep(0.1)
