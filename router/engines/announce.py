@@ -53,7 +53,7 @@ class Announcer:
             await self._request(wanted)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fields = {"replica": wanted.replica, "why": type(error).__name__}
-            log.warning("replica was asked in vain to announce what it holds", extra={"fields": fields})
+            log.warning("replica could not be asked to announce what it holds", extra={"fields": fields})
 
     async def _request(self, wanted: Unannounced) -> None:
         # One token more than is cached: the engine never takes the last one from its cache.
