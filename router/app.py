@@ -1,13 +1,15 @@
-"""The composition root for one process: what knows (hub.py) and what faces clients (edge.py), side by side."""
+"""One process: a hub, which knows the replicas, and an edge, which faces clients, side by side."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from router.core.placement.router import Router
 from router.edge.edge import Edge
 from router.hub.hub import Hub
+from router.loop import closed_on_error
 from router.settings.schema import Settings
 from router.telemetry import logs
 
@@ -17,54 +19,40 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.hub = Hub(
-            settings,
-            in_flight=lambda: self.edge.in_flight,
-            lost=lambda replica: self.edge.lost(replica),
-            stuck=lambda replica: self.edge.stuck(replica),
-        )
+        self._stack = AsyncExitStack()
+        self.hub = Hub(settings)
 
     async def __aenter__(self) -> Self:
-        """Start listening; replicas are looked for meanwhile, and `/readyz` says when one is there."""
-        await self.hub.__aenter__()
-        try:
+        """Start listening. Replicas are found in the background; `/readyz` says when one is ready."""
+        async with closed_on_error(self._stack):
+            await self._stack.enter_async_context(self.hub)
             self.edge = Edge(self._settings, self.hub.placer, shared_prompts=self.hub.prompts)
-            if self.hub.observatory is not None:
-                self.hub.observatory.templates_of_edge = self.edge.templates
-            self.hub.left = self.edge.left
-            self.hub.totals.connections_of_edge, self.hub.totals.spans_of_edge = (
-                self.edge.connections,
-                self.edge.spans_dropped,
-            )
-            self.hub.totals.unexplained_of_edge = self.edge.unexplained
-            await self.edge.__aenter__()
-        except BaseException:
-            await self.hub.__aexit__(None, None, None)
-            raise
+            self.hub.serve(self.edge)
+            await self._stack.enter_async_context(self.edge)
         return self
 
     @property
     def url(self) -> str:
-        """Of the main listener."""
+        """URL of the main listener."""
         return self.edge.url
 
     @property
     def admin_url(self) -> str:
-        """Of the admin listener."""
+        """URL of the admin listener."""
         return self.hub.admin_url
 
     @property
     def router(self) -> Router:
-        """Who places."""
+        """The Router, which places requests."""
         return self.hub.router
 
     def lame_duck(self) -> None:
-        """`/readyz` says 503 from now on, and answers end their connections; all else goes on."""
+        """From now on `/readyz` says 503 and each answer ends its connection; everything else goes on."""
         self.hub.drain()
         self.edge.lame_duck()
 
     def reload(self, settings: Settings) -> None:
-        """Take over what may change while it runs. Raises SettingsError, and then the old settings hold."""
+        """Apply the settings that may change at run time. Raises SettingsError, and then the old settings stay."""
         self.edge.reload(settings)
         self.hub.reload(settings)
         logs.configure(settings.log.level, requests=settings.log.requests)
@@ -73,10 +61,7 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: not ready at once, running answers finish within `listen.drain_s`, then all is closed. At once if the
-        block was cancelled."""
+        """Drain: not ready at once, running answers finish within `listen.drain_s`, then everything is closed. If the
+        block was cancelled, running answers are cut at once."""
         self.hub.drain()
-        try:
-            await self.edge.__aexit__(kind, error, trace)
-        finally:
-            await self.hub.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(kind, error, trace)

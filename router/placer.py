@@ -1,19 +1,21 @@
-"""The seam between what faces clients and what knows the replicas.
+"""The seam between what faces clients and what knows the replicas: `Placer` is what an edge asks a hub, `Edges` what a
+hub asks its edges.
 
-An edge (listener, proxy, relay: edge.py) reads requests and moves bytes; the hub (index, probes, events, metrics:
-hub.py) knows and decides. In one process the edge calls the hub's Router through `LocalPlacer`, at the price of a
-function call. With several workers each is an edge of its own, and all ask one hub over a local socket
-(workers/), so that N workers decide as one.
+An edge (listener, proxy, relay: edge/) reads requests and moves bytes; the hub (index, probes, events, metrics: hub/)
+knows and decides. In one process the edge calls the hub's Router through `LocalPlacer`, at the price of a function
+call. With several workers each is an edge of its own, and all ask one hub over a local socket (workers/), so that N
+workers decide as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
+from router.core.facts.misses import Template
 from router.core.facts.placements import Ending, Outcome, Receipt
 from router.core.placement.wanted import Wanted
 from router.telemetry.record import RequestRecord
@@ -23,7 +25,7 @@ JSON = "application/json"
 
 
 class Placed(Protocol):
-    """What an edge knows of a lease."""
+    """A lease, as an edge knows it."""
 
     @property
     def replica(self) -> str:
@@ -31,22 +33,22 @@ class Placed(Protocol):
 
     @property
     def receipt(self) -> Receipt:
-        """What the client is told."""
+        """What the client is told of the placement."""
 
     @property
     def first_token_s(self) -> float | None:
-        """When its first token was seen."""
+        """Monotonic time of the first token; None before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """What turning a model's prompts into token ids takes."""
+    """What is needed to turn a model's prompts into token ids."""
 
     base: str  # the base model's name
-    engine: str  # kind of engine, as /v1/models says
-    replica: str  # one that serves it, to be asked
+    engine: str  # kind of engine, as in /v1/models
+    replica: str  # a replica that serves the model, to be asked
     adapter: str  # the LoRA adapter that the name stands for; "" for a base model
-    block_tokens: tuple[int, ...]  # block sizes of the replicas that are followed
+    block_tokens: tuple[int, ...]  # block sizes of the replicas whose events are followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +61,30 @@ class Page:
 
 
 class Placer(Protocol):
-    """Whoever places. Leases are opaque to the edge: it gives back what `place` returned."""
+    """What an edge asks a hub. Leases are opaque to the edge: it gives back what `place` returned."""
 
     def resolve(self, model: str | None) -> str:
         """The model meant. Raises UnknownModel, or NoReplica when nothing is ready."""
 
     def engines(self, model: str) -> Iterable[str]:
-        """Kinds of engines that serve it."""
+        """Kinds of engines that serve the model."""
 
     def known_as(self, model: str) -> str:
-        """The name that its chains begin with. In any thread."""
+        """The name that chains of the model begin with. Safe in any thread."""
 
     def follows(self) -> bool:
         """Whether any prompt is wanted as token ids."""
 
     def token_view(self, model: str) -> TokenView | None:
-        """None where token ids of its prompts would tell nothing."""
+        """How to make token ids of the model's prompts; None where they would tell nothing."""
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Placed:
-        """A lease on a replica that is not excluded; with exclusions it is a retry. Raises NoReplica, Shed when it is
-        turned away, and UnknownResponse."""
+        """A lease on a replica that is not excluded; with exclusions the request is a retry. Raises NoReplica, Shed if
+        the request is turned away, and UnknownResponse."""
 
     def stands(self, lease: Any) -> bool:  # noqa: ANN401 - what `place` returned
-        """Whether its replica is the one that it was placed on still, and by discovery ready: nothing is sent else."""
+        """True while the lease's replica has neither left nor been replaced, and discovery calls it ready. Send only
+        then."""
 
     def first_token(self, lease: Any, now_s: float) -> None:  # noqa: ANN401 - likewise
         """The first body event of a stream arrived."""
@@ -90,16 +93,17 @@ class Placer(Protocol):
         """Give a lease back, whatever the end. A second time changes nothing."""
 
     def refused(self, replica: str) -> None:
-        """Nobody listens there any more: proof that the engine is gone."""
+        """Nobody listens at the replica: proof that the engine is gone."""
 
     def alive(self, replica: str) -> None:
-        """Something came of its work: a further piece of an answer."""
+        """A further piece of an answer of the replica came."""
 
     def rest(self, replica: str, for_s: float) -> None:
-        """It asked to be sent nothing for so long (429 or 503 with Retry-After); more than REST_MAX_S is that."""
+        """The replica asked to be sent nothing for so many seconds (429 or 503 with Retry-After), at most
+        REST_MAX_S."""
 
     def others_ready(self, tried: frozenset[str]) -> bool:
-        """Whether a replica is ready that is not among these."""
+        """Whether a replica other than these is ready."""
 
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response for this tenant."""
@@ -111,18 +115,70 @@ class Placer(Protocol):
         """A request ended."""
 
     def page(self, path: str) -> Awaitable[Page | None]:
-        """One of the router's own pages on the main listener; None where there is none."""
+        """One of the router's own pages on the main listener; None if there is none."""
+
+
+class Edges(Protocol):
+    """What a hub asks of whoever faces clients: the one edge of this process, or all workers."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered."""
+
+    def figures(self) -> Mapping[str, int]:
+        """Totals counted outside the hub, under the names of telemetry/process_counts.py."""
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Templates that are new or changed since the last call, by the source that saw them; "" is this process."""
+
+    def lost(self, replica: str) -> None:
+        """Nobody listens at the replica any more."""
+
+    def stuck(self, replica: str) -> None:
+        """The replica accepts requests and does not answer."""
+
+    def left(self, replica: str) -> None:
+        """Discovery no longer names the replica, or no longer calls it ready."""
+
+    def ready(self, replica: str) -> None:
+        """The replica may be sent requests from now on."""
+
+
+class NoEdges:
+    """Edges before there are any: nothing is counted, and nobody is told."""
+
+    in_flight = 0
+
+    def figures(self) -> Mapping[str, int]:
+        """Nothing."""
+        return {}
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """None."""
+        return {}
+
+    def lost(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def stuck(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def left(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def ready(self, replica: str) -> None:
+        """Nobody hears of it."""
 
 
 class UnknownResponse(Exception):
-    """There is no such stored response, or none that this tenant may know of."""
+    """There is no such stored response, or none that this tenant may see."""
 
 
 LEFT = Outcome(Ending.CLIENT_LEFT)
 
 
 def no_model_page(name: str) -> Page:
-    """A 404 in the words of the OpenAI dialect: nobody serves this model."""
+    """A 404 in the form of the OpenAI API: no replica serves this model."""
     error = {"message": f"The model '{name}' does not exist.", "type": "not_found_error", "param": "model"}
     return json_page({"error": {**error, "code": "model_not_found"}}, status=404)
 

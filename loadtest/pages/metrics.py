@@ -11,7 +11,8 @@ from router.core.facts.requests import Priority
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.telemetry.metrics import Figures, Metrics, RequestRecord
+from router.telemetry.metrics import Figures, Metrics
+from router.telemetry.record import RequestRecord
 
 
 def metrics_table() -> str:
@@ -36,13 +37,12 @@ def _exercised_metrics() -> Metrics:
     held = StoredPrefix(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
     ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
-    streams, connections = {id_: {"lag_s": 0.001}}, (1, {"idle": 1})
+    streams = {id_: {"lag_s": 0.001}}
     fresh = {"fresh": 1.0, "stale_s": 0.0, "errors": 0.0, "replicas": 1.0}
     figures = Figures(
         in_flight=lambda: 1,
         streams=lambda: streams,
         prompts=lambda: {"encoded": 1},
-        connections=lambda: connections,
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
     )

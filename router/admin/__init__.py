@@ -1,1 +1,9 @@
-"""The hub's own pages, their guard, the dashboard."""
+"""The hub's own pages. Nothing here is on a request's path; the admin listener is aiohttp's.
+
+listener     the admin listener; guard says who may use it
+pages        health, readiness, metrics, models, and what an operator wants to see
+observatory  what the observatory knows
+replicas     adding and removing replicas at run time
+prewarm      warming replicas now
+dashboard/   the page that shows all that
+"""

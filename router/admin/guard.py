@@ -1,11 +1,11 @@
-"""Who may use the admin listener, and for what: looked at before any page is.
+"""Who may use the admin listener, and for what: checked before any page is served.
 
-With a token every page needs it but `/healthz` and `/readyz`, which kubelets ask, and the files that the dashboard is
-made of, which hold nothing secret and ask for the token themselves. Without one the listener is on
-loopback (commands/loading.py), where other programs of the machine are trusted, but browsers are not: what they send
-for a web page names that page's host (`Host`, also where its name was made to resolve to 127.0.0.1) or comes with an
-`Origin`. So a request must name this machine by address, `localhost` or the configured name; what changes something
-comes with no `Origin`, and as JSON, which no form can send.
+With a token every page needs it, except `/healthz` and `/readyz`, which kubelets ask, and the files of the dashboard,
+which hold no secret and ask for the token themselves. Without one the listener is on
+loopback (commands/loading.py), where other programs of the machine are trusted, but browsers are not: a request for a
+web page names that page's host (`Host`, even if its name was made to resolve to 127.0.0.1) or has an `Origin`. So a
+request must name this machine by address, `localhost` or the configured name; one that changes something must have no
+`Origin`, and be JSON, which no form can send.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def guarding(token: Callable[[], str], host: str) -> Middleware:
-    """Stands before every page, those that do not exist included. `token()` gives the token of the moment, "" for
+    """Middleware that checks every request, also for pages that do not exist. `token()` gives the token now, "" for
     none; `host` is where the admin listener listens."""
 
     @web.middleware
@@ -56,13 +56,13 @@ def guarding(token: Callable[[], str], host: str) -> Middleware:
 
 
 def refused(status: int, code: str, message: str) -> web.Response:
-    """An error of the admin listener."""
+    """An error answer of the admin listener."""
     body = msgspec.json.encode({"error": {"code": code, "message": message}})
     return web.Response(status=status, body=body, content_type="application/json")
 
 
 def _ours(given: str, host: str) -> bool:
-    """Whether a Host header names this machine in a way that no other site can have."""
+    """Whether a Host header names this machine in a way that no other site can use."""
     found = _HOST.fullmatch(given.lower())
     if found is None:
         return False

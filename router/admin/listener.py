@@ -1,4 +1,4 @@
-"""The admin listener: the hub's pages and the dashboard behind a guard, on aiohttp's server: nobody is in a hurry."""
+"""The admin listener: the hub's pages and the dashboard behind a guard, on aiohttp's server, which is fast enough."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from router.admin.guard import BODY_BYTES_MAX, guarding
 from router.http.accepting import cannot_listen, url_of
 from router.settings.schema import Settings
 
-CLOSE_S = 0.1  # for connections to close
+CLOSE_S = 0.1  # time for connections to close
 
 log = logging.getLogger(__name__)
 
 
 def _quotes_nobody(record: logging.LogRecord) -> bool:
-    """aiohttp quotes the line of a head that it cannot read, and that may be the one with the token."""
+    """Filter a log record: aiohttp quotes a header line that it cannot read, which may have the token."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-log.addFilter(_quotes_nobody)  # for what is logged with it: by aiohttp's server, and nobody else
+log.addFilter(_quotes_nobody)  # only aiohttp's server logs with this logger
 
 
 async def listen(
@@ -36,8 +36,8 @@ async def listen(
     token: Callable[[], str],
     sock: socket.socket | None,
 ) -> str:
-    """Serve until the stack is closed, on a socket that is bound or where the settings say; `token()` is the one of the
-    moment. Returns the URL. Raises OSError."""
+    """Serve until the stack is closed, on a bound socket or where the settings say; `token()` gives the token now.
+    Returns the URL. Raises OSError."""
     s = settings.listen
     if not settings.admin.allow_python_parser:
         _refuse_python_parser()
@@ -49,7 +49,7 @@ async def listen(
         logger=log,
         shutdown_timeout=CLOSE_S,
         keepalive_timeout=s.keepalive_s,
-        auto_decompress=False,  # a megabyte may stand for a gigabyte
+        auto_decompress=False,  # a compressed megabyte may be a gigabyte
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -64,7 +64,7 @@ async def listen(
 
 
 def _refuse_python_parser() -> None:
-    """Raises OSError where aiohttp reads HTTP by its parser in Python: no wheel, or AIOHTTP_NO_EXTENSIONS is set."""
+    """Raise OSError where aiohttp has only its parser in Python: no wheel, or AIOHTTP_NO_EXTENSIONS is set."""
     if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
         why = "aiohttp has no compiled HTTP parser here (AIOHTTP_NO_EXTENSIONS, or no wheel for this machine)"
         raise OSError(f"{why}; admin.allow_python_parser=true lets the admin listener do without")

@@ -1,6 +1,6 @@
 """The hub's side of the observatory: the ledger of all requests, and its pages.
 
-Edges tell what templates are (`know`); ends of requests come from the hub (`observe`). A page is made in slices,
+Edges are asked for templates (`watch`); ends of requests come from the hub (`observe`). A page is made in slices,
 between which requests go on.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -25,19 +25,19 @@ from router.core.placement.router import Router
 from router.settings.schema import ObservatorySettings
 
 JSON = "application/json"
-ADVICE_MAX = 50  # rows of the page of advice
-TOP_ADVICE_MAX = 5  # of the overview
+ADVICE_MAX = 50  # rows of the advice page
+TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
 DECISIONS_MAX = 20
-DIFFERENCES_MAX = 16  # of one template
-SLICE_ROWS = 25  # made without a break: half a millisecond or so
-ASK_S = 2.0  # between two questions what templates there are
+DIFFERENCES_MAX = 16  # differences shown per template
+SLICE_ROWS = 25  # rows made without a break: about half a millisecond
+ASK_S = 2.0  # between two times that edges are asked for templates
 
 Rows = list[dict[str, Any]]
 
 
 class Observatory:
-    """One per router. `observe` is on the path of every request."""
+    """The observatory of one router. `observe` is on the path of every request."""
 
     def __init__(
         self,
@@ -48,18 +48,19 @@ class Observatory:
         clock: Callable[[], float],
         decisions: Callable[[int], list[Callable[[], dict[str, Any]]]],
         window: Callable[[str], int | None] = lambda _: None,
+        warming: Callable[[str], bool] = lambda _: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tenant` names whoever may be named in a label; `decisions` make rows of the last so many, newest first;
-        `window` says how many requests a replica may have open. Times of requests are `wall_clock`'s."""
+        """`tenant(name)` is the label under which a tenant is shown; `decisions(n)` makes rows of the last n requests,
+        newest first; `window(replica)` is how many requests the replica may have open, `warming(replica)` whether its
+        cache is being filled. Times of requests are `wall_clock`'s."""
         self._router = router
         self._excerpts = settings.excerpts
         self._clock, self._wall_clock = clock, wall_clock
         self._decisions = decisions
         self._window = window
         self._began_s = wall_clock()
-        self.warming: Callable[[str], bool] = lambda _: False  # whether a replica's cache is being filled
-        self.templates_of_edge: Callable[[], Iterable[Template]] = tuple  # what one in this process has to tell
+        self._warming = warming
         self.ledger = Ledger(
             templates_max=settings.templates_max,
             groups_max=settings.groups_max,
@@ -68,34 +69,36 @@ class Observatory:
             tenant=tenant,
             now_s=self._began_s,
         )
-        self.observe = self.ledger.observe  # as it is: one call less on every request
+        self.observe = self.ledger.observe  # bound directly: one call less per request
 
     def know(self, templates: Iterable[Template], source: str = "") -> None:
-        """What templates are, as one who sees texts has told. Labels are text of prompts."""
+        """Take over templates that an edge has seen. Their labels are text of prompts, and dropped without
+        `excerpts`."""
         if not self._excerpts:
             templates = [msgspec.structs.replace(each, label="") if each.label else each for each in templates]
         self.ledger.know(templates, source)
 
-    async def watch(self) -> None:
-        """Ask the edge of this process for templates, for ever."""
+    async def watch(self, templates: Callable[[], Mapping[str, Iterable[Template]]]) -> None:
+        """Ask the edges for templates (`placer.Edges.templates`) until cancelled."""
         while True:
             await asyncio.sleep(ASK_S)
-            self.know(self.templates_of_edge())
+            for source, changed in templates().items():
+                self.know(changed, source)
 
     def hottest(self, count: int) -> list[Template]:
-        """The most used templates of which there is a request that can be sent."""
+        """The most used templates that have a request which can be sent."""
         self._settle()
         return self.ledger.branches.hottest(count)
 
     def settled(self) -> Ledger:
-        """The sums until now."""
+        """The ledger, with all sums up to now."""
         self._settle()
         return self.ledger
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
     def routes(self) -> list[web.RouteDef]:
-        """For the admin listener."""
+        """Routes for the admin listener."""
         return [
             web.get("/admin/observatory", self.overview),
             web.get("/admin/templates", self.templates),
@@ -103,7 +106,7 @@ class Observatory:
         ]
 
     async def overview(self, _: web.Request) -> web.Response:
-        """All that a dashboard shows."""
+        """Everything that the dashboard shows."""
         now_s = self._settle()
         ledger = self.ledger
         page: dict[str, Any] = {
@@ -126,7 +129,7 @@ class Observatory:
         return _json(page)
 
     async def templates(self, _: web.Request) -> web.Response:
-        """Prefixes that conversations share, most served first, and the differences found in each."""
+        """Templates, most used first, and the differences found in each."""
         self._settle()
         views = self._views()
         differences = self.ledger.losses.by_template(self.ledger.fading.weight, DIFFERENCES_MAX)
@@ -134,7 +137,7 @@ class Observatory:
         return _json({"templates": await _in_slices(views.most, lambda id_: views.template(id_, differences(id_)))})
 
     async def advice(self, _: web.Request) -> web.Response:
-        """What to do about misses, most costly first."""
+        """Advice against misses, the most costly first."""
         self._settle()
         return _json({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
 
@@ -152,7 +155,7 @@ class Observatory:
         )
 
     def _bytes_per_token(self, model: str) -> float:
-        """As learned of this model; of any that is served, where a template was not asked for yet."""
+        """Bytes per token as learned of this model, or of any served model where this one has none."""
         if not self._router.serving(model):
             model = min(self._router.model_names(), default="")
         return self._router.models.tokens(model).bytes_per_token if model else BYTES_PER_TOKEN
@@ -168,7 +171,7 @@ class Observatory:
     def _replica(self, member: Member) -> dict[str, Any]:
         now_s, load = self._clock(), member.load
         index = self._router.index
-        there = self._router.member(member.id) is not None  # it may have left between two slices
+        there = self._router.member(member.id) is not None  # false if the replica left between two slices
         return {
             "id": member.id,
             "name": member.replica.name,
@@ -184,7 +187,7 @@ class Observatory:
             "kv_usage": load.kv_usage,
             "blocks": index.blocks(member.id) if there else 0,
             "blocks_max": index.capacity(member.id) if there else 0,
-            "warming": self.warming(member.id),
+            "warming": self._warming(member.id),
         }
 
 

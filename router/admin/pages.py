@@ -19,7 +19,8 @@ from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
 from router.placer import JSON, MODELS, Page, json_page, no_model_page
-from router.telemetry.metrics import CONTENT_TYPE, Metrics, RequestRecord
+from router.telemetry.metrics import CONTENT_TYPE, Metrics
+from router.telemetry.record import RequestRecord
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -41,9 +42,9 @@ class Pages:
         warming: Callable[[str], bool] = lambda _: False,
         discoveries: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`streams` gives the state of a replica's event stream, where there is one; `window` how many requests it may
-        have open; `added` says whether a replica was added at run time, `warming` whether its cache is being filled;
-        `discoveries` how fresh each source's view is."""
+        """By replica: `streams` gives the state of its event stream or None, `window` how many requests it may have
+        open, `added` whether it was added at run time, `warming` whether its cache is being filled. `discoveries` gives
+        how fresh each source's list is."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -56,7 +57,7 @@ class Pages:
         self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
 
     def routes(self) -> list[web.RouteDef]:
-        """The pages of the admin listener."""
+        """Routes for the admin listener."""
         return [
             *(web.get(path, self._shown) for path in ("/healthz", "/readyz", "/metrics")),
             web.get("/admin/replicas", self.replicas),
@@ -65,9 +66,9 @@ class Pages:
         ]
 
     async def page(self, path: str) -> Page | None:
-        """The pages that clients may see, by path; None where there is none. `/healthz`: the process is alive.
-        `/readyz`: at least one replica is ready and the router is not draining. `/v1/models`: the union of what ready
-        replicas serve, in OpenAI's list form."""
+        """A page that clients may see, by path; None if there is none. `/healthz`: the process is alive. `/readyz`: at
+        least one replica is ready and the router is not draining. `/v1/models`: the models of all ready replicas, in
+        OpenAI's list form."""
         if path == "/healthz":
             return Page(200, TEXT, b"ok\n")
         if path == "/readyz":
@@ -92,18 +93,17 @@ class Pages:
         return web.Response(status=page.status, body=page.body, headers={"Content-Type": page.content_type})
 
     async def replicas(self, _: web.Request) -> web.Response:
-        """Every replica with health, load, grade, and what was learned of it; and how fresh the list is, by source."""
+        """Every replica with health, load, grade and learned speeds, and how fresh the list is, by source."""
         now_s = self._clock()
         rows = [self._replica(m, now_s) for m in self._router.members]
         return _json({"replicas": rows, "discovery": self._discoveries()})
 
     async def last_decisions(self, _: web.Request) -> web.Response:
-        """The last requests, newest first, each with the few of its candidates that tell most, and how many were
-        weighed."""
+        """The last requests, newest first, each with its most telling candidates and the number of all candidates."""
         return _json({"decisions": [_decision(record) for record in reversed(self.decisions)]})
 
     def newest(self, count: int) -> list[Callable[[], dict[str, Any]]]:
-        """Rows of the last so many of them, each made when it is asked for."""
+        """Rows of the last `count` requests, each made when it is called."""
         return [partial(_decision, record) for record in islice(reversed(self.decisions), count)]
 
     async def index(self, _: web.Request) -> web.Response:
@@ -152,7 +152,7 @@ class Pages:
         }
 
     def _events(self, replica: str) -> dict[str, Any] | None:
-        """What its event stream brought; None where there is none."""
+        """The state of the replica's event stream and blocks; None if there is no stream."""
         knowledge = self._router.knowledge
         ledger, stream = knowledge.engine_blocks(replica), self._streams(replica)
         if ledger is None:
@@ -173,7 +173,7 @@ class Pages:
 
 
 def _breaker(member: Member, now_s: float) -> dict[str, Any]:
-    """What requests say of it, and for how long it gets none."""
+    """The replica's breaker: state, reason, and for how long it gets no requests."""
     state = member.state(now_s)
     until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
     why = "it asked for that" if state is State.RESTING else member.breaker.why
@@ -209,7 +209,7 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
 
 
 def _explained(record: RequestRecord) -> dict[str, Any]:
-    """Why its tokens missed the cache, as far as an observatory was there to see it."""
+    """Why the request's tokens missed the cache; null values without an observatory."""
     miss, seen, replay = record.miss, record.sighting, record.receipt is not None and record.receipt.replay
     return {
         "miss": miss and miss.misses,
@@ -226,7 +226,7 @@ def _explained(record: RequestRecord) -> dict[str, Any]:
 
 def _difference(difference: Difference) -> dict[str, Any]:
     row = _fields(difference)
-    # Keyed anew: of what has few digits, as its shape may tell, a plain hash would be as good as its text.
+    # Hashed with a key: if the shape shows that a piece has few digits, a plain hash would reveal its text.
     named = blake2b(difference.piece_hash.to_bytes(8), digest_size=8, key=_HASH_KEY).hexdigest()
     return {**row, "piece_hash": named}
 
@@ -240,7 +240,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def _fields(record: msgspec.Struct) -> dict[str, Any]:
-    """Of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
+    """The fields of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 

@@ -2,7 +2,8 @@
 
     {"replicas": [ids], "requests": [{"path": ..., "body": {...}}], "templates": n, "tokens_max": N, "wait": true}
 
-All are optional: without replicas it is all that are ready, without requests and templates what the settings say.
+All fields are optional: without `replicas` all ready ones are warmed, without `requests` and `templates` with those of
+the settings.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ _decode = msgspec.json.Decoder(_Wanted).decode
 
 
 class _Refused(Exception):
-    """With this answer."""
+    """The call is refused with this answer."""
 
     def __init__(self, answer: web.Response) -> None:
         super().__init__()
         self.answer = answer
 
 
-class Page:
-    """The two handlers."""
+class PrewarmPage:
+    """Handlers of `/admin/prewarm`."""
 
     def __init__(self, router: Router, warmer: Warmer) -> None:
         self._router = router
         self._warmer = warmer
 
     def routes(self) -> list[web.RouteDef]:
-        """For the admin listener."""
+        """Routes for the admin listener."""
         return [web.post("/admin/prewarm", self.warm), web.get("/admin/prewarm", self.state)]
 
     async def state(self, _: web.Request) -> web.Response:
-        """What runs, what waits, and the last results."""
+        """Jobs that run, jobs that wait, and the last results."""
         return _json(200, self._warmer.state())
 
     async def warm(self, request: web.Request) -> web.Response:
-        """202 and what will be sent, or, if that is waited for, 200 and what was."""
+        """202 and what will be sent, or with `wait` 200 and what was sent."""
         body = await _body(request)
         if len(body) > BODY_BYTES_MAX:
             return refused(413, "too_long", f"The body must not be longer than {BODY_BYTES_MAX >> 20} MiB.")
@@ -85,7 +86,7 @@ class Page:
         return _json(202, {**will, "tokens_max": jobs[0].tokens_max})
 
     def _sources(self, wanted: _Wanted) -> tuple[str, int]:
-        """File and number of templates. Raises _Refused."""
+        """The file and the number of templates to send. Raises _Refused."""
         if wanted.requests or wanted.templates:
             return "", wanted.templates
         s = self._warmer.settings
@@ -96,7 +97,7 @@ class Page:
         return s.prefixes_file, s.templates
 
     def _replicas(self, named: list[str] | None) -> list[str]:
-        """Those named, once each, or all that are ready. Raises _Refused."""
+        """The replicas named, once each, or all that are ready. Raises _Refused."""
         ready = {member.id: None for member in self._router.ready()}
         ids = list(dict.fromkeys(named) if named is not None else ready)
         for id_ in ids:
@@ -110,7 +111,7 @@ class Page:
 
 
 async def _body(request: web.Request) -> bytes:
-    """One byte more than allowed where it is longer; this page takes more than others."""
+    """The request's body, at most BODY_BYTES_MAX + 1 bytes of it; this page takes longer bodies than others."""
     pieces, left = list[bytes](), BODY_BYTES_MAX + 1
     while left > 0 and (piece := await request.content.read(left)):
         pieces.append(piece)
@@ -119,7 +120,7 @@ async def _body(request: web.Request) -> bytes:
 
 
 def _understood(body: bytes) -> tuple[_Wanted, list[Prefix]]:
-    """In any thread. Raises _Refused."""
+    """Parse a body; safe in any thread. Raises _Refused."""
     try:
         wanted = _decode(body or b"{}")
         return wanted, given(wanted.requests)

@@ -1,7 +1,7 @@
 """Replicas added at run time: `POST /admin/replicas {"url": ...}`, `DELETE /admin/replicas?url=...`.
 
-They are where `admin.replicas_allowed` says (networks.py), join those of the settings, and are gone after a restart.
-What is added is probed like any other, and gets requests once it is healthy and serves a model.
+Only addresses in `admin.replicas_allowed` can be added (settings/networks.py). Added replicas join those of the
+settings, are probed like them, and are gone after a restart.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _decode = msgspec.json.Decoder(_Wanted).decode
 
 
 class Additions:
-    """The two handlers."""
+    """Handlers of `/admin/replicas`."""
 
     def __init__(self, replicas: StaticDiscovery, allowed: Sequence[Allowed]) -> None:
         self._replicas = replicas
         self.allowed = allowed
 
     def routes(self) -> list[web.RouteDef]:
-        """For the admin listener."""
+        """Routes for the admin listener."""
         return [web.post("/admin/replicas", self.add), web.delete("/admin/replicas", self.remove)]
 
     async def add(self, request: web.Request) -> web.Response:
-        """201, or 200 where it is known already."""
+        """201, or 200 if the replica is known already."""
         if not self.allowed:
             return refused(403, "none_allowed", "No replica can be added: admin.replicas_allowed is empty.")
         try:
@@ -59,7 +59,7 @@ class Additions:
         return _said(201, url)
 
     async def remove(self, request: web.Request) -> web.Response:
-        """200; 409 for one of the settings, which would be back after a restart."""
+        """200; 409 for a replica of the settings, which would be back after a restart."""
         url = request.query.get("url", "").removesuffix("/")
         if url in self._replicas.added:
             self._replicas.remove(url)

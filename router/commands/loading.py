@@ -1,4 +1,4 @@
-"""Settings from all sources, checked whole: every problem is told at once.
+"""Settings from all sources, checked as a whole: every problem is reported at once.
 
 Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is
 `limits: {body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and
@@ -33,8 +33,8 @@ from router.telemetry.tracing import problems as tracing_problems
 
 ENV_PREFIX = "WARMROUTE_"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
-TEXTS_OR_NUMBERS = ("discovery.port",)  # names, which may be numbers: YAML makes those of them
-SWITCHED_OFF = ("observatory.append_only",)  # may be `off`, of which YAML makes false
+TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings whose value YAML may read as a number
+SWITCHED_OFF = ("observatory.append_only",)  # settings whose value `off` YAML reads as false
 
 
 def load(
@@ -108,8 +108,8 @@ def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[st
     return {names[name]: value for name, value in env.items() if name in names}
 
 
-# Kubernetes gives every pod variables for every Service of its namespace (service links); one named `warmroute` is
-# nobody's typo.
+# Kubernetes gives every pod variables for every Service of its namespace (service links); those of a Service named
+# `warmroute` are no typos.
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
@@ -118,7 +118,7 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 
 def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type
-    """Check type and limits; strings from flags and the environment are read as the type they stand for."""
+    """Check type and limits; strings from flags and the environment are converted to the setting's type."""
     if isinstance(value, str) and type_ == tuple[str, ...]:
         value = [part.strip() for part in value.split(",") if part.strip()]
     return msgspec.convert(value, type_, strict=not isinstance(value, str))
@@ -135,7 +135,7 @@ def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: 
 
 
 def _check(settings: Settings) -> list[str]:
-    """Values of the right type that still make no sense."""
+    """Problems of values that have the right type."""
     problems = []
     if not settings.listen.host or not settings.listen.admin_host:
         problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
@@ -167,13 +167,13 @@ def _check(settings: Settings) -> list[str]:
     return problems
 
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as Kubernetes has it
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as in Kubernetes
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
 _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 def _check_discovery(discovery: DiscoverySettings) -> list[str]:
-    """Where replicas come from."""
+    """Problems of the settings about where replicas come from."""
     source, port, problems = discovery.source, discovery.port, []
     if source not in SOURCES:
         problems.append(f"'discovery.source': there is no source '{source}'{_nearest(source, SOURCES)}")
@@ -207,7 +207,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
             Path(discovery.kubeconfig).read_bytes()
         except OSError as error:
             problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {error.strerror or error}")
-    client = importlib.util.find_spec("kubernetes")  # without importing it, which is slow
+    client = importlib.util.find_spec("kubernetes")  # does not import the package, which is slow
     places = client.submodule_search_locations if client is not None else None
     if not any(Path(place, "aio").is_dir() for place in places or ()):
         why = "needs the official client, 36 or newer: pip install '.[kubernetes]'"
@@ -216,7 +216,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
 
 
 def _check_access(settings: Settings) -> list[str]:
-    """Who may do what: keys, tokens, secrets, and the files that they are in."""
+    """Problems of keys, tokens, secrets, and the files that they are in."""
     admin, auth, upstream = settings.admin, settings.auth, settings.upstream
     problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
     problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
@@ -242,7 +242,7 @@ def _check_access(settings: Settings) -> list[str]:
 
 
 def _check_observatory(observatory: ObservatorySettings) -> list[str]:
-    """What is put right in requests, and what they say of themselves."""
+    """Problems of the settings about repairs, and about what requests say of themselves."""
     problems = []
     for name in observatory.repairs:
         if name not in REPAIRS:

@@ -1,4 +1,4 @@
-"""argv -> settings -> run."""
+"""The command line: reads arguments, loads settings, and runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return audit.run(options, shlex.join(arguments))
     if options.command == "top":
         return _top(options)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored as long as there are no settings to read again
 
     def read() -> Settings:
         return load(options.config, os.environ, _overrides(options))
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Whoever starts us with one closed would have a socket in its place, and libuv ends the process over that."""
+    """Open standard streams that were closed: a socket would take their place, and libuv would end the process."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -153,7 +153,7 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _make_key(options: argparse.Namespace) -> int:
-    """The entry to standard output, for `>> keys.yaml`; the key to standard error, where it is seen this once."""
+    """Print the entry to standard output, for `>> keys.yaml`, and the key to standard error, only this once."""
     key = make_key()
     try:
         entry = entry_of(
@@ -187,7 +187,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
-    """What `--set` said. Raises SettingsError."""
+    """The values of `--set`, by key. Raises SettingsError."""
     assigned = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -198,7 +198,7 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """What `serve` would make of this file here: a secret may well be in the environment, and so may a mistake."""
+    """Check the settings as `serve` would have them here, environment included: it may have secrets, and mistakes."""
     try:
         load(options.file, os.environ, _assignments(options.set))
     except SettingsError as error:
@@ -223,7 +223,7 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
 
     def signalled(number: int) -> None:
         if (stop.done() or not serving) and task is not None:
-            task.cancel()  # a second signal ends the drain; before there is anything to drain, the first does
+            task.cancel()  # a second signal ends the drain; before serving begins, the first one ends the process
         if not stop.done():
             stop.set_result(number)
 

@@ -1,7 +1,7 @@
 """`warmroute top`: what the dashboard shows, in a terminal.
 
-It asks `/admin/observatory` and knows nothing else. Names and labels come from clients, so they are put on the screen
-as plain text: no markup of rich's, and no control character, which a terminal would obey.
+It asks `/admin/observatory` and nothing else. Names and labels come from clients, so they are printed as plain text:
+no markup of rich, and no control characters, which a terminal would obey.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ANSWER_S = 5.0
 PAGE_BYTES_MAX = 16 << 20
 INTERVAL_MIN_S = 0.2
 BAR_CELLS = 20
-LIVE_ROWS_MAX = 8  # of a table, where all of it must fit a screen
+LIVE_ROWS_MAX = 8  # rows per table if everything must fit on a screen
 LIVE_ADVICE_MAX = 3
 TEMPLATES_MAX = 16  # the rest are on the dashboard, and on /admin/templates
 COLOURS = {
@@ -43,11 +43,11 @@ NONE = "-"
 
 
 class NoPage(Exception):
-    """The router's page cannot be had; the message says why, and what may help."""
+    """The router's page cannot be read; the message says why, and what may help."""
 
 
 def main(url: str, token_file: Path | None, *, interval_s: float, once: bool) -> int:
-    """The command. Returns the exit status."""
+    """Run the command. Returns the exit status."""
     try:
         token = secrets.read("", str(token_file)) if token_file else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -76,7 +76,7 @@ async def _print_once(url: str, token: str, console: Console) -> None:
 
 
 async def _watch(url: str, token: str, interval_s: float, console: Console) -> None:
-    """Until interrupted. A router that does not answer at first is an error; one that stops to is waited for."""
+    """Show the page until interrupted. A router that never answered is an error; one that stopped is waited for."""
     async with fetch.session(token, ANSWER_S) as session:
         page = await asked(session, url)
         with Live(screen(page, live=True), console=console, screen=True, auto_refresh=False) as shown:
@@ -116,7 +116,7 @@ async def asked(session: aiohttp.ClientSession, url: str) -> Any:  # noqa: ANN40
 
 
 def screen(page: dict[str, Any], *, live: bool = False, gone: str = "") -> Group:
-    """All of it; `live`: cut so that what matters most fits a screen. `gone`: why the figures are old."""
+    """The whole screen. With `live` tables are cut to fit on a screen; `gone` says why the figures are old."""
     rows_max = LIVE_ROWS_MAX if live else None
     parts: list[RenderableType] = [Text(_plain(gone), style="bold red")] if gone else []
     parts += [_headline(page), Text(), _reasons(page)]
@@ -141,13 +141,13 @@ def _headline(page: dict[str, Any]) -> Text:
 
 
 def _recent(page: dict[str, Any]) -> dict[str, int]:
-    """What the last ten minutes add up to."""
+    """Sums of the last ten minutes."""
     numbers = ("prompt_tokens", "predicted_tokens", "hit_tokens", "genuine_tokens", "replay_tokens")
     return {name: sum(point[name] for point in page["timeline"]["points"]) for name in numbers}
 
 
 def _reasons(page: dict[str, Any]) -> Table:
-    """Bars of the last ten minutes, the avoidable ones first."""
+    """Bars of the reasons of misses in the last ten minutes, the avoidable ones first."""
     table = _table("Why computed", ">last 10 min", ">of prompts", "", ">since start")
     prompt = _recent(page)["prompt_tokens"]
     points, total = page["timeline"]["points"], page["totals"]["misses"]
@@ -184,12 +184,12 @@ def _replicas(replicas: Iterable[dict[str, Any]]) -> Table:
 
 
 def _name(replica: dict[str, Any]) -> str:
-    """Without a name its address."""
+    """The replica's name, or its address without one."""
     return str(replica["name"] or replica["id"].removeprefix("http://"))
 
 
 def _standing(replica: dict[str, Any]) -> Text:
-    """Whether it takes requests, and if not, why."""
+    """Whether the replica takes requests, and if not, why."""
     if replica["warming"]:
         return _cell("warming", "yellow")
     if replica["ready"] and replica["state"] == "closed":
@@ -199,7 +199,7 @@ def _standing(replica: dict[str, Any]) -> Text:
 
 
 def _templates(page: dict[str, Any], rows_max: int) -> Table:
-    """Shared prefixes, the most served first."""
+    """Templates, the most used first."""
     names = {row["id"]: _name(row) for row in page["replicas"]}
     table = _table("Shared prefix", ">tokens", ">served/h", ">hit rate", "held by")
     for row in sorted(page["map"], key=lambda row: -row["served_tokens"])[:rows_max]:
@@ -213,7 +213,7 @@ def _templates(page: dict[str, Any], rows_max: int) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """Without lines; a name that begins with `>` is of a column of numbers, which are never cut."""
+    """A table without lines. A name that begins with `>` marks a column of numbers, which are never cut."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for name in columns:
         number = name.startswith(">")
@@ -222,12 +222,12 @@ def _table(*columns: str) -> Table:
 
 
 def _cell(words: str, style: str = "") -> Text:
-    """Plain text on one line, cut where there is no room."""
+    """Plain text on one line, cut if there is no room."""
     return Text(_plain(words), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _plain(text: str) -> str:
-    """On one line, and nothing that a terminal would obey."""
+    """Text on one line, without characters that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 

@@ -7,7 +7,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
@@ -25,13 +25,13 @@ from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
 from router.http.server import Server
 from router.http.upstream import EngineLimits, Upstream
-from router.loop import in_background
+from router.loop import closed_on_error, in_background
 from router.placer import Placer
 from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.schema import Settings
 from router.telemetry import logs
-from router.telemetry.process_counts import CLOSED, CONNECTIONS, LINES_DROPPED, PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry.process_counts import CLOSED, CONNECTIONS, PROMPTS, SPANS_DROPPED, UNEXPLAINED
 from router.telemetry.record import RequestRecord
 from router.telemetry.tracing import Tracer
 from router.tokens.encoder import Prompts, make_prompts
@@ -64,12 +64,9 @@ class Edge:
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        try:
+        async with closed_on_error(self._stack):
             self._build()
             await self._listen()
-        except BaseException:
-            await self._stack.aclose()
-            raise
         return self
 
     async def __aexit__(
@@ -147,29 +144,24 @@ class Edge:
         """Discovery no longer names the replica."""
         self.upstream.forget(replica)
 
-    def templates(self) -> Iterable[Template]:
-        """Prefixes that conversations share, as far as they have changed since the last call."""
-        return self._observer.templates() if self._observer is not None else ()
+    def ready(self, replica: str) -> None:
+        """Do nothing: which replicas are ready is the placer's to know."""
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Prefixes that conversations of our clients share, new or changed since the last call."""
+        return {"": self._observer.templates()} if self._observer is not None else {}
 
     def figures(self) -> dict[str, int]:
-        """Counts of this process for the metrics of a hub in another process, by name."""
-        prompts = self._prompts.counts() if self._prompts is not None else {}
-        told = {LINES_DROPPED: logs.dropped()} | {PROMPTS + outcome: count for outcome, count in prompts.items()}
-        counted = {SPANS_DROPPED: self.spans_dropped(), UNEXPLAINED: self.unexplained()}
-        return told | self.connections() | counted
-
-    def spans_dropped(self) -> int:
-        """Number of spans that did not reach the collector."""
-        return self._tracer.dropped if self._tracer is not None else 0
-
-    def unexplained(self) -> int:
-        """Number of prompts that were suspect, or not looked at, and not compared with an earlier one."""
-        return self._observer.unexplained if self._observer is not None else 0
-
-    def connections(self) -> dict[str, int]:
-        """Clients' connections: how many are open, and how many we closed, by reason."""
-        server = self._server
-        return {CONNECTIONS: server.connections} | {CLOSED + why: count for why, count in server.closed.items()}
+        """Totals of this edge for the hub's metrics; open connections are a level."""
+        server, prompts = self._server, self._prompts
+        closed = {CLOSED + why: count for why, count in server.closed.items()}
+        outcomes = prompts.counts() if prompts is not None else {}
+        return closed | {
+            CONNECTIONS: server.connections,
+            SPANS_DROPPED: self._tracer.dropped if self._tracer is not None else 0,
+            UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,
+            **{PROMPTS + outcome: count for outcome, count in outcomes.items()},
+        }
 
     def _build(self) -> None:
         s = self._settings

@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from router.core.facts.misses import Sighting, Template
 from router.core.facts.requests import Ask, Prompt
 from router.core.observatory.difference.compare import Compared, compare
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import Chain
 from router.http.request import Request
@@ -64,8 +64,8 @@ class Observer:
 
     def look(
         self, ask: Ask, chain: Chain | None, request: Request, *, sure: bool = False, always: bool = False
-    ) -> Sighting | Look | None:
-        """What is known of a prompt at a glance: a Sighting, or a Look that is to be settled. None where the prompt
+    ) -> Sighting | Suspect | None:
+        """What is known of a prompt at a glance: a Sighting, or a Suspect that is to be settled. None where the prompt
         cannot be read. With `sure` nothing is assumed of it; with `always` it is looked at whatever the load."""
         if chain is None or ask.prompt is None:
             return None
@@ -81,7 +81,7 @@ class Observer:
 
     async def settle(
         self,
-        look: Look,
+        look: Suspect,
         ask: Ask,
         chain: Chain,
         request: Request,
@@ -101,17 +101,19 @@ class Observer:
                 read = ask.prompt.joint.whole
                 whole = await asyncio.get_running_loop().run_in_executor(thread, read) if aside else read()
                 seen = self._look(ask, chain, request, whole, sure=sure) if whole is not None else look
-                if not isinstance(seen, Look):
+                if not isinstance(seen, Suspect):
                     return seen
                 look = seen
-            if look.suspect:
+            if look.comparable:
                 await self._compare(look, thread, sure=sure, rejects=rejects)
         except Exception:  # the request is served all the same
             self._fail()
             return None
         return look.sighting
 
-    def _look(self, ask: Ask, chain: Chain, request: Request, whole: Prompt | None, *, sure: bool) -> Sighting | Look:
+    def _look(
+        self, ask: Ask, chain: Chain, request: Request, whole: Prompt | None, *, sure: bool
+    ) -> Sighting | Suspect:
         session = request.fields.get(b"x-session-id")
         name = session.decode("latin-1") if session else ""
         return self._watcher.look(
@@ -123,7 +125,7 @@ class Observer:
             log.exception("A prompt could not be seen; this is told once")
         self._failed = True
 
-    async def _compare(self, look: Look, thread: Executor, *, sure: bool, rejects: bool) -> None:
+    async def _compare(self, look: Suspect, thread: Executor, *, sure: bool, rejects: bool) -> None:
         """Complete the sighting of a suspect prompt, by a comparison if there is time for one."""
         inline = look.bytes_max <= INLINE_BYTES_MAX
         if not self._budget.has(time.monotonic()) or (self._comparing and not inline and not sure):
@@ -140,7 +142,7 @@ class Observer:
         self._budget.spend(spent_s)
         self._watcher.settle(look, compared, rejects=rejects)
 
-    async def _aside(self, look: Look, thread: Executor) -> tuple[Compared, float]:
+    async def _aside(self, look: Suspect, thread: Executor) -> tuple[Compared, float]:
         """Compare in the thread."""
         self._comparing += 1
         try:
@@ -197,7 +199,7 @@ class Allowance:
         self._left_s -= seconds
 
 
-def _compared(look: Look, excerpts: bool) -> tuple[Compared, float]:
+def _compared(look: Suspect, excerpts: bool) -> tuple[Compared, float]:
     """Compare, and measure the seconds of this thread's CPU that it took."""
     began_s = time.thread_time()
     compared = compare(

@@ -18,7 +18,7 @@ from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.models import NoReplica, UnknownModel
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.placement.wanted import Wanted
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of, ring_key
@@ -118,7 +118,7 @@ class Reader:
             work = hashed_with_fewer_tools if self._leaves_out(ask.prompt, model) else chain_of
             chain = await how.run(work, ask, self._placer.known_as(model))
         seen = self._look(request, ask, chain, how)
-        sighting = await self._settled(seen, request, ask, chain, how) if isinstance(seen, Look) else seen
+        sighting = await self._settled(seen, request, ask, chain, how) if isinstance(seen, Suspect) else seen
         if sighting is not None:
             sighting.step = ask.step
         warning = _warning(sighting, how)
@@ -199,7 +199,7 @@ class Reader:
 
     # -- history -------------------------------------------------------------------------------------------------
 
-    def _look(self, request: Request, ask: Ask, chain: Chain | None, how: Reading) -> Sighting | Look | None:
+    def _look(self, request: Request, ask: Ask, chain: Chain | None, how: Reading) -> Sighting | Suspect | None:
         """What earlier prompts say of this one at a glance. None without an observatory."""
         if self._observer is None:
             return None
@@ -214,7 +214,7 @@ class Reader:
         return step if step and _STEP.fullmatch(step) else ""
 
     async def _settled(
-        self, look: Look, request: Request, ask: Ask, chain: Chain | None, how: Reading
+        self, look: Suspect, request: Request, ask: Ask, chain: Chain | None, how: Reading
     ) -> Sighting | None:
         """What earlier prompts say of this one, where a glance does not tell."""
         if self._observer is None or chain is None:

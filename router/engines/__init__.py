@@ -1,1 +1,10 @@
-"""Which engines there are and what they say: discovery, probes, data-parallel ranks, KV events."""
+"""Which engines there are and what they say of themselves. The only room that talks to engines besides a request's own
+call (http/) and prewarming; what it hears goes to the Router.
+
+discovery/  which replicas there are
+probe       their health, models and load
+ranks       how many data-parallel ranks a server has
+kv_events/  what their caches hold, by their KV events
+announce    have a replica say again what it holds
+fetch       how a page of an engine is asked for
+"""

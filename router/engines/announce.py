@@ -1,11 +1,11 @@
-"""Have a replica that was joined late tell what it holds of prompts that are asked for. Opt-in.
+"""Have a replica that the router joined late say what it holds of prompts that clients send. Opt-in.
 
-An engine never repeats what it stored before we listened. vLLM (0.30 and later) does so for one request whose
-`vllm_xargs` hold `kv_cache_report_mode: full`: it stores again, in words only, every block the prompt hit. So when an
-answer shows more cached tokens than the events knew, a request of one token with just those tokens is sent, at most
-one every INTERVAL_S. Every router of the engine hears the answer, so where any of them asks, all have to know that
-stores may be repetitions and no second copies: `events.announce` is to be on in all of them, or in none (see
-core/cache/engine_blocks.py).
+An engine does not repeat what it stored before the router listened. vLLM (0.30 and later) does so for one request
+whose `vllm_xargs` have `kv_cache_report_mode: full`: it reports again as stored every block that the prompt hit. So
+when an answer shows more cached tokens than the events knew, a request with just those tokens is sent, for one token
+of answer, at most one every INTERVAL_S. Every router of the engine hears these events, so where any of them asks, all
+must know that a store may be a repetition and no second copy: `events.announce` must be on in all of them, or in
+none (core/cache/engine_blocks.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S = 30.0
 
 
 class Announcer:
-    """One request at a time."""
+    """Sends such requests, one at a time."""
 
     def __init__(self, router: Router, *, api_key: str, tls: ssl.SSLContext | None = None) -> None:
         self._router = router
@@ -41,19 +41,19 @@ class Announcer:
         await self._session.close()
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Send what the Router wants to be announced, until cancelled."""
         while True:
             if self._router.unannounced:
                 await self.announce(self._router.unannounced.pop())
             await asyncio.sleep(INTERVAL_S)
 
     async def announce(self, wanted: Unannounced) -> None:
-        """Send one request; a failure costs nothing but the knowledge."""
+        """Send one request; a failure is logged, and only the knowledge is missing."""
         try:
             await self._request(wanted)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fields = {"replica": wanted.replica, "why": type(error).__name__}
-            log.warning("replica was asked in vain to announce what it holds", extra={"fields": fields})
+            log.warning("replica could not be asked to announce what it holds", extra={"fields": fields})
 
     async def _request(self, wanted: Unannounced) -> None:
         # One token more than is cached: the engine never takes the last one from its cache.

@@ -1,6 +1,6 @@
 """Asking engines for pages of their own: health, models, load, sources of events, tokens.
 
-One way to set a session up, and one to read a page: never more of it than its reader can use.
+One way to set up a session, and one to read a page, never more of it than its reader can use.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import ssl
 
 import aiohttp
 
-KEEPALIVE_S = 3.0  # less than uvicorn's 5, so that we close first
+KEEPALIVE_S = 3.0  # less than uvicorn's 5, so that the router closes first
 
 
 def session(api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
-    """For engines' own pages: `timeout_s` is for a whole answer; with the key that engines were given, if any. Without
-    `tls` engines that speak it must be known to the machine. Nothing is asked for compressed, and nothing unpacked."""
+    """A session for engines' own pages. `timeout_s` is for a whole answer, 0 for no limit; `api_key` is sent unless it
+    is "". Without `tls`, certificates are checked against the machine's. Compression is neither asked for nor
+    undone."""
     headers = {"Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -28,7 +29,7 @@ def session(api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -
 
 
 async def read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """The page; one byte more than `bytes_max` where it is longer."""
+    """Read a page, at most `bytes_max` + 1 bytes of it."""
     pieces, left = list[bytes](), bytes_max + 1
     while left > 0 and not response.content.at_eof():
         piece = await response.content.read(left)

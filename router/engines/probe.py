@@ -1,10 +1,10 @@
-"""The loops that ask engines for health, models and load, one per replica.
+"""Probes: one loop per replica asks its engine for health, models and load.
 
-A round is `/health`, then `/metrics`; `/v1/models` first and every few rounds. A replica without known models is not
-ready, since nothing could be routed to it. All that is heard goes to the Router, which knows what it means.
+A round is `/health`, then `/metrics`; `/v1/models` in the first and every few rounds. A replica without known models is
+not ready, since nothing could be routed to it. All answers go to the Router, which knows what they mean.
 
-Data-parallel ranks of one server are replicas of their own behind one set of pages: the first of them asks for all,
-and each hears of its own share of the load.
+Data-parallel ranks of one server are replicas of their own behind one set of pages: the loop of the first rank asks
+for all, and each rank gets its own share of the load.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from router.engines import fetch
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-MODELS_MAX = 1_024  # rows of a models page that are read
-SOON_ROUNDS = 8  # at four times the pace, after a replica has begun to refuse connections
+MODELS_MAX = 1_024  # models that are read of a page
+SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
 PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
 
 
@@ -55,7 +55,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class ProbeFailed(Exception):
-    """An engine did not answer as it should; `refused`: nobody listens."""
+    """An engine did not answer as it should. `refused` means that nobody listens there."""
 
     def __init__(self, message: str, *, status: int = 0, refused: bool = False) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class ProbeFailed(Exception):
 
 
 class Prober:
-    """Probes replicas and tells the Router."""
+    """Probes replicas and tells the Router what they say."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Prober:
         self._page_bytes_max = page_bytes_max
         self._kv_tokens_max = kv_tokens_max
         self._session = fetch.session(api_key, timeout_s, tls)
-        self._soon: dict[str, int] = {}  # rounds at four times the pace, by replica
+        self._soon: dict[str, int] = {}  # rounds left at four times the pace, by replica
         self._wakes: dict[str, asyncio.Event] = {}
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ class Prober:
         while True:
             try:
                 await self.probe(replica, models=self._unknown(replica) or rounds % self._models_rounds == 0)
-            except Exception:  # whatever a page does to us, the next round comes
+            except Exception:  # a bug in reading a page must not end the loop
                 log.exception("bug: probe failed inside the router", extra={"fields": {"replica": replica}})
                 for rank in self._ranks(replica):
                     self._heard(rank, ok=False, proof=False, why="the router cannot read its pages")
@@ -114,18 +114,18 @@ class Prober:
             wake.clear()
 
     def hurry(self, replica: str) -> None:
-        """It has begun to refuse connections: whoever was only restarted is soon back."""
+        """Probe the replica at four times the pace: it began to refuse connections, and may be back soon."""
         self._soon[replica] = SOON_ROUNDS
         if replica in self._wakes:
             self._wakes[replica].set()
 
     def left(self, replica: str) -> None:
-        """It is no replica any more."""
+        """Forget a replica that left."""
         self._soon.pop(replica, None)
         self._wakes.pop(replica, None)
 
     async def probe(self, replica: str, *, models: bool) -> None:
-        """One round: of all ranks of the server if this is its first, else of none."""
+        """One round: for all ranks of the server if this is its first rank, otherwise for none."""
         if Replica(replica).rank:
             return
         server = Replica(replica).url
@@ -147,7 +147,7 @@ class Prober:
             self._heard(rank, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
 
     def _ranks(self, replica: str) -> list[str]:
-        """Ids of all members behind the same URL: the server itself, or its ranks, which come and go together."""
+        """Ids of all members behind the replica's URL: the server itself, or its ranks, which come and go together."""
         member, server = self._router.member, Replica(replica)
         if server.rank is None:
             return [replica] if member(replica) is not None else []
@@ -185,14 +185,14 @@ class Prober:
         return [_served(model) for model in models[:MODELS_MAX]]
 
     async def _metrics(self, server: str) -> str | None:
-        """The page; "" where it is switched off, None where it is late or broken."""
+        """The metrics page; "" where it is switched off, None where it is late or broken."""
         try:
             return (await self._get(f"{server}/metrics")).decode(errors="replace")
         except ProbeFailed as failure:
             return "" if failure.status == 404 else None
 
     async def _load(self, replica: str, page: str | None) -> Load:
-        if page is None:  # the last page still says most
+        if page is None:  # the last page's load is the best estimate
             member = self._router.member(replica)
             return member.load if member else Load()
         rank = Replica(replica).rank
@@ -224,7 +224,7 @@ class Prober:
 
 
 def _served(model: _Model) -> ServedModel:
-    """Only the id must be readable."""
+    """A model as the Router knows it. Only its id must be readable."""
     return ServedModel(
         name=model.id,
         root=_read(str, model.root),

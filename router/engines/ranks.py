@@ -1,15 +1,15 @@
 """How many data-parallel ranks a server has: each is a replica of its own, since each has its own cache.
 
-vLLM 0.32 names the source of KV events of every rank on `/kv_event_sources`; with events off, its metrics still name
-every engine. SGLang 0.5.23 says `dp_size` on `/server_info`. A server that answers none of them has one rank. One that
-does not answer at all keeps the number that was known of it, and is asked again soon, as is another engine that came
-to a known address.
+vLLM 0.32 names the KV event source of every rank on `/kv_event_sources`; with events off, its metrics still name every
+engine. SGLang 0.5.23 says `dp_size` on `/server_info`. A server that has none of these pages has one rank. A server
+that does not answer at all keeps its last known number, and is asked again soon, as is another engine that came to a
+known address.
 
-Who joins is waited for, SETTLE_S at most, so that it joins as what it is. Who leaves, leaves at once, whoever else is
-being asked.
+A server that joins is waited for, SETTLE_S at most, so that it joins with all its ranks. A server that leaves does so
+at once, whatever else is being asked.
 
-In vLLM's hybrid and external modes a server answers for a part of the ranks only, which it counts from 0
-(v1/engine/input_processor.py): so do we.
+In vLLM's hybrid and external modes a server answers for only a part of the ranks, which it counts from 0
+(v1/engine/input_processor.py); so does the router.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 RANKS_MAX = 1_024  # a server that claims more is not believed
-SETTLE_S = 1.0  # a server that joins is waited for so long, until it has answered
+SETTLE_S = 1.0  # longest wait for the answer of a server that joins
 ASKED_AT_ONCE_MAX = 32
 
 
@@ -49,7 +49,7 @@ class _Silent(Exception):
 
 
 def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[Replica]:
-    """The same set with every server of several ranks replaced by its ranks; `counts` by base URL."""
+    """The replicas with every server of several ranks replaced by its ranks. `counts` is by base URL."""
     return frozenset(
         rank
         for replica in replicas
@@ -62,7 +62,7 @@ def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[
 
 
 class Ranks:
-    """Asks servers, remembers, and asks again: soon where there was no answer, else every `again_s`."""
+    """Asks servers for their ranks, and again: soon where there was no answer, otherwise every `again_s`."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Ranks:
         self._again_s = again_s
         self._page_bytes_max = page_bytes_max
         self._counts: dict[str, int] = {}
-        self._asked_s: dict[str, float] = {}  # of the last answer
+        self._asked_s: dict[str, float] = {}  # time of the last answer, by base URL
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._instances: dict[str, str] = {}  # of engines, where discovery knows
-        self._settled_s: dict[str, float] = {}  # until when each is waited for; 0: it was asked
+        self._instances: dict[str, str] = {}  # engines' instances, if discovery knows them, by base URL
+        self._settled_s: dict[str, float] = {}  # end of the wait for a server that joins; 0: it was asked
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         self._session = fetch.session(api_key, timeout_s, tls)
 
@@ -94,7 +94,7 @@ class Ranks:
         await self._session.close()
 
     async def count(self, base_url: str) -> int:
-        """Ranks of one server, at least 1; the last known number when it does not answer."""
+        """Number of ranks of one server, at least 1; the last known number if it does not answer."""
         try:
             count = await self._ask(base_url)
         except _Silent:
@@ -108,11 +108,11 @@ class Ranks:
         return count
 
     def doubt(self, replica: str) -> None:
-        """The server behind this id was lost: it may come back with another number of ranks, so ask it again soon."""
+        """Ask the server behind this id again soon: it was lost, and may come back with another number of ranks."""
         self._asked_s.pop(Replica(replica).url, None)
 
     async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> AsyncIterator[frozenset[Replica]]:
-        """Discovery's complete sets with ranks in the place of their servers, and again when a number changes."""
+        """Yield discovery's complete sets with servers replaced by their ranks, and again when a number changes."""
         replicas: frozenset[Replica] | None = None
         given: frozenset[Replica] | None = None
         following: asyncio.Future[frozenset[Replica] | None] | None = asyncio.ensure_future(anext(sets, None))
@@ -141,7 +141,8 @@ class Ranks:
                 await sets.aclose()
 
     async def _wait(self, following: asyncio.Future[Any] | None, *, first: bool) -> None:
-        """Until there is another set, or those that join have answered or been waited for, or the next round is due."""
+        """Wait until there is another set, servers that join have answered or had their time, or the next round is
+        due."""
         now_s, joining = asyncio.get_running_loop().time(), self._joining()
         until_s = min((self._settled_s[server] for server in joining), default=now_s + self._interval_s)
         asked = [self._asking[server] for server in joining]
@@ -158,12 +159,12 @@ class Ranks:
                 answered.cancel()
 
     def _joining(self) -> set[str]:
-        """Servers that are new, were asked, and may still answer in time."""
+        """New servers that were asked and may still answer in time."""
         now_s = asyncio.get_running_loop().time()
         return {server for server in self._asking if self._settled_s.get(server, now_s) > now_s}
 
     def _refresh(self, replicas: frozenset[Replica]) -> None:
-        """Ask those that are due."""
+        """Ask the servers that are due."""
         now_s = asyncio.get_running_loop().time()
         instances = {replica.url: replica.instance for replica in replicas}
         for server in [server for server in self._settled_s if server not in instances]:
@@ -184,7 +185,8 @@ class Ranks:
             known.pop(server, None)
 
     def _forget_answer(self, server: str) -> None:
-        """Whoever is asked now is not who answers next; the number that was known is the best guess until then."""
+        """Drop the question under way: another engine is at the address now. Its known number is the best guess until
+        it answers."""
         for known in (self._asked_s, self._settled_s):
             known.pop(server, None)
         asking = self._asking.pop(server, None)
@@ -211,7 +213,7 @@ class Ranks:
         return max(1, len(engines(page.decode(errors="replace")))) if page else 1
 
     async def _page(self, url: str, decode: Callable[[bytes], _T]) -> _T | None:
-        """One page; None where there is none that can be read. Raises _Silent when the server fails to answer."""
+        """One page; None if there is no readable one. Raises _Silent if the server does not answer."""
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status >= 500:

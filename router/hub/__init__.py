@@ -1,6 +1,9 @@
-"""Knows and decides: the placer of this process, admission, the roster of replicas.
+"""Knows and decides: one hub for all edges. It knows no HTTP client and moves no byte of an answer; edges reach it
+through the `placer` only, and it reaches them through `Edges`.
 
-hub           owns what is known of replicas, and all that asks or hears them
+hub           the hub's life, and what it is told
+assembly      its parts, made from settings
+roster        which replicas there are, and the tasks that watch each
 local_placer  what an edge of this process asks
 admitter      who is placed now, who waits, who is turned away
 owners        which replica made a stored response

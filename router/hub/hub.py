@@ -1,4 +1,7 @@
-"""What knows the replicas and places: index, probes, events, metrics, admin pages. One for all edges (placer.py)."""
+"""Knows the replicas and places: index, probes, events, metrics, admin pages. One for all edges (placer.py).
+
+Parts are made in `assembly`; who joins and leaves is the `roster`'s. Here are the hub's life, and what it is told.
+"""
 
 from __future__ import annotations
 
@@ -6,122 +9,61 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from router.admin.listener import listen
-from router.admin.observatory import Observatory
-from router.admin.pages import Pages
-from router.admin.prewarm import Page as PrewarmPage
+from router.admin.prewarm import PrewarmPage
 from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
-from router.core.facts.misses import Template
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Replica
-from router.core.fleet.breaker import State
-from router.core.kv_events.stream import Limits
-from router.core.observatory.explain import Explainer
-from router.core.observatory.ledger.ledger import Ledger
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
 from router.engines.announce import Announcer
-from router.engines.discovery.sources import source_of
 from router.engines.discovery.static import StaticDiscovery
-from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
-from router.engines.probe import Prober
-from router.engines.ranks import Ranks
-from router.hub.local_placer import LocalPlacer
-from router.loop import guarded, in_background
-from router.prewarm.sending import Sender
-from router.prewarm.warmer import Warmer
+from router.hub import assembly
+from router.hub.roster import ReplicaRoster
+from router.loop import closed_on_error, in_background
+from router.placer import Edges, NoEdges
 from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.networks import allowed
-from router.settings.pairs import event_endpoints, event_topics
 from router.settings.schema import Settings
-from router.telemetry.metrics import Figures, Metrics, RequestRecord
-from router.telemetry.process_counts import HUB_LOST, Totals
+from router.telemetry.process_counts import Totals
+from router.telemetry.record import RequestRecord
 from router.tokens.encoder import Prompts, make_prompts
 from router.tokens.request_tokens import Asker
-from router.tokens.trust import Trust
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # between two looks for stuck replicas
-LOOKS_A_CHECK = 4  # events are held against counters every so many
-STALE_PROBES = 3  # intervals after which an engine's word on its load counts no more
-TOKENIZERS_S = 20.0  # of loading, before serving begins without them
+LOOKS_A_CHECK = 4  # looks per comparison of events with engines' counters
+TOKENIZERS_S = 20.0  # for loading tokenizers, before serving begins without them
 
 
 class Hub:
-    """`async with Hub(settings, ...) as hub`: knows replicas from then on; `/readyz` says when one is ready."""
+    """`async with Hub(settings) as hub`: finds and probes replicas from then on; `/readyz` says when one is ready."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        in_flight: Callable[[], int],
-        lost: Callable[[str], None],
-        stuck: Callable[[str], None] = lambda _: None,
-        admin_socket: socket.socket | None = None,
-    ) -> None:
-        """`in_flight` counts requests being answered by all edges; `lost(replica)` hears that nobody listens there any
-        more, `stuck(replica)` that it accepts and does not answer. Without an `admin_socket` one is bound where the
-        settings say."""
-        self.settings = settings  # that hold now
-        self._in_flight = in_flight
-        self._tell_lost = lost
-        self._tell_stuck = stuck
+    def __init__(self, settings: Settings, *, admin_socket: socket.socket | None = None) -> None:
+        """Without an `admin_socket`, one is bound to the address in the settings."""
+        self.settings = settings  # in force now
+        self.edges: Edges = NoEdges()
+        self.totals = Totals(lambda: self.edges.figures())
+        self.prompts: Prompts | None = None  # None where events are off
+        self.tls = tls.for_replicas(settings.upstream)
+        self.admin_url = ""
         self._admin_socket = admin_socket
         self._stack = AsyncExitStack()
-        self._tls = tls.for_replicas(settings.upstream)
-        self._watching: dict[str, list[asyncio.Task[None]]] = {}  # by replica
-        self._events: Subscriber | None = None
-        self.prompts: Prompts | None = None
-        self._grades: dict[str, Grade] = {}  # as last logged
-        self.left: Callable[[str], None] = lambda _: None  # hears of replicas that are no longer there
-        self.ready: Callable[[str], None] = lambda _: None  # and of those that may be sent requests from now on
-        self.totals = Totals()
-        self.observatory: Observatory | None = None
         self._draining = False
-        self.discovered = asyncio.Event()  # the first complete set of replicas is known
-        self.admin_url = ""
 
     async def __aenter__(self) -> Self:
-        s = self.settings
-        self.router = Router(
-            POLICIES[s.routing.policy](),
-            index_bytes_max=s.routing.index_bytes_max,
-            memory_max=s.routing.memory_max,
-            blocks_max_default=s.routing.blocks_max_default,
-            stored_blocks_max=s.events.blocks_max,
-            stored_bytes_max=s.events.index_bytes_max,
-            repeats=s.events.announce,
-            graded=self._graded,
-            resync=lambda id_: self._events.resync(id_) if self._events else None,
-            slow_start_s=s.upstream.slow_start_s,
-            stuck_after_s=s.upstream.stuck_after_s,
-            breaker_changed=self._stood,
-            cleared=lambda id_: self.warmer.cleared(id_),
-            suspect=lambda id_: self._events.suspect(id_, "connection refused") if self._events else None,
-            explainer=Explainer(s.observatory.blocks_max, replay_window_s=s.observatory.replay_window_s)
-            if s.observatory.enabled
-            else None,
-        )
-        try:
+        async with closed_on_error(self._stack):
             self._build()
-            if self.prompts is not None:
-                await self._load_tokenizers(self.prompts)  # first: it holds up everything else
-            await self._follow()
+            if self.events is not None:
+                await self._follow(self.events)
+            self._stack.push_async_callback(self.roster.close)
+            self._task(self.roster.follow(self.discoveries.watch()))
             await self._listen()
-        except BaseException:
-            await self._stack.aclose()
-            raise
         return self
 
     async def __aexit__(
@@ -130,154 +72,121 @@ class Hub:
         await self._stack.aclose()
 
     def _build(self) -> None:
+        """Make all parts, in the order in which they need each other."""
         s = self.settings
-        if not s.replicas and s.discovery.source == StaticDiscovery.source:
-            log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
-        self._prober = Prober(
-            self.router,
-            self._lost,
-            on_ready=self._became_ready,
-            interval_s=s.probe.interval_s,
-            timeout_s=s.probe.timeout_s,
-            api_key=s.probe.api_key,
-            models_interval_s=s.probe.models_interval_s,
-            page_bytes_max=s.probe.page_bytes_max,
-            kv_tokens_max=s.routing.kv_tokens_max,
-            tls=self._tls,
-        )
-        self._stack.push_async_callback(self._prober.close)
-        self.metrics = Metrics(self.router, time.monotonic, self._figures(), process=True)
-        self.admin_token = secrets.read(s.admin.token, s.admin.token_file)
-        self._upstream_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
-        self._replicas = StaticDiscovery(s.replicas)
-        self._discoveries = Together(self._replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
-        self.pages = Pages(
-            self.router,
-            self.metrics,
-            ready=self._ready,
-            clock=time.monotonic,
-            decisions_max=s.limits.decisions_max,
-            streams=self._stream,
-            window=lambda id_: self.admission.window(id_),
-            added=lambda id_: Replica(id_).url in self._replicas.added,
-            warming=lambda id_: self.warmer.warming(id_),
-            discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
-        )
-        if s.observatory.enabled:
-            self.observatory = Observatory(
-                self.router,
-                s.observatory,
-                tenant=self.metrics.tenant,
-                clock=time.monotonic,
-                decisions=self.pages.newest,
-                window=lambda id_: self.admission.window(id_),
-            )
-            self._task(self.observatory.watch())
-        self.placer = LocalPlacer(
-            self.router,
-            clock=time.monotonic,
-            event_wait_s=s.events.wait_s,
-            response_ids_max=s.limits.response_ids_max,
-            private_responses=bool(s.auth.keys_file),
-            observe=self.observe,
-            failed=self._failed,
-            refused=self._refused,
-            page=self.pages.page,
-            limits=s.admission,
-            load_stale_s=STALE_PROBES * s.probe.interval_s,
-            shed=self.metrics.shed,
-        )
+        self.admin_token, self.upstream_key = _credentials(s)
+        self.router = assembly.router_of(self)
+        self.metrics = assembly.metrics_of(self)
+        self.replicas = StaticDiscovery(s.replicas)  # in the settings, or added at run time
+        self.discoveries = assembly.discoveries_of(self)
+        self.pages = assembly.pages_of(self)
+        self.observatory = assembly.observatory_of(self)
+        self.placer = assembly.placer_of(self)
         self.admission = self.placer.admission
-        self._prewarm()
-        self.keys = keys_of(s)
-        if s.events.enabled:
-            self._trust()
-        self._ranks = Ranks(
-            interval_s=s.probe.interval_s,
-            again_s=s.probe.models_interval_s,
-            timeout_s=s.probe.timeout_s,
-            api_key=s.probe.api_key,
-            page_bytes_max=s.probe.page_bytes_max,
-            tls=self._tls,
+        self.warmer = assembly.warmer_of(self)
+        self._stack.push_async_callback(self.warmer.close)
+        self.prober = assembly.prober_of(self)
+        self._stack.push_async_callback(self.prober.close)
+        ranks = assembly.ranks_of(self)
+        self._stack.push_async_callback(ranks.close)
+        self.events = assembly.subscriber_of(self) if s.events.enabled else None
+        self.roster = ReplicaRoster(
+            self.router,
+            prober=self.prober,
+            ranks=ranks,
+            events=self.events,
+            warmer=self.warmer,
+            metrics=self.metrics,
+            edges=lambda: self.edges,
         )
-        self._stack.push_async_callback(self._ranks.close)
+        self.discovered, self.probe_now = self.roster.discovered, self.roster.probe_now
+        self.keys = keys_of(s)
+        if self.observatory is not None:
+            self._task(self.observatory.watch(lambda: self.edges.templates()))
         self._task(self.totals.own_stalls.watch())
         self._task(self._check())
         self._task(self._admit())
 
-    def _prewarm(self) -> None:
-        s, observatory = self.settings, self.observatory
-        sender = Sender(
-            self.router,
-            self.admission,
-            clock=time.monotonic,
-            api_key=lambda: self._upstream_key or s.probe.api_key,
-            tls=self._tls,
-        )
-        self.warmer = Warmer(
-            self.router,
-            sender,
-            s.prewarm,
-            clock=time.monotonic,
-            hottest=observatory.hottest if observatory is not None else lambda _: (),
-            counted=self.metrics.prewarmed,
-            released=lambda id_: self.ready(id_),
-        )
-        self._stack.push_async_callback(self.warmer.close)
-        self.prewarm_page = PrewarmPage(self.router, self.warmer)
-        if observatory is not None:
-            observatory.warming = self.warmer.warming
-
-    def _trust(self) -> None:
+    async def _follow(self, events: Subscriber) -> None:
+        """Load tokenizers, which everything else waits for; then be ready to follow the events of replicas."""
         s = self.settings
         self.prompts = make_prompts(s)
         self._stack.callback(self.prompts.close)
-        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._tls)
+        asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self.tls)
         self._stack.push_async_callback(asker.close)
-        trust = Trust(
-            self.router,
-            self.prompts,
-            asker,
-            ask_replicas=s.tokens.ask_replicas,
-            verify=s.tokens.verify,
-            verify_interval_s=s.tokens.verify_interval_s,
-        )
-        self._task(trust.watch())
-
-    async def _load_tokenizers(self, prompts: Prompts) -> None:
-        """Not for ever: a hub may be slow, or behind a firewall that swallows what is sent to it."""
-        try:
+        self._task(assembly.trust_of(self, self.prompts, asker).watch())
+        try:  # a model hub may be slow, or behind a firewall that swallows what is sent to it
             async with asyncio.timeout(TOKENIZERS_S):
-                await prompts.prepare_all()
+                await self.prompts.prepare_all()
         except TimeoutError:
             log.warning("tokenizers are not loaded yet: until they are, prompts are placed by estimate")
+        await events.start()
+        self._stack.push_async_callback(events.close)
+        if s.events.announce:
+            announcer = Announcer(self.router, api_key=s.probe.api_key, tls=self.tls)
+            self._stack.push_async_callback(announcer.close)
+            self._task(announcer.watch())
 
-    async def _follow(self) -> None:
-        """Events, and then replicas: each is followed from the moment it is known."""
-        s = self.settings
-        if s.events.enabled:
-            self._events = Subscriber(
-                self.router.knowledge,
-                endpoints=event_endpoints(s.events.endpoints),
-                bind=s.events.bind,
-                topics=event_topics(s.events.topics),
-                api_key=s.probe.api_key,
-                tls=self._tls,
-                poll_s=s.events.poll_s,
-                limits=Limits(
-                    silence_s=s.events.replay_timeout_s,
-                    suspended_max_s=s.events.suspend_s,
-                    queue_bytes_max=s.events.queue_bytes_max,
-                ),
-            )
-            await self._events.start()
-            self._stack.push_async_callback(self._events.close)
-            if s.events.announce:
-                announcer = Announcer(self.router, api_key=s.probe.api_key, tls=self._tls)
-                self._stack.push_async_callback(announcer.close)
-                self._task(announcer.watch())
-        self._stack.push_async_callback(self._stop_watching)
-        self._task(self._discover())
+    async def _listen(self) -> None:
+        self.prewarm_page = PrewarmPage(self.router, self.warmer)
+        self._additions = Additions(self.replicas, allowed(self.settings.admin.replicas_allowed))
+        routes = [*self.pages.routes(), *self._additions.routes(), *self.prewarm_page.routes()]
+        if self.observatory is not None:
+            routes += self.observatory.routes()
+        self.admin_url = await listen(
+            self._stack, routes, self.settings, token=lambda: self.admin_token, sock=self._admin_socket
+        )
+
+    def _task(self, work: Coroutine[None, None, None]) -> None:
+        self._stack.push_async_callback(in_background(work))
+
+    async def _check(self) -> None:
+        """Look for stuck replicas, and at times compare what events say with what engines count, until cancelled."""
+        look = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for found in self.router.look(time.monotonic()):
+                for replica in found:
+                    self.edges.stuck(replica)
+                await asyncio.sleep(0)  # replicas are judged a few at a time, so that requests go on in between
+            look += 1
+            if not look % LOOKS_A_CHECK:
+                self.router.check(time.monotonic())
+
+    async def _admit(self) -> None:
+        """Place requests that wait, where something else than the end of an answer made room, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self.admission.tick()
+            except Exception:  # requests must not wait for ever
+                log.exception("bug: admission failed inside the hub")
+
+    # -- what it is told -----------------------------------------------------------------------------------------
+
+    def serve(self, edges: Edges) -> None:
+        """From now on these edges place here, are told of replicas, and are asked what they have counted."""
+        self.edges = edges
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that ended; its log line is the edge's."""
+        self.metrics.observe(record)
+        self.pages.decisions.append(record)
+        if self.observatory is not None:
+            self.observatory.observe(record)
+
+    def failed(self, replica: str, kind: str) -> None:
+        """Count an attempt that failed; a replica that left meanwhile has no series any more."""
+        self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
+
+    def ready(self) -> bool:
+        """Whether requests should come here: a replica is ready, and the router is not draining."""
+        return not self._draining and bool(self.router.ready())
+
+    def drain(self) -> None:
+        """From now on `/readyz` says that no more should come."""
+        self._draining = True
+        self.admission.release()
 
     @property
     def keys(self) -> Keys | None:
@@ -291,209 +200,28 @@ class Hub:
         self.metrics.know_tenants(tenants, self.settings.auth.tenants_max)
         self.admission.set_tenants(tenants)
 
-    # -- what it is told -----------------------------------------------------------------------------------------
-
-    def observe(self, record: RequestRecord) -> None:
-        """A request ended; its log line is the edge's."""
-        self.metrics.observe(record)
-        self.pages.decisions.append(record)
-        if self.observatory is not None:
-            self.observatory.observe(record)
-
-    def count(self, counts: Mapping[str, int]) -> None:
-        """What else an edge of another process has counted since it last said so: see `Edge.figures`."""
-        self.totals.add(counts)
-        self.metrics.hub_lost(counts.get(HUB_LOST, 0))
-
-    def know(self, templates: Iterable[Template], source: str) -> None:
-        """What templates are, as an edge of another process has seen."""
-        if self.observatory is not None:
-            self.observatory.know(templates, source)
-
-    def drain(self) -> None:
-        """From now on `/readyz` says that no more should come."""
-        self._draining = True
-        self.admission.release()
-
     def reload(self, settings: Settings) -> None:
-        """Take over what may change while it runs (see reloading.py). Replicas come and go as in any other discovery.
-        May raise SettingsError, but only before anything has changed."""
+        """Apply the settings that may change at run time (settings/reloading.py); replicas come and go as in any other
+        discovery. Raises SettingsError, if at all, before anything has changed."""
         upstream = settings.upstream
         with files_of_settings():
             keys = keys_of(settings)
-            admin_token = secrets.read(settings.admin.token, settings.admin.token_file)
-            upstream_key = secrets.read(upstream.api_key, upstream.api_key_file)
-            tls.renew(self._tls, upstream)  # sessions of probes go on with it
-        self.settings, self.keys, self.admin_token = settings, keys, admin_token
-        self._upstream_key = upstream_key
+            credentials = _credentials(settings)
+            tls.renew(self.tls, upstream)  # sessions of probes use it from now on
+        self.settings, self.keys = settings, keys
+        self.admin_token, self.upstream_key = credentials
         self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stuck_after_s)
         self.admission.configure(settings.admission)
         self.warmer.configure(settings.prewarm)
         self._additions.allowed = allowed(settings.admin.replicas_allowed)
-        self._replicas.replace(settings.replicas)
+        self.replicas.replace(settings.replicas)
 
     def reloaded(self, result: str) -> None:
-        """The settings were read again: `ok` if they hold now, `refused` if the old ones do."""
+        """Count a reload: `ok` if the new settings are in force, `refused` if the old ones stay."""
         self.metrics.reloaded(result, time.time())
 
-    def _ready(self) -> bool:
-        return not self._draining and bool(self.router.ready())
 
-    def _graded(self, replica: str, grade: Grade, why: str) -> None:
-        """Each change of a replica's grade is logged once, with its reason; a fall from `exact` is a warning."""
-        fell = self._grades.get(replica) is Grade.EXACT
-        self._grades[replica] = grade
-        fields = {"replica": replica, "grade": grade.value, "why": why}
-        log.log(logging.WARNING if fell else logging.INFO, "replica's grade", extra={"fields": fields})
-
-    def _stood(self, replica: str, state: State, why: str) -> None:
-        """Requests say of a replica what its health checks do not: each change is logged once."""
-        level = logging.INFO if state is State.CLOSED else logging.WARNING
-        log.log(level, "replica's breaker", extra={"fields": {"replica": replica, "state": state.value, "why": why}})
-
-    def _failed(self, replica: str, kind: str) -> None:
-        """An attempt failed; whoever left meanwhile has no series any more."""
-        self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
-
-    def _refused(self, replica: str) -> None:
-        """An edge found that nobody listens there: all ranks of that server are gone at once."""
-        for id_ in self.router.same_server(replica):
-            if self.router.observe_health(id_, False, "connection refused", proof=True):
-                self.router.forget(id_)
-                self._prober.hurry(id_)
-                fields = {"replica": id_, "why": "connection refused"}
-                log.warning("replica does not answer as it should", extra={"fields": fields})
-        self._lost(replica)
-
-    def _lost(self, replica: str) -> None:
-        """Nobody listens there any more; who comes back may have another number of ranks."""
-        self._tell_lost(replica)
-        for id_ in self.router.same_server(replica):
-            self.warmer.refused(id_)
-        self._ranks.doubt(replica)
-
-    def _became_ready(self, replica: str) -> None:
-        self.warmer.ready(replica)
-        self.ready(replica)
-
-    async def _check(self) -> None:
-        """Look for stuck replicas, and now and then hold what events say against what engines count."""
-        look = 0
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for found in self.router.look(time.monotonic()):
-                for replica in found:
-                    self._tell_stuck(replica)
-                await asyncio.sleep(0)  # replicas are judged a few at a time: others are not to wait for all of them
-            look += 1
-            if not look % LOOKS_A_CHECK:
-                self.router.check(time.monotonic())
-
-    async def _admit(self) -> None:
-        """Let in who waits, when something else than the end of an answer made room."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            try:
-                self.admission.tick()
-            except Exception:  # whoever waits must not wait for ever
-                log.exception("bug: admission failed inside the hub")
-
-    # -- what it shows -------------------------------------------------------------------------------------------
-
-    def _stream_figures(self) -> dict[str, dict[str, float | None]]:
-        if self._events is None:
-            return {}
-        rows = self._events.stats().items()
-        return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
-
-    def _figures(self) -> Figures:
-        totals = self.totals
-        return Figures(
-            in_flight=self._in_flight,
-            streams=self._stream_figures,
-            prompts=lambda: totals.prompts(dict(self.prompts.counts()) if self.prompts else {}),
-            queued=lambda: self.admission.queued(),
-            held=lambda: self.admission.held_back(),
-            connections=totals.connections,
-            discoveries=lambda: msgspec.to_builtins(self._discoveries.statuses()),
-            ledger=self._ledger,
-            lines_dropped=totals.lines_dropped,
-            spans_dropped=totals.spans_dropped,
-            unexplained=totals.unexplained,
-            stalls=totals.stalls,
-            workers_cpu_s=totals.workers_cpu_s,
-        )
-
-    def _ledger(self) -> Ledger | None:
-        return self.observatory.settled() if self.observatory is not None else None
-
-    def _stream(self, replica: str) -> dict[str, Any] | None:
-        stats = self._events.stat(replica) if self._events else None
-        return msgspec.to_builtins(stats) if stats else None
-
-    async def _listen(self) -> None:
-        self._additions = Additions(self._replicas, allowed(self.settings.admin.replicas_allowed))
-        routes = [*self.pages.routes(), *self._additions.routes(), *self.prewarm_page.routes()]
-        if self.observatory is not None:
-            routes += self.observatory.routes()
-        self.admin_url = await listen(
-            self._stack, routes, self.settings, token=lambda: self.admin_token, sock=self._admin_socket
-        )
-
-    # -- replicas ------------------------------------------------------------------------------------------------
-
-    async def _discover(self) -> None:
-        async for replicas in self._ranks.follow(self._discoveries.watch()):
-            self._replace(replicas)
-            self.discovered.set()
-
-    async def probe_now(self) -> None:
-        """Ask every replica once, without waiting for the next round."""
-        await self.discovered.wait()
-        await asyncio.gather(*(self._prober.probe(m.id, models=True) for m in self.router.members))
-
-    def _replace(self, replicas: frozenset[Replica]) -> None:
-        """A complete set. Where another engine has come to an address, all that was there ends, and begins anew."""
-        by_id = {replica.id: replica for replica in replicas}
-        before = {member.id: member.replica for member in self.router.members}
-        joined, left = self.router.replace(by_id[id_] for id_ in sorted(by_id))
-        for id_ in left:
-            log.info("replica left", extra={"fields": _named(before[id_])})
-            for task in self._watching.pop(id_):
-                task.cancel()
-            self.metrics.left(id_)
-            self._prober.left(id_)
-            self._grades.pop(id_, None)
-            self.warmer.left(id_)
-            self.left(id_)
-        for id_ in before.keys() - left:
-            if (ready := by_id[id_].ready) != before[id_].ready:
-                text = "replica is ready again" if ready else "replica is not ready"
-                log.info(text, extra={"fields": _named(by_id[id_])})
-                (self._became_ready if ready else self.left)(id_)
-            member = self.router.member(id_)
-            if self._events is not None and member is not None and member.replica != before[id_]:
-                self._events.update(member.replica)
-        for id_ in joined:
-            self.metrics.joined(id_)
-            self.warmer.joined(id_, new=self.discovered.is_set())
-            log.info("replica joined", extra={"fields": _named(by_id[id_])})
-            work: list[Coroutine[None, None, None]] = [self._prober.watch(id_)]
-            if self._events is not None:
-                work.append(self._events.watch(by_id[id_]))
-            self._watching[id_] = [asyncio.create_task(guarded(each)) for each in work]
-
-    async def _stop_watching(self) -> None:
-        tasks = [task for tasks in self._watching.values() for task in tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _task(self, work: Coroutine[None, None, None]) -> None:
-        self._stack.push_async_callback(in_background(work))
-
-
-def _named(replica: Replica) -> dict[str, str]:
-    """For a log line: the facts that there are."""
-    facts = {"replica": replica.id, "name": replica.name, "node": replica.node, "instance": replica.instance}
-    return {name: fact for name, fact in facts.items() if fact}
+def _credentials(s: Settings) -> tuple[str, str]:
+    """The token of the admin pages, and the key that replicas are shown."""
+    admin_token = secrets.read(s.admin.token, s.admin.token_file)
+    return admin_token, secrets.read(s.upstream.api_key, s.upstream.api_key_file)

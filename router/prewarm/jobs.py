@@ -1,4 +1,4 @@
-"""What is to be sent to one replica, and what came of it."""
+"""A job: what is to be sent to one replica, and what came of it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 from router.core.facts.placements import Usage
 from router.prewarm.prefixes import Prefix
 
-ERRORS_MAX = 10  # told of one job
+ERRORS_MAX = 10  # errors shown per job
 
 
 class Why(StrEnum):
-    """What a replica is warmed for."""
+    """Why a replica is warmed."""
 
     JOINED = "joined"
     RESTARTED = "restarted"
     ASKED = "asked"
 
 
-class State(StrEnum):
-    """How far a job is."""
+class JobState(StrEnum):
+    """The state of a job."""
 
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
-    FAILED = "failed"  # something was sent in vain, or time was up
+    FAILED = "failed"  # a request failed, or time was up
 
 
 @dataclass(slots=True)
 class Job:
-    """One replica's. `prefixes` are sent after those of the file, if that is wanted, and before `templates`."""
+    """A job for one replica. Prompts of the file are sent first, then `prefixes`, then `templates`."""
 
     replica: str
     why: Why
@@ -39,29 +39,29 @@ class Job:
     templates: int
     file: str = ""
     prefixes: tuple[Prefix, ...] = ()
-    call: int = 0  # number of the call that asked for it
-    state: State = State.WAITING
+    call: int = 0  # number of the call that asked for it; 0 if none did
+    state: JobState = JobState.WAITING
     sent: int = 0
     skipped: int = 0
     failed: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of those, as far as the engine tells
+    cached_tokens: int = 0  # prompt tokens that were cached, if the engine reports that
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
     def took(self, usage: Usage) -> None:
-        """A prompt was sent."""
+        """Count a prompt that was sent."""
         self.sent += 1
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens or 0
 
     def trouble(self, why: str) -> None:
-        """Something was not as it should be; each kind is told once."""
+        """Note an error, each kind once."""
         if why not in self.errors and len(self.errors) < ERRORS_MAX:
             self.errors.append(why)
 
     def row(self) -> dict[str, Any]:
-        """As the page and the log show it."""
+        """The job as the page and the log show it."""
         return {
             "replica": self.replica,
             "why": self.why,

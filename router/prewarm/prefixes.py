@@ -1,6 +1,6 @@
 """Prompts that replicas are warmed with: requests as clients would send them, from a file or a call.
 
-A file has one a line, `{"path": "/v1/chat/completions", "body": {...}}`. Every problem is told, by line.
+A file has one per line, `{"path": "/v1/chat/completions", "body": {...}}`. Every problem is reported, by line.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from router.core.dialects import PATHS, BadBody, warming
 from router.core.prompts.bodies import UNREADABLE
 
 FILE_BYTES_MAX, PREFIXES_MAX = 16 << 20, 1_024
-PROBLEMS_MAX = 20  # told at once
+PROBLEMS_MAX = 20  # problems reported at once
 
 
 class Prefix(msgspec.Struct, frozen=True, gc=False):
-    """A request whose prompt is to be held. `key`: where it stands for a learned template, the chain key of what is
-    shared, and `messages` how many of its messages are."""
+    """A request whose prompt should be cached. For a learned template, `key` is the chain key of the shared part, and
+    `messages` the number of shared messages."""
 
     path: str
     body: bytes
@@ -29,7 +29,7 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
-    """One as it is given."""
+    """A request in a file or a call."""
 
     path: str
     body: Raw
@@ -47,7 +47,7 @@ _decode_row = msgspec.json.Decoder(Row).decode
 
 
 def read(file: Path) -> list[Prefix]:
-    """All of a file, in its order. Raises PrefixesError."""
+    """Read all requests of a file, in order. Raises PrefixesError."""
     try:
         with file.open("rb") as opened:
             text = opened.read(FILE_BYTES_MAX + 1)
@@ -70,12 +70,12 @@ def read(file: Path) -> list[Prefix]:
 
 
 def given(rows: Sequence[Row]) -> list[Prefix]:
-    """Those of a call. Raises PrefixesError."""
+    """Check the requests of a call. Raises PrefixesError."""
     return _checked([(f"requests[{number}]", row) for number, row in enumerate(rows)], [])
 
 
 def file_problems(key: str, file: str) -> list[str]:
-    """What is wrong with the file that a setting names; nothing where it names none."""
+    """Problems of the file that a setting names; none if it names no file."""
     try:
         if file:
             read(Path(file))

@@ -1,7 +1,7 @@
-"""One prompt to one replica, and into the Router's books.
+"""Sends one prompt to one replica, and has the Router count it.
 
-Who was warmed is believed to hold the prompt just as after a client's request, since the lease has the same chain.
-What is read and hashed is so beside the event loop: a prompt may have megabytes.
+A warmed replica counts as holding the prompt just as after a client's request, since the lease has the same chain.
+Bodies are parsed and hashed in a thread, since a prompt may have megabytes.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from router.engines import fetch
 from router.prewarm.prefixes import Prefix
 
 ANSWER_BYTES_MAX = 1 << 20
-BYTES_PER_TOKEN = 4  # of a body whose prompt cannot be read
-CUTS_MAX = 8  # of a learned template's request that are tried
+BYTES_PER_TOKEN = 4  # assumed for a body whose prompt cannot be read
+CUTS_MAX = 8  # ways to cut a learned template's request that are tried
 
 
 class Books(Protocol):
-    """Who else keeps leases besides the Router (admitter.Admitter)."""
+    """What keeps count of leases besides the Router (hub/admitter.py)."""
 
     def adopted(self, lease: Lease) -> None:
-        """One was opened without asking."""
+        """A lease was opened without admission."""
 
     def window(self, replica: str) -> int | None:
-        """How many leases it may have; None without a limit."""
+        """How many leases the replica may have; None for no limit."""
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """One is given back, to the Router too."""
+        """Give a lease back, to the Router too."""
 
 
 class Skipped(Exception):
-    """Not sent, for this reason."""
+    """The prompt was not sent, for this reason."""
 
 
-class Failed(Exception):
-    """Sent in vain; `gone`: the replica did not answer, so others need not be tried."""
+class SendFailed(Exception):
+    """The request failed. `gone` means that the replica did not answer, so that further prompts need not be tried."""
 
     def __init__(self, why: str, *, gone: bool = False) -> None:
         super().__init__(why)
@@ -62,7 +62,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A prefix as it is sent, and what the Router must know of it."""
+    """A request as it is sent, and what the Router must know of it."""
 
     body: bytes
     ask: Ask
@@ -70,8 +70,8 @@ class _Read:
     chain: Chain | None
 
 
-class Sender:
-    """Sends, one at a time and replica by its caller's care."""
+class PromptSender:
+    """Sends prompts; the caller sees to it that each replica gets one at a time."""
 
     def __init__(
         self,
@@ -82,25 +82,25 @@ class Sender:
         api_key: Callable[[], str],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`api_key()` is what replicas are asked with at the moment, "" for nothing. How long an answer may take is the
-        caller's to say."""
+        """`api_key()` is the key for replicas now, "" for none. The caller limits how long an answer may take."""
         self._router = router
         self._books = books
         self._clock = clock
         self._api_key = api_key
-        self._session = fetch.session("", 0.0, tls)  # no limit
+        self._session = fetch.session("", 0.0, tls)  # no time limit
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
     def full(self, replica: str) -> bool:
-        """Whether it has as many requests as it may have."""
+        """Whether the replica has as many requests as it may have."""
         member, window = self._router.member(replica), self._books.window(replica)
         return member is not None and window is not None and len(member.leases) >= window
 
     async def send(self, replica: str, prefix: Prefix, tokens_max: int) -> Usage:
-        """What the engine counted, or what we did where it does not say. Raises Skipped and Failed."""
+        """Send a prompt. Returns the engine's token counts, or the Router's if it reports none. Raises Skipped and
+        SendFailed."""
         try:
             default = self._router.models.resolve(None)
         except (NoReplica, UnknownModel):
@@ -110,7 +110,7 @@ class Sender:
         )
         member = self._router.member(replica)
         if member is None:
-            raise Failed("it left", gone=True)
+            raise SendFailed("it left", gone=True)
         if read.model not in member.models:
             raise Skipped(f"it does not serve '{read.model}'" if read.model else "the request names no model")
         if self._tokens(read) > tokens_max:
@@ -120,11 +120,11 @@ class Sender:
             if self._router.index.depth(replica, read.chain.keys[:shared]) == shared:
                 raise Skipped("it is held already")
         lease = self._lease(replica, read)
-        outcome = Outcome(Ending.CLIENT_LEFT)  # if this task is cancelled
+        outcome = Outcome(Ending.CLIENT_LEFT)  # the outcome if this task is cancelled
         try:
             outcome = Outcome(Ending.OK, await self._post(replica, prefix.path, read.body))
-        except Failed as error:
-            # An answer that is an error may be the prompt's fault: it is no failure of the replica's.
+        except SendFailed as error:
+            # An error answer may be the prompt's fault, so it does not count as a failure of the replica.
             outcome = Outcome(Ending.FAILED if error.gone else Ending.REFUSED_BY_ENGINE)
             raise
         finally:
@@ -142,9 +142,10 @@ class Sender:
         try:
             lease = self._router.route(wanted, self._clock(), only=replica)
         except (NoReplica, Shed) as error:
-            raise Failed("nothing may be sent there now", gone=True) from error
+            raise SendFailed("nothing may be sent there now", gone=True) from error
         lease.role = PREFILL
-        lease.end_key = None  # the answer is nobody's: what is remembered of another to this prompt stays
+        # no conversation continues this answer; what is known of a client's answer to the prompt stays
+        lease.end_key = None
         self._books.adopted(lease)
         return lease
 
@@ -161,15 +162,16 @@ class Sender:
             ) as response:
                 answer = await fetch.read(response, ANSWER_BYTES_MAX)
                 if response.status != 200:
-                    raise Failed(f"status {response.status}")
+                    raise SendFailed(f"status {response.status}")
         except (aiohttp.ClientError, OSError) as error:
-            raise Failed(type(error).__name__, gone=True) from error
+            raise SendFailed(type(error).__name__, gone=True) from error
         return PATHS[path].usage(answer)
 
 
 def _read(prefix: Prefix, default: str, known_as: Callable[[str], str]) -> _Read:
-    """In any thread. A learned template's request is cut behind what is shared, where that can be done; what does not
-    begin with the template is not sent (an isolated tenant's own salt is in no body). Raises Skipped."""
+    """Parse and hash a request; safe in any thread. A learned template's request is cut behind the shared part, if
+    possible; one that does not begin with the template is not sent (an isolated tenant's salt is in no body). Raises
+    Skipped."""
     try:
         whole = warming.fields_of(prefix.body)
         cuts = warming.shorter(prefix.path, whole, prefix.messages - 1)[:CUTS_MAX] if prefix.key else []

@@ -1,10 +1,10 @@
-"""Who is warmed, when, and who waits for it.
+"""Which replica is warmed, when, and what waits for it.
 
-A replica is due when it joins and when its cache is gone, and warmed once it is fit. Prompts go one at a time, and to
-one replica at a time; only those that are held back (`prewarm.hold_ready`) do not wait for others, since the fleet is
-short of them. Whoever is held gets traffic when it is warm, when that failed, and at the latest `timeout_s` after it
-began; Fleet.warm_up sees to it that somebody serves meanwhile. Replicas that were there when the router came are not
-held: it is the router that is new.
+A replica is due when it joins and when its cache is gone, and is warmed once it is healthy. Prompts are sent one at a
+time, and replicas are warmed one after another; only those kept back until they are warm (`prewarm.hold_ready`) do not
+wait for others, since the fleet is short of them. Such a replica gets traffic when it is warm, when warming failed,
+and at the latest `timeout_s` after warming began; the Fleet sees to it that other replicas serve meanwhile. Replicas
+that were there when the router started are not kept back: only the router is new.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from typing import Any
 
 from router.core.facts.misses import Template
 from router.core.placement.router import Router
-from router.prewarm.jobs import Job, State, Why
+from router.prewarm.jobs import Job, JobState, Why
 from router.prewarm.prefixes import Prefix, PrefixesError, read
-from router.prewarm.sending import Failed, Sender, Skipped
+from router.prewarm.sending import PromptSender, SendFailed, Skipped
 from router.settings.schema import PrewarmSettings
 
 log = logging.getLogger(__name__)
 
-FAILURES_MAX = 3  # prompts in a row that are sent in vain, until a replica is left alone
-PAUSE_S = 0.05  # between two looks at a replica that is full
-CALLS_MAX = 8  # that wait, each with its prompts
-LAST_MAX = 64  # jobs that ended and are still told of
-LIVES_MAX, LIVES_S = 6, 600.0  # times that one replica is warmed within so long without being asked
+FAILURES_MAX = 3  # failures in a row after which the job ends
+PAUSE_S = 0.05  # between two checks of a full replica
+CALLS_MAX = 8  # calls that may wait, each with its prompts
+LAST_MAX = 64  # ended jobs that are still shown
+LIVES_MAX, LIVES_S = 6, 600.0  # one replica is warmed at most 6 times in 600 s unless asked
 
 
 class Busy(Exception):
-    """Too much waits already."""
+    """Too many calls wait already."""
 
 
 class Warmer:
-    """One per router, in the process of the hub."""
+    """Warms replicas; one per router, in the hub's process."""
 
     def __init__(
         self,
         router: Router,
-        sender: Sender,
+        sender: PromptSender,
         settings: PrewarmSettings,
         *,
         clock: Callable[[], float],
@@ -51,8 +51,8 @@ class Warmer:
         counted: Callable[[str, int], None] = lambda *_: None,
         released: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`hottest(n)` are the learned templates that are used most; `counted(result, prompt_tokens)` hears of each
-        prompt, `released(replica)` when one that was held may be sent requests."""
+        """`hottest(n)` gives the n most used learned templates; `counted(result, prompt_tokens)` is called for each
+        prompt, `released(replica)` when a replica that was kept back may be sent requests."""
         self._router = router
         self._sender = sender
         self.settings = settings
@@ -61,17 +61,17 @@ class Warmer:
         self._counted = counted
         self._released = released
         self._due: dict[str, Why] = {}
-        self._lives: dict[str, deque[float]] = {}  # when it became due, by replica
-        self._jobs: dict[asyncio.Task[None], Job] = {}  # that have not ended
-        self._unasked: set[str] = set()  # replicas of those that nobody asked for
-        self._running: set[str] = set()  # and of those that run
+        self._lives: dict[str, deque[float]] = {}  # times when the replica became due, by replica
+        self._jobs: dict[asyncio.Task[None], Job] = {}  # jobs that have not ended
+        self._unasked: set[str] = set()  # replicas with a job that no call asked for
+        self._running: set[str] = set()  # replicas with a job that runs
         self._last: deque[Job] = deque(maxlen=LAST_MAX)
-        self._turn = asyncio.Lock()  # of replicas that nobody holds
-        self._turns: dict[str, asyncio.Lock] = {}  # each replica's own
+        self._turn = asyncio.Lock()  # held by the job that runs, of those whose replica is not kept back
+        self._turns: dict[str, asyncio.Lock] = {}  # one lock per replica
         self._calls = 0
 
     def configure(self, settings: PrewarmSettings) -> None:
-        """What holds from now on; nobody is held who would not be."""
+        """Apply new settings, and let go replicas that would not be kept back any more."""
         self.settings = settings
         if not self._automatic:
             self._due.clear()
@@ -84,7 +84,7 @@ class Warmer:
         return bool(self.settings.prefixes_file or self.settings.templates)
 
     async def close(self) -> None:
-        """End what runs."""
+        """End all jobs."""
         tasks = list(self._jobs)
         for task in tasks:
             task.cancel()
@@ -94,42 +94,42 @@ class Warmer:
     # -- what it is told of replicas -----------------------------------------------------------------------------
 
     def joined(self, replica: str, *, new: bool) -> None:
-        """`new`: it came while the router was there."""
+        """A replica joined; `new` means that the router was there before it."""
         self._expect(replica, Why.JOINED, hold=new)
 
     def cleared(self, replica: str) -> None:
-        """Its cache is gone."""
+        """The replica's cache is gone."""
         self._expect(replica, Why.RESTARTED, hold=True)
 
     def refused(self, replica: str) -> None:
-        """Nobody listens there: whoever comes is new, even if the router has never seen another."""
+        """Nobody listens at the replica: the engine that comes is new, even if the router has seen none before."""
         if replica in self._due:
             self._hold(replica)
 
     def ready(self, replica: str) -> None:
-        """It may be that it has become fit: if it is due, its warming begins."""
+        """The replica may have become healthy: if it is due, its warming begins."""
         member = self._router.member(replica)
         if member is None or not (member.health.fit and member.replica.ready) or replica not in self._due:
             return
         if replica in self._unasked:
-            return  # it looks again when that ends
+            return  # `_ended` calls this again
         s = self.settings
         self._start(Job(replica, self._due.pop(replica), s.tokens_max, s.templates, s.prefixes_file))
 
     def left(self, replica: str) -> None:
-        """It is no replica any more."""
+        """The replica left."""
         self._due.pop(replica, None)
         self._lives.pop(replica, None)
         self._turns.pop(replica, None)
         self._unasked.discard(replica)
         for task, job in self._jobs.items():
             if job.replica == replica:
-                job.state = State.FAILED
+                job.state = JobState.FAILED
                 job.trouble("it left")
                 task.cancel()
 
     def warming(self, replica: str) -> bool:
-        """Whether its cache is being filled, or it waits for that."""
+        """Whether the replica's cache is being filled, or it is kept back until then."""
         return replica in self._running or self._router.is_warming_up(replica)
 
     # -- what it is asked ----------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Warmer:
     def ask(
         self, replicas: Iterable[str], prefixes: Sequence[Prefix], templates: int, *, file: str, tokens_max: int
     ) -> tuple[list[Job], list[asyncio.Task[None]]]:
-        """Warm these, one after another. Raises Busy."""
+        """Warm these replicas, one after another. Raises Busy."""
         if len({job.call for job in self._jobs.values() if job.call}) >= CALLS_MAX:
             raise Busy
         self._calls += 1
@@ -145,11 +145,11 @@ class Warmer:
         return jobs, [self._start(job) for job in jobs]
 
     def state(self) -> dict[str, Any]:
-        """What runs, what waits for it, and what came of the last, newest first."""
+        """Jobs that run, jobs that wait, and the last results, newest first."""
         jobs = list(self._jobs.values())
         return {
-            "running": [job.row() for job in jobs if job.state is not State.WAITING],
-            "queue": [job.row() for job in jobs if job.state is State.WAITING],
+            "running": [job.row() for job in jobs if job.state is not JobState.WAITING],
+            "queue": [job.row() for job in jobs if job.state is JobState.WAITING],
             "last": [job.row() for job in reversed(self._last)],
         }
 
@@ -176,7 +176,7 @@ class Warmer:
             self._router.warm_up(replica, True)
 
     def _release(self, replica: str, why: str) -> None:
-        """Unless another life of it is due, which is held for itself."""
+        """Let the replica go, unless it has restarted and is due again."""
         if replica not in self._due:
             self._let_go(replica, why)
 
@@ -200,17 +200,17 @@ class Warmer:
         if task.cancelled():
             return
         if task.exception() is not None:
-            job.state = State.FAILED
+            job.state = JobState.FAILED
             log.error("bug: warming failed inside the router", exc_info=task.exception())
         if job.why is not Why.ASKED:
             self._unasked.discard(job.replica)
-            self._release(job.replica, "it is warm" if job.state is State.DONE else "warming it failed")
+            self._release(job.replica, "it is warm" if job.state is JobState.DONE else "warming it failed")
             self.ready(job.replica)
 
     async def _run(self, job: Job) -> None:
         held = self._router.is_to_warm_up(job.replica) and job.why is not Why.ASKED
         late = None
-        if held:  # whatever it waits for
+        if held:  # not longer, whatever the job waits for
             why = "warming it took too long"
             late = asyncio.get_running_loop().call_later(self.settings.timeout_s, self._release, job.replica, why)
         try:
@@ -224,23 +224,23 @@ class Warmer:
                 late.cancel()
 
     async def _timed(self, job: Job) -> None:
-        """Within the time that there is, and with a line in the log before and after."""
+        """Run a job within `timeout_s`, with a log line before and after."""
         fields = {"replica": job.replica, "why": job.why}
         log.info("replica is being warmed", extra={"fields": fields})
-        job.state, began_s = State.RUNNING, self._clock()
+        job.state, began_s = JobState.RUNNING, self._clock()
         self._running.add(job.replica)
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 await self._warm(job)
         except TimeoutError:
-            job.state = State.FAILED
+            job.state = JobState.FAILED
             job.trouble("it took longer than prewarm.timeout_s")
         finally:
             job.seconds = self._clock() - began_s
             self._running.discard(job.replica)
-        if job.state is State.RUNNING:
-            job.state = State.FAILED if job.failed else State.DONE
-        failed = job.state is State.FAILED
+        if job.state is JobState.RUNNING:
+            job.state = JobState.FAILED if job.failed else JobState.DONE
+        failed = job.state is JobState.FAILED
         text = "replica was not warmed as it should be" if failed else "replica is warm"
         log.log(logging.WARNING if failed else logging.INFO, text, extra={"fields": job.row()})
 
@@ -255,7 +255,7 @@ class Warmer:
                 job.skipped += 1
                 job.trouble(str(skipped))
                 self._counted("skipped", 0)
-            except Failed as failed:
+            except SendFailed as failed:
                 job.failed += 1
                 failures += 1
                 job.trouble(str(failed))
@@ -268,13 +268,13 @@ class Warmer:
                 self._counted("ok", usage.prompt_tokens)
 
     def _budget(self, job: Job) -> int:
-        """Tokens, no more than there is room for: what comes first would make room for what comes last."""
+        """Tokens to send, no more than fit into the cache: otherwise the last prompts would evict the first."""
         member = self._router.member(job.replica)
         capacity = member.load.kv_tokens_max if member is not None else None
         return min(job.tokens_max, capacity) if capacity else job.tokens_max
 
     async def _prefixes(self, job: Job) -> list[Prefix]:
-        """Those of the file as it is now: it may be long, and is not kept."""
+        """All prompts of the job; the file is read anew, since it may be long and is not kept."""
         prefixes: list[Prefix] = []
         if job.file:
             try:

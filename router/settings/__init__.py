@@ -1,1 +1,10 @@
-"""Every setting, the files that they name, secrets, TLS, API keys."""
+"""Every setting, and the files that settings name. Where values come from is commands/loading.
+
+schema     the settings, with their defaults and reasons
+reloading  which of them may change while the router runs
+keys       API keys and tenants
+secrets    secrets, in settings or files
+tls        TLS contexts
+networks   where replicas may be that are added at run time
+pairs      settings that are pairs written as one string
+"""

@@ -4,12 +4,12 @@ The keys file is YAML, a list with an entry for each key (`warmroute make-key` w
 
     - {name: acme-1, sha256: "9f86...", tenant: acme, models: [m], requests_per_min: 600, priority: low}
 
-Only the SHA-256 of a key is kept. A key is 256 random bits, so nobody finds by trying what a digest was made of; slow
+Only the SHA-256 of a key is kept. A key is 256 random bits, so that nobody can find it from a digest by trying; slow
 hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
-what the time of that tells is of the digest, which nobody can steer towards another without breaking SHA-256.
+timing reveals something of the digest only, which nobody can steer towards another without breaking SHA-256.
 
-Rates, isolation, receipts, repairs and `append_only` are the tenant's, whichever key says so; keys that contradict
-each other are refused. Models and priority are the key's own.
+Rates, isolation, receipts, repairs and `append_only` apply to the tenant, whichever key says so; keys that contradict
+each other are refused. Models and priority apply to the key.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ PREFIX = "wr-"
 KEY_BYTES = 32
 FILE_BYTES_MAX = 64 << 20
 OTHER, NONE = "other", "none"  # label values that no tenant may be named
-OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # what becomes of a conversation whose history has changed
+OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations whose history has changed
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
 
 class KeysError(ValueError):
-    """What is wrong with a keys file, one line each; no line holds a key or a digest."""
+    """A keys file has problems, one line each; no line has a key or a digest."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -58,30 +58,30 @@ class KeysError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a key belongs to, and what may be asked for with it."""
+    """The tenant that a key belongs to, and what it allows."""
 
     name: str
     priority: Priority = Priority.NORMAL
-    models: frozenset[str] | None = None  # None: all
-    requests_per_min: int | None = None  # None: any number
+    models: frozenset[str] | None = None  # None: all models
+    requests_per_min: int | None = None  # None: no limit
     tokens_per_min: int | None = None
-    isolated: bool = False  # its cached prefixes are its own
+    isolated: bool = False  # other tenants cannot share its cached prefixes
     receipts: bool = False
-    repairs: tuple[str, ...] = ()  # of its requests
+    repairs: tuple[str, ...] = ()  # repairs that are made to its requests
     append_only: str = OFF
 
     def allows(self, model: str) -> bool:
-        """Whether it may ask for this model."""
+        """Whether the tenant may use this model."""
         return self.models is None or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. Where the router asks for no keys, name and priority are the request's own hints."""
+    """Whose request it is. If the router requires no keys, name and priority are hints of the request itself."""
 
     name: str = ""
     priority: Priority = Priority.NORMAL
-    tenant: Tenant | None = None  # proved by a key
+    tenant: Tenant | None = None  # None unless proved by a key
 
 
 ANYBODY = Caller()
@@ -98,7 +98,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     isolate: bool | None = None
     receipts: bool | None = None
     repairs: tuple[str, ...] | None = None
-    append_only: str | Literal[False] | None = None  # `off` is false in YAML
+    append_only: str | Literal[False] | None = None  # YAML reads `off` as false
 
     def __post_init__(self) -> None:
         if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
@@ -108,25 +108,25 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Keys:
-    """A table of keys; a file that is read again makes a new one."""
+    """A table of keys. Reading the file again makes a new one."""
 
     def __init__(self, by_digest: Mapping[str, Tenant], tenants: Mapping[str, Tenant]) -> None:
         self._by_digest = by_digest
-        # By name. What is a key's own (models, priority) is that of the tenant's first key.
+        # By name. Models and priority, which belong to keys, are those of the tenant's first key.
         self.tenants: Mapping[str, Tenant] = tenants
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
     def find(self, key: bytes) -> Tenant | None:
-        """Whom a key belongs to; None for one that is not in the file."""
+        """The tenant of a key; None if the key is not in the file."""
         return self._by_digest.get(hashlib.sha256(key).hexdigest())
 
     @classmethod
     def load(
         cls, file: Path, *, isolate: bool, receipts: bool, repairs: tuple[str, ...] = (), append_only: str = OFF
     ) -> Keys:
-        """Read a keys file; the others hold for tenants whose keys do not say. Raises KeysError."""
+        """Read a keys file; the other arguments are defaults for tenants whose keys do not say. Raises KeysError."""
         problems: list[str] = []
         entries = [_entry(each, number, problems) for number, each in enumerate(_read(file), 1)]
         good = [entry for entry in entries if entry is not None]
@@ -158,7 +158,7 @@ class Keys:
 
 
 def _read(file: Path) -> list[Any]:
-    """The entries, unchecked. Raises KeysError."""
+    """The entries of a file, unchecked. Raises KeysError."""
     try:
         with file.expanduser().open("rb") as stream:
             text = stream.read(FILE_BYTES_MAX + 1)
@@ -166,7 +166,7 @@ def _read(file: Path) -> list[Any]:
     except OSError as error:
         raise KeysError([f"{file}: {error.strerror or error}"]) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)  # the error itself may quote a line
+        mark = getattr(error, "problem_mark", None)  # the error's own text may quote a line of the file
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise KeysError([f"{file}: not YAML{where}"]) from error
     if not isinstance(listed, list) or not listed:
@@ -175,7 +175,7 @@ def _read(file: Path) -> list[Any]:
 
 
 def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # noqa: ANN401 - whatever the file has
-    """One entry, or None and what is wrong with it."""
+    """One entry, or None and its problem."""
     named = given.get("name") if isinstance(given, dict) else None
     which = f"key '{named}'" if isinstance(named, str) and _NAME.fullmatch(named) else f"entry {number}"
     if not isinstance(given, dict):
@@ -185,7 +185,7 @@ def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # no
     unknown = [f"unknown field '{name!s:.40}'{_nearest(str(name), fields)}" for name in given if name not in fields]
     try:
         entry = None if unknown else msgspec.convert(given, _Entry)
-    except msgspec.ValidationError as error:  # says types and limits, never values
+    except msgspec.ValidationError as error:  # its text has types and limits, never values
         unknown = [str(error)]
         entry = None
     wrong = unknown if entry is None else _wrong(entry)
@@ -194,7 +194,7 @@ def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # no
 
 
 def _wrong(entry: _Entry) -> list[str]:
-    """Of an entry whose fields are of the right types."""
+    """The problem of an entry whose fields have the right types; "" if there is none."""
     wrong = []
     for field, value in (("name", entry.name), ("tenant", entry.tenant)):
         if not _NAME.fullmatch(value):
@@ -215,7 +215,7 @@ def _wrong(entry: _Entry) -> list[str]:
 
 
 def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What each tenant's keys say of the tenant."""
+    """What the keys of each tenant say of the tenant."""
     tenants: dict[str, dict[str, Any]] = {}
     for entry in entries:
         said = tenants.setdefault(entry.tenant, {})
@@ -236,12 +236,12 @@ def priority_of(name: str) -> Priority | None:
 
 
 def sane_name(name: str) -> bool:
-    """Whether this may name a tenant."""
+    """Whether a tenant may have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def make_key() -> str:
-    """A new key."""
+    """Make a new key."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
@@ -253,18 +253,18 @@ def entry_of(key: str, tenant: str, **fields: Any) -> str:  # noqa: ANN401 - fie
     problems: list[str] = []
     if _entry(given, 1, problems) is None:
         raise KeysError(problems)
-    lines = (f"{name}: {msgspec.json.encode(value).decode()}" for name, value in given.items())  # JSON is YAML
+    lines = (f"{name}: {msgspec.json.encode(value).decode()}" for name, value in given.items())  # any JSON is YAML
     return "- " + "\n  ".join(lines) + "\n"
 
 
 def is_admin(authorization: bytes, token: str) -> bool:
-    """Whether this header's value has the admin's token; False where there is none. In constant time."""
+    """Whether this header's value has the admin token, compared in constant time; False if there is no token."""
     scheme, _, given = authorization.partition(b" ")
     return scheme.lower() == b"bearer" and bool(token) and compare_digest(given.strip(), token.encode())
 
 
 def keys_of(settings: Settings) -> Keys | None:
-    """The keys file that the settings name, as it is now; None where they name none. Raises KeysError."""
+    """Read the keys file that the settings name; None if they name none. Raises KeysError."""
     auth, observatory = settings.auth, settings.observatory
     if not auth.keys_file:
         return None
@@ -279,12 +279,12 @@ def keys_of(settings: Settings) -> Keys | None:
 
 @contextmanager
 def files_of_settings() -> Iterator[None]:
-    """What is wrong with a file that settings name is a SettingsError: it was checked, but that is a moment ago."""
+    """Turn errors of files that settings name into a SettingsError: files may have changed since they were checked."""
     try:
         yield
     except KeysError as error:
         raise SettingsError(error.problems) from error
     except UnicodeDecodeError as error:
         raise SettingsError(["a file that the settings name is no text"]) from error
-    except OSError as error:  # of TLS too
+    except OSError as error:  # also of TLS files
         raise SettingsError([f"{error.filename or 'a file of TLS'}: {error.strerror or error}"]) from error

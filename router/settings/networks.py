@@ -1,10 +1,10 @@
 """Where replicas may be that are added at run time: addresses and networks, never names.
 
-Whoever may add a replica has the router connect to it, from where the router stands. So only what cannot be read in
-two ways is taken: `http://ADDRESS:PORT`, the address in the one form that `ipaddress` gives back. Names (which may
-resolve to another address the next time), other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6),
-user names, paths and fragments are refused, whatever they mean. Addresses of clouds' metadata services, where a
-machine's own credentials are to be had, are refused whatever is allowed.
+Adding a replica makes the router connect to it, from the router's own network. So only unambiguous URLs are taken:
+`http://ADDRESS:PORT`, with the address in the form that `ipaddress` prints. Names (which may resolve to another address
+the next time), other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6), user names, paths and
+fragments are refused. Addresses of clouds' metadata services, which give out a machine's own credentials, are refused
+whatever is allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.2
 
 
 class NotAllowed(ValueError):
-    """A replica may not be there, and why."""
+    """A replica may not have this URL, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Allowed:
 
 
 def allowed(given: Iterable[str]) -> list[Allowed]:
-    """`http://10.0.0.0/8:8000`, `https://[fd00::/8]:443`. Raises ValueError."""
+    """Parse `http://10.0.0.0/8:8000` or `https://[fd00::/8]:443`. Raises ValueError."""
     return [_allowed(each) for each in given]
 
 
@@ -51,7 +51,7 @@ def _allowed(given: str) -> Allowed:
 
 
 def allowed_problems(given: Iterable[str]) -> list[str]:
-    """Of `admin.replicas_allowed`."""
+    """Problems of the setting `admin.replicas_allowed`."""
     problems = []
     for each in given:
         try:
@@ -62,7 +62,7 @@ def allowed_problems(given: Iterable[str]) -> list[str]:
 
 
 def checked(url: str, within: Iterable[Allowed]) -> str:
-    """The URL, if a replica may be there. Raises NotAllowed."""
+    """Check the URL of a replica, and return it. Raises NotAllowed."""
     found = _URL.fullmatch(url)
     if found is None:
         raise NotAllowed("a replica's URL is http://ADDRESS:PORT, with an IP address and nothing behind the port")
@@ -81,22 +81,22 @@ def checked(url: str, within: Iterable[Allowed]) -> str:
 
 
 def _within(address: Address, scheme: str, port: int, allowed: Allowed) -> bool:
-    return (scheme, port) == (allowed.scheme, allowed.port) and address in allowed.network  # of one version
+    # false if IP versions differ
+    return (scheme, port) == (allowed.scheme, allowed.port) and address in allowed.network
 
 
 def _never(address: Address) -> bool:
-    """Link-local ones (169.254.169.254 among them), and what is no host's; an IPv4 address in IPv6 is written as
-    itself."""
+    """Whether an address is never allowed: link-local (169.254.169.254 is), no host's, or IPv4 written as IPv6."""
     mapped = isinstance(address, ipaddress.IPv6Address) and (
         address.ipv4_mapped is not None or address.sixtofour is not None or address.teredo is not None
     )
-    mapped = mapped or any(address in network for network in _TRANSLATED)  # of IPv6 only
+    mapped = mapped or any(address in network for network in _TRANSLATED)  # only IPv6 has these
     odd = address.is_link_local or address.is_multicast or address.is_unspecified or address == _BROADCAST
     return bool(mapped or odd or address in _METADATA)
 
 
-# IPv4 addresses written as IPv6: what a NAT64 (RFC 6052, RFC 8215) or an old stack (RFC 4291 section 2.5.5.1) takes for
-# them. Of the last, ::1 is none.
+# IPv4 addresses written as IPv6 by NAT64 (RFC 6052, RFC 8215) or an old stack (RFC 4291 section 2.5.5.1); ::1, though
+# in the old range, is none.
 _TRANSLATED = (
     *map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48")),
     *ipaddress.IPv6Network("::/96").address_exclude(ipaddress.IPv6Network("::1/128")),

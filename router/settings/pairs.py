@@ -13,7 +13,7 @@ from yarl import URL
 
 
 def url_problems(urls: Iterable[str]) -> list[str]:
-    """Of base URLs of replicas."""
+    """Problems of base URLs of replicas."""
     given = list(urls)
     problems = [
         f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000" for url in given if not _base(url)
@@ -34,18 +34,18 @@ def _base(url: str) -> bool:
 
 
 def event_endpoints(given: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """`REPLICA=ENDPOINT[=REPLAY]` as replica -> (endpoint, replay endpoint or "")."""
+    """Parse `REPLICA=ENDPOINT[=REPLAY]` into replica -> (endpoint, replay endpoint or "")."""
     parts = (each.split("=") for each in given)
     return {replica.rstrip("/"): (rest[0], rest[1] if rest[1:] else "") for replica, *rest in parts}
 
 
 def event_topics(given: Iterable[str]) -> dict[str, str]:
-    """`TOPIC=REPLICA` as topic -> replica."""
+    """Parse `TOPIC=REPLICA` into topic -> replica."""
     return {topic: replica.rstrip("/") for topic, _, replica in (each.rpartition("=") for each in given)}
 
 
 def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:
-    """Of `events.*`."""
+    """Problems of the settings `events.*`."""
     problems = []
     for given in endpoints:
         replica, *rest = given.split("=")
@@ -62,7 +62,7 @@ def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -
 
 
 def tokenizers(sources: Iterable[str]) -> dict[str, str]:
-    """`MODEL=PATH` and `PATH` as a mapping; "" stands for every model. A home directory's ~ is expanded."""
+    """Parse `MODEL=PATH` and `PATH` into a mapping; "" stands for every model. A leading ~ is expanded."""
     pairs: dict[str, str] = {}
     for given in sources:
         model, equals, path = given.partition("=")
@@ -72,7 +72,7 @@ def tokenizers(sources: Iterable[str]) -> dict[str, str]:
 
 
 def template_kwargs(given: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """`MODEL={JSON object}` as a mapping. Raises ValueError for anything else."""
+    """Parse `MODEL={JSON object}` into a mapping. Raises ValueError."""
     pairs: dict[str, dict[str, Any]] = {}
     for each in given:
         model, _, text = each.partition("=")
@@ -81,7 +81,7 @@ def template_kwargs(given: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def token_problems(sources: Iterable[str], kwargs: Iterable[str]) -> list[str]:
-    """Of `tokens.*`."""
+    """Problems of the settings `tokens.*`."""
     problems = []
     if not all(tokenizers(sources).values()):
         problems.append("'tokens.sources': MODEL=PATH or PATH is expected")

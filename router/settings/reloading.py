@@ -1,9 +1,9 @@
-"""The settings, read again while the router runs (SIGHUP): from the same file, environment and flags, checked whole.
+"""Reading the settings again while the router runs (SIGHUP), from the same file, environment and flags.
 
-A bad one changes nothing. Of a good one, what is LIVE is applied at once, and files that settings name are read again
-even if no setting changed; nothing under way is touched. What is FIXED stays as it was, and one warning names it: a
-restart behind a lame duck costs nobody a request. Every setting is in exactly one of the two; a SWITCH is live as long
-as it is neither turned on nor off.
+Settings with a problem change nothing. Otherwise those that are LIVE are applied at once, and files that settings name
+are read again even if no setting changed; requests under way are not touched. FIXED settings stay as they were, and a
+warning names those that changed: a restart as a lame duck costs no request. Every setting is in exactly one of the two
+lists; a SWITCH is live unless it is turned on or off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from router.settings.schema import Settings, SettingsError, field_keys
 
 log = logging.getLogger(__name__)
 
-# Applied by `Hub.reload`, by `Edge.reload`, or read anew whenever they are needed (drain_s, metrics_on_main).
+# Applied by `Hub.reload` and `Edge.reload`, or read whenever they are needed (drain_s, metrics_on_main).
 LIVE = frozenset(
     (
         "replicas",
@@ -43,7 +43,7 @@ LIVE = frozenset(
         "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.hold_ready", "prewarm.timeout_s",
     )
 )  # fmt: skip
-# Sockets, processes, and what is built once: the index, tokenizers, sessions of probes, followers of events.
+# Settings of sockets, processes, and parts that are built once: index, tokenizers, probe sessions, event followers.
 FIXED = frozenset(
     (
         "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
@@ -70,7 +70,7 @@ FIXED = frozenset(
         "observatory.step_field",
     )
 )  # fmt: skip
-# Empty or not, they decide how things are built: whether there is TLS, whether there are keys.
+# Settings that decide, by being empty or not, how parts are built: with TLS, with keys.
 SWITCHES = frozenset(
     (
         "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "upstream.tls_ca",
@@ -82,16 +82,16 @@ REFUSED = "the settings were read again and refused"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """What comes of settings that were read again."""
+class SettingsChange:
+    """The result of reading the settings again."""
 
-    settings: Settings  # that hold from now on
-    applied: tuple[str, ...]  # keys that changed
-    kept: tuple[str, ...]  # keys that changed and need a restart
+    settings: Settings  # in force from now on
+    applied: tuple[str, ...]  # keys of settings that changed and were applied
+    kept: tuple[str, ...]  # keys of settings that changed and need a restart
 
 
-def change(old: Settings, new: Settings) -> Change:
-    """The old settings with all that is live as in the new ones."""
+def change(old: Settings, new: Settings) -> SettingsChange:
+    """The old settings, with those that are live taken from the new ones."""
     settings, applied, kept = old, list[str](), list[str]()
     for key in field_keys():
         was, wanted = _get(old, key), _get(new, key)
@@ -102,7 +102,7 @@ def change(old: Settings, new: Settings) -> Change:
             settings = _with(settings, key, wanted)
         else:
             kept.append(key)
-    return Change(settings, tuple(applied), tuple(kept))
+    return SettingsChange(settings, tuple(applied), tuple(kept))
 
 
 def _get(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting
@@ -116,7 +116,7 @@ def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401
 
 
 class Reloader:
-    """Reads again whenever it is asked to, one time after another."""
+    """Reads the settings again on request, one time after another."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class Reloader:
         apply: Callable[[Settings], None],
         told: Callable[[str], None],
     ) -> None:
-        """`settings` hold now; `read` raises SettingsError, as `apply` may while it has changed nothing; `told` hears
-        the result: `ok` or `refused`."""
+        """`settings` are in force now. `read` raises SettingsError, and so may `apply`, before it has changed anything;
+        `told` is called with the result, `ok` or `refused`."""
         self.settings = settings
         self._read = read
         self._apply = apply
@@ -134,18 +134,19 @@ class Reloader:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Read again, soon. Asked several times meanwhile, it reads once more."""
+        """Have the settings read again soon; several requests meanwhile count as one."""
         self._asked.set()
 
     async def watch(self) -> None:
-        """Runs until cancelled."""
+        """Serve such requests until cancelled."""
         while True:
             await self._asked.wait()
             self._asked.clear()
             await self.reload()
 
     async def reload(self) -> None:
-        """Once. A thread reads settings and files that they name; they are applied in one turn of the event loop."""
+        """Read and apply once. A thread reads the settings and their files; applying takes one turn of the event
+        loop."""
         try:
             new = await asyncio.get_running_loop().run_in_executor(None, self._read)
             found = change(self.settings, new)
@@ -155,7 +156,7 @@ class Reloader:
                 log.error(REFUSED, extra={"fields": {"problem": problem}})  # noqa: TRY400 - no trace
             self._told("refused")
             return
-        except Exception:  # the router goes on
+        except Exception:  # a bug, which must not stop the router
             log.exception("bug: the settings cannot be read again")
             self._told("refused")
             return

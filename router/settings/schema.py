@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta
 
-SECRETS = ("admin.token", "auth.secret", "probe.api_key", "upstream.api_key")  # never shown
+SECRETS = ("admin.token", "auth.secret", "probe.api_key", "upstream.api_key")  # settings that are never shown
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
@@ -23,7 +23,7 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class SettingsError(ValueError):
-    """What is wrong with the settings, one line each."""
+    """The settings have problems, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))

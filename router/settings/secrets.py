@@ -1,4 +1,4 @@
-"""Secrets: given in the settings, or in a file that only its owner can read, such as a mounted one."""
+"""Secrets: in the settings, or in a file that only its owner can read, such as a mounted secret."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ BYTES_MAX = 4_096
 
 
 def read(value: str, file: str) -> str:
-    """The secret; "" where there is none. A file's white space at the end does not count. Raises OSError, and
-    UnicodeDecodeError for what is no text."""
+    """The secret; "" if there is none. White space at the end of a file is dropped. Raises OSError, and
+    UnicodeDecodeError if the file is no text."""
     if not file:
         return value
     with Path(file).expanduser().open("rb") as stream:
@@ -17,7 +17,7 @@ def read(value: str, file: str) -> str:
 
 
 def problems(name: str, value: str, file: str, *, chars_min: int) -> list[str]:
-    """What is wrong with the settings `name` and `name_file`; never with the secret in it."""
+    """Problems of the settings `name` and `name_file`; no line has the secret."""
     if value and file:
         return [f"'{name}', '{name}_file': give one of them"]
     try:

@@ -1,7 +1,7 @@
-"""Contexts for TLS: of the main listener, and of connections to replicas.
+"""TLS contexts for the main listener and for connections to replicas.
 
-Each call reads its files anew, so that a certificate that was renewed is one call away; connections that exist keep
-what they agreed on. At least TLS 1.2 (RFC 8996 says why not less).
+Each call reads its files anew, so that one call takes over a renewed certificate; existing connections keep what they
+agreed on. TLS 1.2 is the least (RFC 8996).
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from typing import Protocol
 
 
 class ListenerFiles(Protocol):
-    """The settings `listen`, as far as they concern TLS."""
+    """The settings `listen.tls_*`."""
 
     @property
     def tls_certificate(self) -> str:
-        """The chain."""
+        """Path of the certificate chain."""
 
     @property
     def tls_key(self) -> str:
-        """Its key."""
+        """Path of the certificate's key; "" if the certificate's file has it."""
 
     @property
     def tls_client_ca(self) -> str:
-        """Clients' authorities."""
+        """Path of the authorities for clients' certificates."""
 
 
 class ReplicaFiles(Protocol):
-    """The settings `upstream`, as far as they concern TLS."""
+    """The settings `upstream.tls_*`."""
 
     @property
     def tls_ca(self) -> str:
-        """Replicas' authorities."""
+        """Path of the authorities for replicas' certificates."""
 
     @property
     def tls_certificate(self) -> str:
-        """Our chain."""
+        """Path of the router's own certificate chain."""
 
     @property
     def tls_key(self) -> str:
-        """Its key."""
+        """Path of the certificate's key; "" if the certificate's file has it."""
 
 
 def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:
-    """Of the main listener, None without a certificate; "" for a `key` is within `certificate`. With a `client_ca`
-    clients must show a certificate of its. Raises OSError (ssl.SSLError is one)."""
+    """The context of the main listener; None without a certificate. A `key` of "" means that `certificate` has the key.
+    With a `client_ca` clients must show a certificate signed by it. Raises OSError (ssl.SSLError is one)."""
     if not certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -60,8 +60,8 @@ def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLConte
 
 
 def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
-    """For replicas; "" for a `ca` stands for the machine's. To read those takes 20 ms, and a megabyte. Raises OSError
-    (ssl.SSLError is one)."""
+    """The context for replicas. A `ca` of "" means the machine's authorities, which take 20 ms and a megabyte to read.
+    Raises OSError (ssl.SSLError is one)."""
     context = ssl.create_default_context(cafile=ca or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate:
@@ -70,8 +70,8 @@ def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
 
 
 def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
-    """Have connections to come of a context for replicas show the certificate that is there now, and trust the
-    authorities that are. Those that it trusted before it still does: OpenSSL forgets none. Raises OSError."""
+    """Have new connections of a context for replicas show the present certificate and trust the present authorities. It
+    keeps trusting earlier authorities: OpenSSL forgets none. Raises OSError."""
     if context is None:
         return
     if files.tls_ca:
@@ -81,18 +81,19 @@ def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
 
 
 def for_listener(files: ListenerFiles) -> ssl.SSLContext | None:
-    """See `listener_context`."""
+    """The main listener's context by the settings; None without a certificate. Raises OSError."""
     return listener_context(files.tls_certificate, files.tls_key, files.tls_client_ca)
 
 
 def for_replicas(files: ReplicaFiles) -> ssl.SSLContext | None:
-    """None where nothing is set: the machine's authorities are read when they are needed."""
+    """The context for replicas by the settings; None if none is set: then the machine's authorities are read when they
+    are needed. Raises OSError."""
     named = files.tls_ca or files.tls_certificate
     return replica_context(files.tls_ca, files.tls_certificate, files.tls_key) if named else None
 
 
 def listener_problems(certificate: str, key: str, client_ca: str) -> list[str]:
-    """What is wrong with the listener's files, by the names of their settings."""
+    """Problems of the listener's files, by the names of their settings."""
     if not certificate:
         named = [name for name, value in (("tls_key", key), ("tls_client_ca", client_ca)) if value]
         return [f"'listen.{name}': needs 'listen.tls_certificate' too" for name in named]
@@ -100,7 +101,7 @@ def listener_problems(certificate: str, key: str, client_ca: str) -> list[str]:
 
 
 def replica_problems(ca: str, certificate: str, key: str) -> list[str]:
-    """What is wrong with the files for replicas, by the names of their settings."""
+    """Problems of the files for replicas, by the names of their settings."""
     if key and not certificate:
         return ["'upstream.tls_key': needs 'upstream.tls_certificate' too"]
     return _ca_problem("upstream.tls_ca", ca) + (_chain_problem("upstream", certificate, key) if certificate else [])
@@ -146,5 +147,5 @@ def _said(error: ssl.SSLError) -> str:
 
 
 def _no_password() -> str:
-    """Without this OpenSSL would ask the terminal for one."""
+    """Give no password: otherwise OpenSSL would ask the terminal for one."""
     return ""

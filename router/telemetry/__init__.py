@@ -1,1 +1,10 @@
-"""What is counted, logged and traced: the record of a request, metrics, log lines, spans."""
+"""What is counted, logged and traced. Nothing here decides anything, and no line, series or span has text of a prompt,
+of an answer or of a key.
+
+record          what is known of one request; all else is made of it when the request ends
+tallies         counters and histograms, made of series; metrics/ renders them for Prometheus
+process_counts  what all processes of one router have counted; stalls is how late their event loops are
+logs            log lines, which log_writer writes in a thread
+spans           what a trace is made of; tracing exports it, trace_context reads and writes W3C headers
+envelope        what a document of measurements says of its origin
+"""

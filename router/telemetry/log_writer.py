@@ -1,8 +1,9 @@
 """A bounded buffer of lines, and the thread that writes them.
 
-Whoever logs only puts a line into the buffer; the thread writes what has gathered, at the latest FLUSH_S later, and at
-once when it is much or urgent. So no reader, however slow, holds up the event loop, and a busy router makes one write
-for hundreds of lines. What exceeds the buffer is dropped, counted, and said once writing works again.
+Logging only puts a line into the buffer; the thread writes what has gathered, at the latest FLUSH_S later, and at
+once when it is much or urgent. So a slow reader does not hold up the event loop, and a busy router makes one write
+for hundreds of lines. Lines that do not fit into the buffer are dropped and counted, and their number is logged once
+writing works again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 FLUSH_S = 0.1
-PIECE_BYTES_MAX = 1 << 16  # what a pipe of Linux takes at once
+PIECE_BYTES_MAX = 1 << 16  # a pipe of Linux takes so much at once
 BUFFER_BYTES_MAX = 1 << 22
 CLOSE_S = 1.0
 
 
 class Writer:
-    """A bounded buffer of lines, and the thread that empties it. `write` never waits for whoever reads."""
+    """A bounded buffer of lines, and the thread that empties it. `write` never waits for a reader."""
 
     def __init__(
         self,
@@ -31,20 +32,20 @@ class Writer:
         shared: bool = False,
     ) -> None:
         """`sink` writes all of its argument, however long that takes, or raises OSError. `notice` makes the line that
-        says how many lines were dropped. `shared`: other processes write to the same place."""
+        says how many lines were dropped. `shared` means that other processes write to the same place."""
         self.dropped = 0
         self._sink, self._notice, self._bytes_max = sink, notice, bytes_max
         self._piece_bytes_max = select.PIPE_BUF if shared else PIECE_BYTES_MAX
         self._lock = threading.RLock()  # a finaliser that logs may run while its thread is in `write`
         self._lines: list[bytes] = []
-        self._bytes = 0  # in the buffer or being written
+        self._bytes = 0  # bytes in the buffer or being written
         self._unsaid = 0
         self._closing = False
         self._some, self._soon = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def write(self, *lines: bytes, urgent: bool = False) -> None:
-        """Take lines, without their ends, to be written soon; urgent ones at once. Dropped when the buffer is full."""
+        """Take lines, without line ends, to be written soon; urgent ones at once. A full buffer drops them."""
         with self._lock:
             first = not self._lines
             for line in lines:
@@ -60,7 +61,7 @@ class Writer:
             self._soon.set()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what is left, for so long at most."""
+        """Write the remaining lines, for so many seconds at most."""
         self._closing = True
         self._soon.set()
         self._some.set()
@@ -71,14 +72,14 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log", daemon=True)
             self._thread.start()
-        if not self._some.is_set():  # if it is, the thread has yet to take what is there
+        if not self._some.is_set():  # if it is set, the thread has not yet taken what is there
             self._some.set()
 
     def _run(self) -> None:
         last = False
         while not last:
             self._some.wait()
-            self._soon.wait(FLUSH_S)  # for more
+            self._soon.wait(FLUSH_S)  # more lines may come, to be written together
             self._some.clear()
             self._soon.clear()
             with self._lock:
@@ -87,7 +88,7 @@ class Writer:
                 taken = self._bytes
                 unsaid, self._unsaid = self._unsaid, 0
             lost = sum(len(piece) for piece in _pieces(lines, self._piece_bytes_max) if not self._put(piece))
-            if unsaid and self._put([self._notice(unsaid)]):  # what was dropped came after what was taken
+            if unsaid and self._put([self._notice(unsaid)]):  # dropped lines came after those taken
                 unsaid = 0
             with self._lock:
                 self._bytes -= taken
@@ -97,13 +98,13 @@ class Writer:
     def _put(self, lines: list[bytes]) -> bool:
         try:
             self._sink(b"\n".join(lines) + b"\n")
-        except (OSError, ValueError):  # nobody reads any more, the disk is full, or the stream was closed
+        except (OSError, ValueError):  # no reader any more, a full disk, or a closed stream
             return False
         return True
 
 
 def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
-    """Whole lines, so many bytes at once. POSIX: pipes do not mix writes of several processes up to PIPE_BUF bytes."""
+    """Whole lines in pieces of so many bytes. By POSIX, pipes do not mix writes of up to PIPE_BUF bytes."""
     piece: list[bytes] = []
     size = 0
     for line in lines:
@@ -117,13 +118,13 @@ def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
 
 
 def sink(stream: TextIO | None) -> Callable[[bytes], None]:
-    """Writes bytes to a stream: past its buffer where it is a file, a pipe or a terminal. None is a process without
-    standard error: nobody is told."""
+    """A function that writes bytes to a stream, past its buffer where it is a file, a pipe or a terminal. None is a
+    process without standard error: nothing is written."""
     if stream is None:
         return lambda data: None
     try:
         number = stream.fileno()
-    except OSError:  # held in memory
+    except OSError:  # a stream in memory has no file descriptor
         return lambda data: print(data.decode(), end="", file=stream, flush=True)
 
     def put(data: bytes) -> None:
@@ -131,7 +132,7 @@ def sink(stream: TextIO | None) -> Callable[[bytes], None]:
         while left:
             try:
                 left = left[os.write(number, left) :]
-            except BlockingIOError:  # whoever shares the stream made it non-blocking
+            except BlockingIOError:  # another process that shares the stream made it non-blocking
                 ready = select.poll()
                 ready.register(number, select.POLLOUT)
                 ready.poll()

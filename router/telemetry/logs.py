@@ -1,7 +1,7 @@
 """Log lines to standard error: one JSON object a line, or text for people. Never a prompt, an answer or a key.
 
-Lines are gathered and written by a thread (log_writer.py). The line of a request is on every request's path: it goes
-past the logging module to the same writer, so that lines keep their order.
+Lines are gathered, and written by a thread (log_writer.py). The line of a request is on every request's path: it goes
+past the logging module, to the same writer, so that lines keep their order.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _out: _Output | None = None
 def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> None:
     """Configure the logging of this process. It starts a thread, so call it after a fork and not before.
 
-    `shared`: other processes write to the same standard error; lines are then written in pieces that do not mix.
+    `shared` means that other processes write to the same standard error: lines are then written in pieces that do not
+    mix.
     """
     global _out
     style: _Style = _Json() if format_ == "json" else _Text()
     writer = Writer(sink(sys.stderr), lambda lines: style.dropped(time.time(), lines), shared=shared)
     _out = _Output(writer, style, requests=requests)
-    logging.basicConfig(handlers=[_out], force=True)  # closes what an earlier call set up
+    logging.basicConfig(handlers=[_out], force=True)  # closes the handler of an earlier call
     configure(level, requests=requests)
 
 
 def configure(level: str, *, requests: bool) -> None:
-    """What is written from now on; nothing changes where logging is somebody else's."""
+    """Set what is written from now on. Nothing changes where another program has set up logging."""
     if _out is not None:
         logging.getLogger().setLevel(level.upper())
         requests_log.setLevel(logging.INFO if requests else logging.CRITICAL)
@@ -47,17 +48,17 @@ def configure(level: str, *, requests: bool) -> None:
 
 
 def log_requests(records: Sequence[RequestRecord]) -> None:
-    """One line for each request. Together they take one look at the clock and one turn at the buffer."""
+    """Write one line per request. All of them together read the clock once and take the buffer's lock once."""
     if _out is not None:
         if _out.requests:
             now_s, line, lines = time.time(), _out.style.request, []
             for record in records:
                 try:
                     lines.append(line(now_s, record))
-                except Exception:  # a bug, and the request is not to suffer for it
+                except Exception:  # a bug, which must not break the request
                     log.exception("bug: a request's line cannot be written")
             _out.writer.write(*lines)
-    elif requests_log.isEnabledFor(logging.INFO):  # logging is somebody else's: the router is part of their program
+    elif requests_log.isEnabledFor(logging.INFO):  # another program has set up logging, and the router is part of it
         for record in records:
             requests_log.info("request", extra={"fields": _shown(_request("", record))})
 
@@ -68,7 +69,7 @@ def dropped() -> int:
 
 
 class _RequestLine(msgspec.Struct):
-    """What is said of a request, in this order; fields that are not set are left out."""
+    """The fields of a request's line, in this order; those that are not set are left out."""
 
     time: str
     level: str
@@ -100,7 +101,7 @@ class _RequestLine(msgspec.Struct):
 
 
 def _request(at: str, record: RequestRecord) -> _RequestLine:
-    duration_ms = int(record.duration_s * 1e4 + 0.5) / 10  # a tenth of what round() takes
+    duration_ms = int(record.duration_s * 1e4 + 0.5) / 10  # takes a tenth of the time of round()
     about = (record.id, record.route, record.model, record.status, record.ending, duration_ms)
     line = _RequestLine(at, "info", "router.requests", "request", *about)
     if record.queued_s > 0:
@@ -130,13 +131,13 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
 
 
 def _shown(line: _RequestLine) -> dict[str, object]:
-    """The fields that are set and not those of every line."""
+    """The fields that are set, without those of every line."""
     names = line.__struct_fields__[4:]
     return {name: value for name in names if (value := getattr(line, name)) is not UNSET}
 
 
 class _Stamps:
-    """Times as text. A second's part is made once a second."""
+    """Times as text. The part up to the second is made once a second."""
 
     def __init__(self, format_: str) -> None:
         self._format = format_
@@ -144,9 +145,9 @@ class _Stamps:
         self._said = (-1.0, "")
 
     def __call__(self, at_s: float) -> str:
-        """To the millisecond, in UTC, from Unix time."""
-        last_s, said = self._said  # one read, as threads log too
-        if at_s == last_s:  # requests that ended in one turn of the loop
+        """A Unix time as text: UTC, to the millisecond."""
+        last_s, said = self._said  # read once, since other threads log too
+        if at_s == last_s:  # several requests ended in one turn of the event loop
             return said
         second = int(at_s)
         known, text = self._last
@@ -159,16 +160,16 @@ class _Stamps:
 
 
 class _Style(Protocol):
-    """How lines look."""
+    """A format of lines."""
 
     def request(self, at_s: float, record: RequestRecord) -> bytes:
         """The line of a request."""
 
     def ordinary(self, record: logging.LogRecord) -> bytes:
-        """The line, or lines, of an ordinary record."""
+        """The line or lines of a record of the logging module."""
 
     def dropped(self, at_s: float, lines: int) -> bytes:
-        """The line that says how many were dropped."""
+        """The line that says how many lines were dropped."""
 
 
 class _Json:
@@ -216,7 +217,7 @@ class _Text:
 
 
 def _plain(value: object) -> str:
-    """On one line, whatever it is: names and messages come from clients, and must not make lines of their own."""
+    """Any text on one line: names and messages come from clients, and must not forge lines of their own."""
     if isinstance(value, Mapping):
         value = [f"{name}={each}" for name, each in value.items()]
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -224,20 +225,20 @@ def _plain(value: object) -> str:
 
 
 class _Output(logging.Handler):
-    """Where the logging module's records go; requests' lines go to the same writer by themselves."""
+    """Handler of the logging module's records; lines of requests go to the same writer directly."""
 
     def __init__(self, writer: Writer, style: _Style, *, requests: bool) -> None:
         super().__init__()
         self.writer, self.style, self.requests = writer, style, requests
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Warnings and what is worse are written at once: the process may be about to end."""
+        """Write a record: a warning or worse at once, since the process may be about to end."""
         try:
             self.writer.write(self.style.ordinary(record), urgent=record.levelno >= logging.WARNING)
-        except Exception:  # a field that is no JSON: as the handlers of the logging module do
+        except Exception:  # a field that is no JSON: do as the logging module's handlers do
             self.handleError(record)
 
     def close(self) -> None:
-        """Write what is left; the logging module asks for it when the process ends."""
+        """Write the remaining lines. The logging module calls this when the process ends."""
         super().close()
         self.writer.close()

@@ -1,7 +1,7 @@
-"""What the processes of one router have counted together: this one's own, and what workers have told of theirs.
+"""What the processes of one router have counted together: the hub's own process, and its edges.
 
-A worker tells growing numbers under names (`Edge.figures`); here they are added up, and read when a page of metrics is
-made. With one process nothing is told, and what is read is its own.
+Edges give growing totals under the names below (`placer.Edges.figures`); they are read when a page of metrics is made.
+With several workers, each also counts for its whole process, under the same names.
 """
 
 from __future__ import annotations
@@ -13,61 +13,58 @@ from router.http.deadlines import REASONS
 from router.telemetry import logs
 from router.telemetry.stalls import Stalls, with_figures
 
-# What an edge of another process counts for the hub's metrics, by name.
+# Names of figures. The first three are counted for a worker's process, the others by its edge.
 HUB_LOST = "hub_lost"  # placements without the hub
-LINES_DROPPED = "lines_dropped"  # of its log
-SPANS_DROPPED = "spans_dropped"  # of its traces
-UNEXPLAINED = "unexplained"  # prompts that were not compared, for want of time
-CONNECTIONS = "connections"  # of clients, open
-CLOSED = "closed:"  # and one of deadlines.REASONS: connections of clients that we closed
-CPU_MS = "cpu_ms"  # of its process
-PROMPTS = "prompts:"  # and an outcome: prompts on their way to token ids
+LINES_DROPPED = "lines_dropped"  # log lines that nobody took
+CPU_MS = "cpu_ms"  # CPU time
+SPANS_DROPPED = "spans_dropped"  # spans of traces that did not reach the collector
+UNEXPLAINED = "unexplained"  # prompts that were not compared with an earlier one, for want of time
+CONNECTIONS = "connections"  # clients' connections that are open: a level, no total
+CLOSED = "closed:"  # prefix of one of deadlines.REASONS: clients' connections that we closed
+PROMPTS = "prompts:"  # prefix of an outcome: prompts on their way to token ids
 
 
 class Totals:
-    """`connections_of_edge` and what follows it are of an edge in this process, if there is one: see `Edge`."""
+    """Sums over all processes, read when a page of metrics is made."""
 
-    def __init__(self) -> None:
-        self._told: Counter[str] = Counter()
+    def __init__(self, edges: Callable[[], Mapping[str, int]] = dict) -> None:
+        """`edges` gives the figures of all edges together."""
+        self._edges = edges
         self.own_stalls = Stalls()
-        self.connections_of_edge: Callable[[], Mapping[str, int]] = dict
-        self.spans_of_edge: Callable[[], int] = int
-        self.unexplained_of_edge: Callable[[], int] = int
-
-    def add(self, counts: Mapping[str, int]) -> None:
-        """What an edge of another process has counted since it last said so."""
-        self._told.update(counts)
 
     def prompts(self, own: Mapping[str, int]) -> dict[str, int]:
-        """What became of prompts on the way to tokens."""
+        """Prompts on their way to token ids, by outcome; `own` are those of the hub's process."""
         figures = Counter(own)
-        for name, count in self._told.items():
+        for name, count in self._edges().items():
             if name.startswith(PROMPTS):
                 figures[name.removeprefix(PROMPTS)] += count
         return dict(figures)
 
     def connections(self) -> tuple[int, dict[str, int]]:
-        """Of clients: those open, and those that were closed by reason."""
-        figures = Counter(self._told)
-        figures.update(self.connections_of_edge())
-        return figures[CONNECTIONS], {why: figures[CLOSED + why] for why in REASONS}
+        """Clients' connections: how many are open, and how many the router closed, by reason."""
+        figures = self._edges()
+        return figures.get(CONNECTIONS, 0), {why: figures.get(CLOSED + why, 0) for why in REASONS}
+
+    def hub_lost(self) -> int:
+        """Placements that workers made without the hub."""
+        return self._edges().get(HUB_LOST, 0)
 
     def lines_dropped(self) -> int:
         """Log lines that nobody took."""
-        return logs.dropped() + self._told[LINES_DROPPED]
+        return logs.dropped() + self._edges().get(LINES_DROPPED, 0)
 
     def spans_dropped(self) -> int:
-        """Of traces, those that did not reach the collector."""
-        return self.spans_of_edge() + self._told[SPANS_DROPPED]
+        """Spans of traces that did not reach the collector."""
+        return self._edges().get(SPANS_DROPPED, 0)
 
     def unexplained(self) -> int:
         """Prompts that were not compared with an earlier one."""
-        return self.unexplained_of_edge() + self._told[UNEXPLAINED]
+        return self._edges().get(UNEXPLAINED, 0)
 
     def stalls(self) -> list[float]:
-        """Of the event loops of all."""
-        return with_figures(self.own_stalls.series, self._told)
+        """Stalls of the event loops of all processes, as `Stalls.series`."""
+        return with_figures(self.own_stalls.series, self._edges())
 
     def workers_cpu_s(self) -> float:
-        """CPU of the others, in seconds."""
-        return self._told[CPU_MS] / 1e3
+        """CPU time of the workers, in seconds."""
+        return self._edges().get(CPU_MS, 0) / 1e3

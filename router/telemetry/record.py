@@ -8,7 +8,7 @@ from router.core.facts.misses import Breakdown, Sighting
 from router.core.facts.placements import Receipt, Usage
 
 
-class RequestRecord(Struct):  # see core/facts/requests.py
+class RequestRecord(Struct):
     """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
 
     id: str
@@ -18,20 +18,20 @@ class RequestRecord(Struct):  # see core/facts/requests.py
     status: int = 0
     ending: str = ""
     error: str | None = None
-    detail: str | None = None  # what the client was told of it
+    detail: str | None = None  # the error's message to the client
     stream: bool = False
     duration_s: float = 0.0
-    overhead_s: float | None = None  # from the whole request read to the call of the first replica
+    overhead_s: float | None = None  # time from request read to the call of the first replica
     ttft_s: float | None = None
     inter_token_s: float | None = None
     events: int = 0
     receipt: Receipt | None = None
     usage: Usage | None = None
-    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) of attempts that were retried
+    retries: tuple[tuple[str, str], ...] = ()  # (kind of failure, replica) per attempt that was retried
     tenant: str = ""
-    queued_s: float = 0.0  # waited in the router for a place
-    trace_id: str = ""  # of one that is traced
+    queued_s: float = 0.0  # time in the router's queue
+    trace_id: str = ""  # "" where the request is not traced
     sighting: Sighting | None = None
-    miss: Breakdown | None = None  # by the engine's own count where it told, else as predicted; None if not computed
-    repairs: tuple[str, ...] = ()  # that its body needed
-    warning: str = ""  # that its client was given
+    miss: Breakdown | None = None  # why tokens missed, by the engine's count if reported, otherwise as predicted
+    repairs: tuple[str, ...] = ()  # repairs that the body needed
+    warning: str = ""  # the warning header that the client got

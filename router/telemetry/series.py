@@ -1,6 +1,6 @@
-"""Series of numbers by label values, and those to which requests that are alike add: found once, and kept.
+"""Series of numbers by label values, and groups of series that requests of one kind add to.
 
-Labels are made and hashed only where a series is looked up: that takes longer than the addition.
+Making and hashing labels takes longer than the addition, so series are looked up once, and kept.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TypeAlias
 
-Labels: TypeAlias = tuple[object, ...]  # values, in the order of the names; str() is what is shown
+Labels: TypeAlias = tuple[object, ...]  # values in the order of the names, shown by str()
 
 
 class Counter:
-    """A counter by label values. A series is a list of one number, which whoever counts keeps and adds to as it is: a
-    call would cost more than the addition."""
+    """A counter by label values. A series is a list of one number, which is kept and added to directly: a call would
+    cost more than the addition."""
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         self.name, self.text, self.labels = f"warmroute_{name}", text, labels
         self.series: dict[Labels, list[float]] = {}
 
     def begin(self, series: Iterable[Labels]) -> None:
-        """Have these at nought."""
+        """Begin these series at 0."""
         for labels in series:
             self.series[labels] = [0.0]
 
     def of(self, *labels: object) -> list[float]:
-        """The series of these values, begun if it is new."""
+        """The series with these label values, begun if it is new."""
         return self.series.get(labels) or self.series.setdefault(labels, [0.0])
 
 
@@ -35,7 +35,7 @@ class Gauge(Counter):
 
 
 class Histogram:
-    """A histogram by label values. A series is one list: its buckets, the one without bound last, then the sum."""
+    """A histogram by label values. A series is one list: the buckets, the unbounded one last, then the sum."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
         self.name, self.text, self.labels, self.bounds = f"warmroute_{name}", text, labels, bounds
@@ -44,34 +44,35 @@ class Histogram:
             self.of()
 
     def of(self, *labels: object) -> list[float]:
-        """The series of these values, begun if it is new."""
+        """The series with these label values, begun if it is new."""
         return self.series.get(labels) or self.series.setdefault(labels, [0.0] * (len(self.bounds) + 2))
 
     def add(self, series: list[float], value: float) -> None:
-        """Count one observation, in the first bucket whose bound is not below it."""
+        """Count one observation in the first bucket whose bound is not below the value."""
         series[bisect_left(self.bounds, value)] += 1
         series[-1] += value
 
 
-class Kind:
-    """Requests of one route, model, status and ending."""
+class KindSeries:
+    """Series of requests with one route, model, status and ending."""
 
     __slots__ = ("attempts", "duration", "requests")
 
     def __init__(self, requests: list[float], duration: list[float]) -> None:
         self.requests, self.duration = requests, duration
-        self.attempts: list[float] | None = None  # of those that were sent
+        self.attempts: list[float] | None = None  # begun by the first request that was sent to a replica
 
 
-class OfModel:
-    """Requests for one model, or for all that are `other`. What not all of them have begins with the first that has."""
+class ModelSeries:
+    """Series of requests for one model, or for all that are `other`. Those that are None begin with the first request
+    that has such a value."""
 
     __slots__ = ("cached", "events", "inter_token", "kinds", "label", "predicted", "prompt", "reported", "saved",
                  "saved_s", "ttft")  # fmt: skip
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.kinds: dict[tuple[str, int, str], Kind] = {}  # by route, status and ending
+        self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # series by route, status and ending
         self.ttft: list[float] | None = None
         self.inter_token: list[float] | None = None
         self.events: list[float] | None = None
@@ -83,11 +84,11 @@ class OfModel:
         self.saved_s: list[float] = []
 
 
-class Place:
-    """Placements on one replica, for one reason, on a belief of one grade."""
+class PlacementSeries:
+    """Series of placements on one replica, for one reason, with predictions of one grade."""
 
     __slots__ = ("computed", "decisions", "graded", "placed")
 
     def __init__(self, decisions: list[float], graded: list[float], placed: list[float], computed: list[float]) -> None:
         self.decisions, self.graded = decisions, graded
-        self.placed, self.computed = placed, computed  # of a replica that is gone, lists that nobody looks at
+        self.placed, self.computed = placed, computed  # lists that are not shown where the replica has left

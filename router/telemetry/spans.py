@@ -1,14 +1,14 @@
-"""What is noted of a traced request while it lives, and the spans that come of it when it has ended.
+"""Moments that are noted of a traced request while it is served, and the spans that are made of them at its end.
 
-    POST /v1/chat/completions      server span: all of it
+    POST /v1/chat/completions      server span: the whole request
       parse                        body parsed and hashed, prompt turned into token ids
       match and place              one step of the router, on the event loop or in the hub
-        queue                      of that, waited for a place
+        queue                      part of it: waited in the queue
       POST                         client span: one attempt on a replica; a retry is another
-        stream                     from its first event to its end
+        stream                     from the answer's first event to its end
 
-A moment is one reading of the clock that is noted by whoever has just done a thing; ids are needed early, since the
-replica is told which span calls it. Everything else is known from the request's record. Names of attributes are
+A moment is one reading of the clock, noted by the code that has just done something. Ids are needed early, since the
+replica is told which span calls it; everything else is known from the request's record. Names of attributes are
 OpenTelemetry's conventions for HTTP and generative AI where there are any. No span holds a word of a prompt or an
 answer, a key, a name that a client gives itself, or the id of a stored response.
 """
@@ -27,8 +27,8 @@ from router.telemetry.trace_context import Parent, traceparent
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
 
-_BROKE_OFF = (Ending.FAILED, "drained")  # the latter by the router itself: proxy.DRAINED
-# What conventions call what engines do; on other paths there is no name for it.
+_BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
+# Names of operations in the conventions; other paths have none.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -41,19 +41,19 @@ _OPERATIONS = {
 
 @dataclass(slots=True)
 class Attempt:
-    """One call of a replica. Seconds are the request's clock's."""
+    """One call of a replica. Times are in seconds of the request's clock."""
 
     receipt: Receipt
     span_id: int
     at_s: float
-    first_byte_s: float | None = None  # its first whole event, where it streams
-    end_s: float | None = None  # None: with the request
-    status: int = 0  # of the engine; 0: it did not say
-    failure: str = ""  # kind of failure that ended it before an answer began
+    first_byte_s: float | None = None  # the first whole event of a stream
+    end_s: float | None = None  # None: ends with the request
+    status: int = 0  # the engine's; 0: none came
+    failure: str = ""  # kind of failure before an answer began; "" for none
 
 
 class Moments:
-    """Of one traced request."""
+    """The moments of one traced request."""
 
     __slots__ = (
         "_new_id", "attempts", "begun_s", "method", "parent", "parsed_s", "path", "span_id", "state", "tenant",
@@ -72,26 +72,26 @@ class Moments:
         state: str,
         new_id: Callable[[], int],
     ) -> None:
-        """`version` is HTTP's, `state` the client's `tracestate`; `new_id` makes ids of spans."""
+        """`version` is that of HTTP, `state` the client's `tracestate`; `new_id` makes ids of spans."""
         self.trace_id = trace_id
         self.span_id = new_id()
         self.parent = parent
         self.begun_s = begun_s
         self.method, self.path, self.version = method, path, version
         self.state = state
-        self.tenant = ""  # proved by a key
+        self.tenant = ""  # the tenant that an API key proved; "" for none
         self.parsed_s: float | None = None
         self.attempts: list[Attempt] = []
         self._new_id = new_id
 
     def called(self, receipt: Receipt, now_s: float) -> bytes:
-        """A replica is called; returns the header line that tells it by whom."""
+        """A replica is called. Returns the `traceparent` header line for it."""
         span_id = self._new_id()
         self.attempts.append(Attempt(receipt, span_id, now_s))
         return b"traceparent: %b\r\n" % traceparent(self.trace_id, span_id, sampled=True)
 
     def answered(self, status: int, now_s: float, *, whole: bool) -> None:
-        """The last attempt's answer has begun, or all of it is here."""
+        """The last attempt's answer has begun, or is complete."""
         attempt = self.attempts[-1]
         attempt.status = status
         if whole:
@@ -108,7 +108,7 @@ class Moments:
 
 @dataclass(slots=True)
 class Span:
-    """A span, in seconds since the request began."""
+    """A span; its times are seconds since the request began."""
 
     name: str
     span_id: int
@@ -117,12 +117,12 @@ class Span:
     end_s: float
     kind: str = "internal"  # or `server`, `client`
     attributes: Attributes = field(default_factory=dict)
-    events: list[tuple[str, float]] = field(default_factory=list)  # name, seconds likewise
-    error: str | None = None  # what went wrong; None: nothing
+    events: list[tuple[str, float]] = field(default_factory=list)  # (name, seconds since the request began)
+    error: str | None = None  # what went wrong; None for nothing
 
 
 def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:
-    """All spans of a request that has ended, its own first. `scheme` is that of the router's listener."""
+    """All spans of a request that has ended, the server span first. `scheme` is that of the router's listener."""
     end_s = record.duration_s
     own = moments.span_id
     at = moments.begun_s
@@ -159,7 +159,7 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
         "warmroute.ending": str(record.ending),
         "warmroute.retries": len(record.retries),
     }
-    if moments.path == record.route:  # else there is the id of a stored response in it
+    if moments.path == record.route:  # otherwise the path has the id of a stored response
         about["url.path"] = moments.path
     if record.queued_s > 0:
         about["warmroute.queued_seconds"] = record.queued_s
@@ -207,7 +207,7 @@ def _placing(receipt: Receipt, span_id: int, parent_id: int, start_s: float, end
 
 
 def _queue(record: RequestRecord, placing: Span, new_id: Callable[[], int]) -> list[Span]:
-    """A place is given at the end of waiting, and the request goes on at once."""
+    """The span of waiting: it ends when the request leaves the queue, and is placed at once."""
     if record.queued_s <= 0:
         return []
     start_s = max(placing.start_s, placing.end_s - record.queued_s)
@@ -231,7 +231,7 @@ def _call(moments: Moments, record: RequestRecord, number: int, end_s: float) ->
     if number:
         about["http.request.resend_count"] = number
     error = attempt.failure or (str(attempt.status) if attempt.status >= 400 else None)
-    if error is None and record.ending == Ending.FAILED:  # it broke off
+    if error is None and record.ending == Ending.FAILED:  # the answer broke off
         error = _error(record)
     if error is not None:
         about["error.type"] = error.partition(":")[0]
@@ -255,5 +255,5 @@ def _stream(record: RequestRecord, span_id: int, attempt: Attempt, start_s: floa
 
 
 def _error(record: RequestRecord) -> str:
-    """Its kind first, as log lines have it; never what the client was told, which may be about its own words."""
+    """The kind of error, as log lines have it; never the client's message, which may quote the client's own words."""
     return record.error or (str(record.status) if record.status >= 400 else str(record.ending))

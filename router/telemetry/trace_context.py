@@ -1,7 +1,7 @@
-"""W3C Trace Context (https://www.w3.org/TR/trace-context/): which trace a request belongs to, read, decided, written.
+"""W3C Trace Context (https://www.w3.org/TR/trace-context/): reads, decides and writes which trace a request is part of.
 
-`traceparent: 00-{trace id}-{id of the span that called}-{flags}`. What does not parse is as if it had not been sent
-(section 3.2): the trace begins anew, and the `tracestate` that came with it is dropped.
+`traceparent: 00-{trace id}-{id of the calling span}-{flags}`. A header that does not parse counts as not sent (section
+3.2): the trace begins anew, and the `tracestate` that came with it is dropped.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import re
 from typing import NamedTuple
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
-SAMPLED = 1  # of the flags, the only one that version 00 knows
+SAMPLED = 1  # the only flag that version 00 knows
 TRACE_ID_BITS, SPAN_ID_BITS = 128, 64
-_RATIO_BITS = 64  # of a trace id, the lower ones, decide: as OpenTelemetry's TraceIdRatioBased
+_RATIO_BITS = 64  # the lower bits of a trace id decide, as in OpenTelemetry's TraceIdRatioBased
 
 _FORM = re.compile(rb"[ \t]*([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[^\r\n]*)?[ \t]*")
 
 
 class Parent(NamedTuple):
-    """Who called, by its own word."""
+    """The calling span, as the client names it."""
 
     trace_id: int
     span_id: int
-    sampled: bool  # it is traced there, and so here
+    sampled: bool  # the client traces the request, and so does the router
 
 
 def parse(value: bytes) -> Parent | None:
-    """A `traceparent`; None for what is none. Of versions to come the first four fields count (section 3.2.4)."""
+    """Parse a `traceparent`; None if it is none. Of later versions the first four fields count (section 3.2.4)."""
     found = _FORM.fullmatch(value)
     if found is None:
         return None
@@ -38,10 +38,10 @@ def parse(value: bytes) -> Parent | None:
 
 
 def traceparent(trace_id: int, span_id: int, *, sampled: bool) -> bytes:
-    """A header's value, of version 00."""
+    """The value of a `traceparent` header of version 00."""
     return b"00-%032x-%016x-%02x" % (trace_id, span_id, SAMPLED if sampled else 0)
 
 
 def chosen(trace_id: int, ratio: float) -> bool:
-    """Whether a trace without a parent is sampled: the same answer for the same id, whoever asks."""
+    """Whether a trace without a parent is sampled: the same answer for the same id, in any process."""
     return trace_id % (1 << _RATIO_BITS) < round(ratio * (1 << _RATIO_BITS))

@@ -1,11 +1,12 @@
 """OpenTelemetry traces; the only importer of opentelemetry, and only where `tracing.endpoint` is set.
 
-While a request lives nothing is done for its trace but to note moments (spans.py). Spans are made of them once the
-answer is written, of sampled requests alone, and wait in a queue of bounded length for OpenTelemetry's own thread,
-which sends them by OTLP over HTTP. A collector that is slow or away costs spans, which are counted, and no request.
+While a request is served, nothing is done for its trace but to note moments (spans.py). Spans are made of them once
+the answer is written, for sampled requests only, and wait in a bounded queue for OpenTelemetry's own thread, which
+sends them by OTLP over HTTP. A slow or absent collector costs spans, which are counted, and delays no request.
 
-With a `traceparent` the client decides whether its request is sampled; else the ratio does, by the trace id. A replica
-is always told, of an unsampled request too: it would decide for itself otherwise, and trace what has no beginning.
+With a `traceparent` the client decides whether its request is sampled; without one the ratio does, by the trace id. A
+replica is always told, also of an unsampled request: otherwise it would decide for itself, and trace a part without
+its beginning.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PATH = "/v1/traces"  # OTLP's, where the endpoint names none
-FLUSH_S = 2.0  # at the end, for what still waits
-# Less than OpenTelemetry's own 512 and 5,000: to encode a span takes 40 us, of which the event loop waits for its turn.
+PATH = "/v1/traces"  # OTLP's default, where the endpoint has no path
+FLUSH_S = 2.0  # for spans that still wait when the router ends
+# Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, while which the event loop may wait.
 BATCH_SPANS_MAX = 128
 DELAY_MS, DELAY_NAME = 1_000, "OTEL_BSP_SCHEDULE_DELAY"
-STATE_BYTES_MAX = 4 << 10  # of `tracestate`; 512 must be passed on (section 3.3.1.5)
-NOISY = ("opentelemetry", "urllib3")  # their loggers say the same for every batch, URLs and header values included
+STATE_BYTES_MAX = 4 << 10  # longest `tracestate` passed on; 512 bytes must be (section 3.3.1.5)
+NOISY = ("opentelemetry", "urllib3")  # their loggers repeat errors for every batch, with URLs and header values
 EXPORTS = ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3")
 _PHRASES = frozenset(status.phrase for status in HTTPStatus)
 
 
 def problems(endpoint: str) -> list[str]:
-    """What is wrong with `tracing.endpoint`, never with the URL in it: there may be a password in that."""
+    """What is wrong with `tracing.endpoint`, without quoting the URL, which may have a password."""
     if not endpoint:
         return []
     try:
@@ -85,7 +86,7 @@ class Tracer:
     def __init__(
         self, endpoint: str, *, sample_ratio: float, service_name: str, queue_spans_max: int, scheme: str
     ) -> None:
-        """`scheme` is that of the listener. OpenTelemetry's own variables hold besides: OTEL_EXPORTER_OTLP_HEADERS,
+        """`scheme` is that of the listener. These variables of OpenTelemetry apply too: OTEL_EXPORTER_OTLP_HEADERS,
         _CERTIFICATE, _TIMEOUT, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY."""
         self._ratio = sample_ratio
         self._scheme = scheme
@@ -100,14 +101,14 @@ class Tracer:
         return self._outgoing.dropped
 
     def _span_id(self) -> int:
-        return self._bits() or 1  # 0 is none
+        return self._bits() or 1  # 0 is no id
 
     def begin(self, request: Request, now_s: float) -> Moments | None:
-        """None unless it is sampled. From then on the request's lines are those that a replica is to get; a sampled
-        one's `traceparent` comes from `Moments.called`."""
+        """Begin the trace of a request; None if it is not sampled. From then on the request's header lines are those
+        for the replica; the `traceparent` of a sampled request comes from `Moments.called`."""
         parent = self._parent(request)
         if parent is not None and not parent.sampled:
-            return None  # both headers are passed on as they are
+            return None  # not sampled by the client: both headers are passed on unchanged
         trace_id = parent.trace_id if parent is not None else self._trace_id() or 1
         if parent is None and not chosen(trace_id, self._ratio):
             value = traceparent(trace_id, self._span_id(), sampled=False)
@@ -127,7 +128,7 @@ class Tracer:
         )
 
     def _parent(self, request: Request) -> Parent | None:
-        """The client's word, if it is one; else both headers are left out."""
+        """The client's `traceparent`; None if there is no valid one, and then both headers are left out."""
         given = request.fields.get(TRACEPARENT)
         if given is None:
             if TRACESTATE in request.fields:
@@ -140,23 +141,23 @@ class Tracer:
         return parent
 
     def ended(self, moments: Moments, record: RequestRecord) -> None:
-        """The request has ended; its spans are made in the loop's next turn, behind what is written to clients."""
+        """The request has ended. Its spans are made in the event loop's next turn, after writes to clients."""
         asyncio.get_running_loop().call_soon(self._queue, moments, record)
 
     def _queue(self, moments: Moments, record: RequestRecord) -> None:
         try:
             self._outgoing.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
-        except Exception:  # the router goes on
+        except Exception:  # a bug, which must not stop the router
             log.exception("bug: a request's spans cannot be made", extra={"fields": {"request_id": record.id}})
 
     async def close(self) -> None:
-        """Send what waits; after FLUSH_S the rest is dropped."""
-        await asyncio.sleep(0)  # for what has ended in this turn
+        """Send the spans that wait; after FLUSH_S the rest is dropped."""
+        await asyncio.sleep(0)  # spans of requests that ended in this turn are made first
         await self._outgoing.close()
 
 
 def _state(request: Request) -> str:
-    """The client's `tracestate`, its lines joined; one that is too long is left out."""
+    """The client's `tracestate`, lines joined; "" if it is too long."""
     values = [value for low, _, value in request.lines if low == TRACESTATE]
     if sum(map(len, values)) > STATE_BYTES_MAX:
         _leave_out(request, TRACESTATE)
@@ -169,7 +170,7 @@ def _leave_out(request: Request, *names: bytes) -> None:
 
 
 class _Outgoing:
-    """Spans on their way, as OpenTelemetry has them."""
+    """Spans on their way to the collector, in OpenTelemetry's types."""
 
     def __init__(self, endpoint: str, service_name: str, queue_spans_max: int) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -180,7 +181,7 @@ class _Outgoing:
             {
                 "service.name": service_name,
                 "service.version": __version__,
-                "service.instance.id": secrets.token_hex(16),  # each worker is one
+                "service.instance.id": secrets.token_hex(16),  # each worker is an instance
             }
         )
         self._scope = InstrumentationScope("warmroute", __version__)
@@ -190,18 +191,18 @@ class _Outgoing:
         self._processor = BatchSpanProcessor(
             cast("SpanExporter", self._sending),
             max_queue_size=queue_spans_max,
-            schedule_delay_millis=None if os.environ.get(DELAY_NAME) else DELAY_MS,  # None: what that says
+            schedule_delay_millis=None if os.environ.get(DELAY_NAME) else DELAY_MS,  # None: the variable's value
             max_export_batch_size=min(BATCH_SPANS_MAX, queue_spans_max),
         )
 
     @property
     def dropped(self) -> int:
-        """Those for whom the queue was full, and those that the collector did not take."""
+        """Spans that did not fit into the queue or that the collector did not take."""
         return self._full + self._sending.lost
 
     def put(self, moments: Moments, spans: Sequence[Span], at_s: float) -> None:
-        """Queue all spans of a request that began at this Unix time, or none of them."""
-        # The processor's own queue drops the oldest and tells nobody. It is never longer than what we count: a batch is
+        """Queue all spans of a request, or none of them; `began` is the Unix time of its beginning."""
+        # The processor's own queue drops the oldest spans silently. It is never longer than our count: a batch is
         # taken from it before the thread brings it to `_Sending`.
         if self._put - self._sending.taken + len(spans) > self._spans_max:
             self._full += len(spans)
@@ -239,13 +240,13 @@ class _Outgoing:
         ]
 
     async def close(self) -> None:
-        """See Tracer.close."""
+        """Send the spans that wait; after FLUSH_S the rest is dropped."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
             self._processor.shutdown()  # type: ignore[no-untyped-call]
             self._sending.let_go()
-            with suppress(RuntimeError):  # the loop waits no more
+            with suppress(RuntimeError):  # the event loop no longer waits
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=flush, name="flush spans", daemon=True).start()
@@ -260,8 +261,8 @@ class _Outgoing:
 
 
 class _Sending(logging.Handler):
-    """OpenTelemetry's exporter with a count, in its thread. It takes the log of the libraries below it too: what they
-    say of every batch is said once, when it begins and when it is over."""
+    """OpenTelemetry's exporter with a count, in its thread. It also takes over the log of the libraries below it: an
+    error that they repeat for every batch is logged once when it begins, and once when it is over."""
 
     def __init__(self, endpoint: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -272,7 +273,7 @@ class _Sending(logging.Handler):
         path = parts.path if parts.path.strip("/") else PATH
         self._collector = parts.netloc
         self._results = SpanExportResult
-        self.taken = self.sent = self.lost = 0  # spans
+        self.taken = self.sent = self.lost = 0  # numbers of spans
         self._why, self._failing, self._shut = "", False, False
         for name in NOISY:
             logging.getLogger(name).addHandler(self)
@@ -280,8 +281,8 @@ class _Sending(logging.Handler):
         self._exporter = OTLPSpanExporter(f"{parts.scheme}://{parts.netloc}{path}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Of the reason why a batch could not be sent what is safe to tell; of anything else, such as a variable that
-        OpenTelemetry does not understand, the words without the values, which may be a key."""
+        """Log why a batch could not be sent, as far as that is safe to tell; of any other record, such as a variable
+        that OpenTelemetry does not understand, log the text without its values, which may be a key."""
         if record.levelno < logging.WARNING:
             return
         values = record.args if isinstance(record.args, tuple) else ()
@@ -295,7 +296,7 @@ class _Sending(logging.Handler):
         self.taken += len(spans)
         try:
             result = self._results.FAILURE if self._shut else self._exporter.export(spans)
-        except Exception as error:  # it has none of its own
+        except Exception as error:  # the exporter should raise none
             self._why, result = _safe(error), self._results.FAILURE
         failed = result is not self._results.SUCCESS
         if failed:
@@ -312,14 +313,14 @@ class _Sending(logging.Handler):
         return result
 
     def shutdown(self) -> None:
-        """Send no more; the wait before another try is cut short. Called by the processor, and by whoever is tired of
-        waiting for it."""
+        """Send no more, and cut short the wait before another try. Called by the processor, and by `close` when it has
+        waited long enough."""
         if not self._shut:
             self._shut = True
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def let_go(self) -> None:
-        """The thread has ended: the libraries' loggers are as they were."""
+        """Restore the libraries' loggers, once the thread has ended."""
         for name in NOISY:
             logger = logging.getLogger(name)
             logger.removeHandler(self)
@@ -327,7 +328,7 @@ class _Sending(logging.Handler):
 
 
 def _safe(value: object) -> str:
-    """A status, or the kind of an error; "" for what may be anybody's words."""
+    """A status, or the kind of an error; "" for text that may hold anything."""
     if isinstance(value, BaseException):
         while (cause := value.__cause__ or value.__context__) is not None:
             value = cause

@@ -11,7 +11,7 @@ from router.tokens.templates import SGLANG
 
 
 def ask_body(given: TemplateInput, model: str, engine: str) -> dict[str, Any]:
-    """The request. Raises Unfit for prompts of which the endpoint would make something else than the engine does."""
+    """The body for /tokenize. Raises Unfit for prompts that /tokenize would tokenize otherwise than the engine does."""
     if given.text is not None:
         return {"model": model, "prompt": given.text, "add_special_tokens": given.add_special_tokens}
     body: dict[str, Any] = {"model": model, "messages": [_message(message) for message in given.messages or []]}
@@ -50,7 +50,7 @@ def _check_vllm(given: TemplateInput) -> None:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of calls must be text."""
+    """A message whose tool calls have their arguments as text, which /tokenize requires."""
     if not message.get("tool_calls"):
         return message
     return {**message, "tool_calls": [_call(each) for each in message["tool_calls"]]}

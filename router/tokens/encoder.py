@@ -1,12 +1,12 @@
-"""Requests to token ids, as the engine would make them: chat template and tokenizer, in-process and off the loop.
+"""Turns requests into token ids, as the engine would: chat template and tokenizer, in threads of this process.
 
-What engines hold is known by token ids (their KV events), so a prompt must become the same ids here as there. It does
-where the model's own files are at hand; elsewhere a replica is asked, which costs a round trip. Nothing here may fail
-a request: a prompt that is not known, or not in time, is None and placed by estimate. What was late is finished all
-the same and remembered: the conversation's next turn finds it.
+KV events name blocks by token ids, so a prompt must become the same ids here as in the engine. It does where the
+model's own files are at hand; elsewhere a replica is asked, which costs a round trip. Nothing here may fail a request:
+a prompt whose ids are not known in time gets None, and is placed by estimate. Work that was late is finished all the
+same and remembered, so that the conversation's next turn finds it.
 
-At start `verify` compares with a replica's own /tokenize. It sees what no file says: another template given to the
-engine by a flag, other special tokens, another version's ways.
+At start `verify` compares the ids with a replica's own /tokenize. That shows what no file says: another template given
+to the engine by a flag, other special tokens, another version's behaviour.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from router.tokens.tokenizers import CannotLoad, Encoder, Folder, Memory, fetche
 
 log = logging.getLogger(__name__)
 
-# (path, body) -> the replica's answer, also of a 4xx; raises when there is none.
-Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+# (path, body) -> the replica's answer, also that of a 4xx; raises if there is none.
+AskReplica = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
-JOBS_MAX = 32  # waiting for a thread; beyond, a prompt is late at once
-REASONS_MAX = 1000  # remembered, so that each is logged once
+JOBS_MAX = 32  # prompts that wait for a thread; a further one counts as late at once
+REASONS_MAX = 1000  # reasons remembered, so that each is logged once
 
 
 class Model:
-    """One model's template and tokenizer. Loading takes a second; all of it may run in any thread."""
+    """One model's template and tokenizer. Loading takes a second. Safe in any thread."""
 
     def __init__(self, source: str, cache_bytes_max: int) -> None:
-        """`source`: a folder, a tokenizer.json or a hub's name. Raises CannotLoad, CannotRender, MissingExtra."""
+        """`source` is a folder, a tokenizer.json or a name at the hub. Raises CannotLoad, CannotRender,
+        MissingExtra."""
         folder = Folder(fetched(source))
         self.encoder: Encoder = load(folder.tokenizer_json, cache_bytes_max)
         self._no_template = folder.own_renderer()
@@ -57,18 +58,18 @@ class Model:
         self._template = ChatTemplate(templates, folder.special()) if templates else None
 
     def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
-        """uint32 little-endian. Raises CannotRender and Unfit."""
+        """Token ids as uint32 little-endian. Raises CannotRender and Unfit."""
         if given.text is not None:
             return self.encoder.encode(given.text, special=given.add_special_tokens)
         if self._template is None:
             raise Unfit(self._no_template or "the model has no chat template")
         fitted = self._template.fit(given, engine, defaults)
-        special = given.add_special_tokens and engine != SGLANG  # which has no such field for chats
+        special = given.add_special_tokens and engine != SGLANG  # SGLang has no such field for chats
         ids = self.encoder.encode(self._template.render(fitted), special=special)
         return ids + self._suffix(fitted.suffix) if fitted.suffix else ids
 
     def _suffix(self, text: str) -> bytes:
-        """SGLang's way to continue a message: encoded by itself, without the BOS that this puts in front."""
+        """Ids of a message to be continued, as SGLang makes them: encoded by itself, without the BOS in front."""
         plain, special = self.encoder.encode(text, special=False), self.encoder.encode(text, special=True)
         if special != plain and special[4:] != plain:
             raise Unfit("the tokenizer puts more than BOS around a text")
@@ -76,7 +77,7 @@ class Model:
 
 
 class Prompts:
-    """Token ids of requests, per model; answers None rather than late, wrong, or with an exception."""
+    """Token ids of requests, by model: None rather than a late or wrong answer, or an exception."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class Prompts:
         threads: int = 2,
         template_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`sources`: model name to local folder or hub name; "" stands for every model. `cache_bytes_max` is of each
-        source, and of what replicas were asked. `template_kwargs`: what an engine was started with as
-        --default-chat-template-kwargs, by model."""
+        """`sources` maps a model name to a local folder or hub name; "" stands for every model. `cache_bytes_max` is
+        for each source, and for replicas' answers. `template_kwargs` has engines' --default-chat-template-kwargs, by
+        model."""
         self._sources = dict(sources)
         self._deadline_s = deadline_s
         self._cache_bytes_max = cache_bytes_max
@@ -106,7 +107,9 @@ class Prompts:
         self._counts: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
 
-    async def encode(self, given: TemplateInput, model: str, engine: str, ask: Ask | None = None) -> bytes | None:
+    async def encode(
+        self, given: TemplateInput, model: str, engine: str, ask: AskReplica | None = None
+    ) -> bytes | None:
         """Ids of the prompt as uint32 little-endian; None when they cannot be known, or not within the deadline.
 
         `engine` is "vllm" or "sglang"; `model` names the base model of an adapter. `ask` is used where the model
@@ -139,8 +142,8 @@ class Prompts:
         return job.result()
 
     async def prepare(self, model: str) -> bool:
-        """Load the model's files, however long it takes; whether they can be used. Call it before serving: the
-        `tokenizers` library keeps Python's lock for half a second over a large vocabulary."""
+        """Load the model's files, however long it takes. Returns whether they can be used. Call it before serving: the
+        `tokenizers` library holds the GIL for half a second for a large vocabulary."""
         return await self._loaded(model, None) is not None
 
     async def prepare_all(self) -> None:
@@ -148,9 +151,9 @@ class Prompts:
         for model in self._sources:
             await self.prepare(model)
 
-    async def verify(self, model: str, engine: str, ask: Ask) -> str | None:
-        """Compare with a replica's /tokenize on probing prompts: None when equal, else a line that names the first
-        difference. Raises nothing: a replica that does not answer is a line as well."""
+    async def verify(self, model: str, engine: str, ask: AskReplica) -> str | None:
+        """Compare with a replica's /tokenize on probing prompts. Returns None if equal, otherwise a line that names the
+        first difference, or says that the replica does not answer. Raises nothing."""
         loaded = await self._loaded(model, None)
         if loaded is None:
             return "its tokenizer cannot be used here"
@@ -158,7 +161,7 @@ class Prompts:
         for name, given in PROMPTS.items():
             with suppress(Unfit):
                 bodies[name] = ask_body(given, model, engine)
-        asked = (ask("/tokenize", body) for body in bodies.values())  # side by side: a busy engine answers late
+        asked = (ask("/tokenize", body) for body in bodies.values())  # all at once, since a busy engine answers late
         answers = await asyncio.gather(*asked, return_exceptions=True)
         compared = 0
         for name, answer in zip(bodies, answers, strict=True):
@@ -171,24 +174,24 @@ class Prompts:
         return None if compared else "no probing prompt could be compared"
 
     def knows(self, model: str) -> bool:
-        """Whether a tokenizer is configured for this model here, and not known to be of no use: then no replica has
-        to be asked."""
+        """Whether a tokenizer is configured for this model and not known to be useless, so that no replica needs to be
+        asked."""
         source = self._sources.get(model) or self._sources.get("")
         loading = self._models.get(source) if source else None
         return bool(source) and not (loading is not None and loading.done() and loading.result() is None)
 
     def counts(self) -> Mapping[str, int]:
-        """Totals by what became of prompts: encoded, asked, remembered, late, failed, unknown."""
+        """Numbers of prompts by outcome: encoded, asked, remembered, late, failed, unknown."""
         return self._counts
 
     def close(self) -> None:
-        """Stop the threads and the asking; nothing may be asked after."""
+        """Stop the threads and the questions to replicas; the object cannot be used after."""
         for task in self._asking.values():
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _loaded(self, model: str, timeout_s: float | None) -> Model | None:
-        """The model's files: read once, by whoever comes first."""
+        """The model's files, read once, by the first call."""
         source = self._sources.get(model) or self._sources.get("", "")
         loading = self._models.get(source)
         if loading is None:
@@ -218,12 +221,12 @@ class Prompts:
     def _ids(
         self, loaded: Model, given: TemplateInput, model: str, engine: str, *, quiet: bool = False
     ) -> bytes | None:
-        """In any thread. Counters lose nothing that matters when two threads count at once."""
+        """Make ids; safe in any thread. Two threads that count at once may lose a count, which does not matter."""
         try:
             ids = loaded.ids(given, engine, self._template_kwargs.get(model, {}))
         except (CannotRender, Unfit, UnicodeError) as error:
             reason = type(error).__name__ if isinstance(error, UnicodeError) else str(error)
-        except Exception as error:  # a library's own failure: the type says enough, the text may quote the prompt
+        except Exception as error:  # a library's failure: its text may quote the prompt, so only the type is logged
             reason = f"bug: {type(error).__name__}"
         else:
             self._counts["encoded"] += not quiet
@@ -232,7 +235,7 @@ class Prompts:
             self._failed(model, reason)
         return None
 
-    async def _ask(self, given: TemplateInput, model: str, engine: str, ask: Ask) -> bytes | None:
+    async def _ask(self, given: TemplateInput, model: str, engine: str, ask: AskReplica) -> bytes | None:
         try:
             body = ask_body(given, model, engine)
         except Unfit as error:
@@ -255,10 +258,10 @@ class Prompts:
             return None
         return task.result()
 
-    async def _answered(self, key: bytes, model: str, body: dict[str, Any], ask: Ask) -> bytes | None:
+    async def _answered(self, key: bytes, model: str, body: dict[str, Any], ask: AskReplica) -> bytes | None:
         try:
             ids = _tokens(await ask("/tokenize", body))
-        except Exception as error:  # whatever the transport raises
+        except Exception as error:  # any error of the transport
             self._failed(model, f"/tokenize: {type(error).__name__}")
             return None
         finally:
@@ -278,14 +281,14 @@ class Prompts:
         self._counts["failed"] += 1
 
     def _warn(self, what: str, reason: str) -> None:
-        """Each reason once for each model: it may come with every request."""
+        """Log a reason once per model, since it may come with every request."""
         if (what, reason) not in self._logged and len(self._logged) < REASONS_MAX:
             self._logged.add((what, reason))
             log.warning("placed by estimate: %s", reason, extra={"fields": {"model": what}})
 
 
 def _in_daemon(work: Callable[[], Model | None]) -> asyncio.Future[Model | None]:
-    """In a thread of its own that nobody waits for when the process ends: a hub may keep it for minutes."""
+    """Run in a daemon thread, which the exit of the process does not wait for: a model hub may block it for minutes."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Model | None] = loop.create_future()
 
@@ -295,7 +298,7 @@ def _in_daemon(work: Callable[[], Model | None]) -> asyncio.Future[Model | None]
 
     def run() -> None:
         made = work()
-        with suppress(RuntimeError):  # the loop is closed: nobody wants it any more
+        with suppress(RuntimeError):  # the event loop is closed, and the result not needed
             loop.call_soon_threadsafe(told, made)
 
     threading.Thread(target=run, name="tokenizer", daemon=True).start()
@@ -311,8 +314,8 @@ def _tokens(answer: Mapping[str, Any]) -> bytes | None:
 
 
 def _longer(given: TemplateInput, bytes_max: int) -> bool:
-    """Whether the text will be longer, about: enough to know whether it is work for a thread. What a tool was called
-    with, and what was thought, is text as well; of odd values each counts as one byte."""
+    """Whether the text will be longer, roughly: enough to decide whether a thread should do it. Arguments of tool calls
+    and reasoning count as text; any other value counts as one byte."""
     size, left = 0, list[Any]([given.text, given.messages, given.tools, given.documents])
     while left and size <= bytes_max:
         value = left.pop()
@@ -325,7 +328,7 @@ def _longer(given: TemplateInput, bytes_max: int) -> bool:
 
 
 def make_prompts(settings: Settings) -> Prompts:
-    """Templates and tokenizers as the settings name them."""
+    """The encoder of the templates and tokenizers that the settings name."""
     s = settings.tokens
     return Prompts(
         tokenizers(s.sources),

@@ -1,4 +1,4 @@
-"""Libraries of the extra `tokenizers`, imported when a tokenizer is configured and not before."""
+"""Libraries of the extra `tokenizers`, imported only when a tokenizer is configured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A request's token ids and their keys, for replicas whose events are followed.
 
-Ids come from encoder.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of what is known are
-looked up; a long new part is hashed off the event loop. Whether our ids can be trusted is trust.py's business.
+Ids come from encoder.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of known prefixes are
+looked up; a long new part is hashed in a thread. Whether the ids can be trusted is decided in trust.py.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from router.core.facts.requests import Ask
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.engines import fetch
 from router.placer import TokenView
-from router.tokens.encoder import Ask as AskReplica
-from router.tokens.encoder import Prompts
+from router.tokens.encoder import AskReplica, Prompts
 
-RUNS_MAX = 16_384  # runs of keys remembered: some million blocks, 40 MB
-HASH_TOKENS_MAX = 16_384  # hashed on the event loop; more takes over a millisecond
-ANSWER_BYTES_MAX = 16 << 20  # a million tokens and more
+RUNS_MAX = 16_384  # runs of keys remembered: about a million blocks, 40 MB
+HASH_TOKENS_MAX = 16_384  # tokens hashed on the event loop; more take over a millisecond
+ANSWER_BYTES_MAX = 16 << 20  # over a million tokens
 RESPONSES = "/v1/responses"
 
 
 class Asker:
-    """Asks replicas for `/tokenize`, over one HTTP session that `close` ends."""
+    """Asks replicas for `/tokenize`, over one HTTP session."""
 
     def __init__(self, *, api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._session = fetch.session(api_key, timeout_s, tls)
@@ -38,7 +37,8 @@ class Asker:
         await self._session.close()
 
     def of(self, replica: str, model: str) -> AskReplica:
-        """Asks this replica about this model. What it returns raises what the transport does, and for a bad answer."""
+        """A function that asks this replica about this model. It raises the transport's errors, and for a bad
+        answer."""
 
         async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
             url = f"{Replica(replica).url}{path}"
@@ -56,7 +56,7 @@ class Tokens:
     """Token ids of requests, by model."""
 
     def __init__(self, prompts: Prompts, asker: Asker | None, *, offload_bytes_min: int) -> None:
-        """Without an `asker`, models that `prompts` has no tokenizer for stay unknown."""
+        """Without an `asker`, prompts of models without a tokenizer in `prompts` get no ids."""
         self._prompts = prompts
         self._asker = asker
         self._offload_bytes_min = offload_bytes_min
@@ -65,14 +65,14 @@ class Tokens:
     async def of(
         self, dialect: Dialect, path: str, body: bytes, ask: Ask, model: str, view: TokenView
     ) -> TokenPrompt | None:
-        """The prompt's ids and keys; None where they cannot be known, or not in time."""
+        """The prompt's ids and keys; None if they cannot be known in time."""
         loop = asyncio.get_running_loop()
-        if len(body) >= self._offload_bytes_min and ask.decoded is None:  # else there is little left to do
+        if len(body) >= self._offload_bytes_min and ask.decoded is None:  # otherwise there is little left to do
             given = await loop.run_in_executor(None, dialect.template_input, path, body, ask.decoded)
         else:
             given = dialect.template_input(path, body, ask.decoded)
         if given is None or (path == RESPONSES and Replica(view.replica).rank is not None):
-            return None  # vLLM 0.32 does not heed the header that names a rank on /v1/responses
+            return None  # vLLM 0.32 ignores the header that names a rank on /v1/responses
         asked = self._asker.of(view.replica, model) if self._asker is not None and view.replica else None
         ids = await self._prompts.encode(given, view.base, view.engine, asked)
         if not ids:

@@ -1,7 +1,7 @@
 """Jinja as chat templates expect it: a sandbox, with the names of transformers (utils/chat_template_utils.py, 5.x).
 
-A template that prints today's date is rendered by this machine's clock and time zone: an engine elsewhere may have
-another day around midnight.
+A template that prints today's date uses this machine's clock and time zone: around midnight an engine elsewhere may
+have another day.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from router.tokens.extra import library
 
 
 class CannotRender(Exception):
-    """The template refuses, or fails: so it does in the engine."""
+    """The template refuses or fails, as it does in the engine."""
 
 
 def environment() -> Any:  # noqa: ANN401 (Jinja's)
-    """Jinja as transformers sets it up, but for the names that it adds. Raises MissingExtra."""
+    """Jinja as transformers sets it up, without the names that it adds. Raises MissingExtra."""
     extensions = [_generation_tag(), library("jinja2.ext").loopcontrols]
     return _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
 
 
 def _sandbox() -> type[Any]:
-    """The sandbox with short ways to what nearly all look-ups are: a dict's item, a string's method, a namespace's
-    variable. Jinja asks a dict for an attribute first, and checks every one anew: most of a long chat's time."""
+    """The sandbox with shortcuts for nearly all look-ups: a dict's item, a string's method, a namespace's variable.
+    Jinja asks a dict for an attribute first, and checks each anew, which takes most of the time of a long chat."""
     base: type[Any] = library("jinja2.sandbox").ImmutableSandboxedEnvironment
     namespace = library("jinja2.utils").Namespace
     of_dicts = frozenset(dir(dict))
-    # `format` and `format_map` reach into what they print: the sandbox has its own.
+    # `format` and `format_map` can reach attributes of their arguments: the sandbox has its own versions.
     of_strings = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 
     class Sandbox(base):  # type: ignore[misc]  # jinja2 is imported late
@@ -52,7 +52,7 @@ def _sandbox() -> type[Any]:
 
         def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if type(obj) is BuiltinMethodType and type(obj.__self__) is str and obj.__name__ in of_strings:
-                kwargs.pop("_loop_vars", None)  # Jinja's own, for what takes a context
+                kwargs.pop("_loop_vars", None)  # Jinja's own argument, for functions that take a context
                 kwargs.pop("_block_vars", None)
                 return obj(*args, **kwargs)
             return super().call(context, obj, *args, **kwargs)
@@ -61,7 +61,7 @@ def _sandbox() -> type[Any]:
 
 
 def compiled(source: str) -> Any:  # noqa: ANN401 (Jinja's)
-    """A template that can be rendered. Raises CannotRender for what is none, MissingExtra."""
+    """Compile a template. Raises CannotRender if it is none, and MissingExtra."""
     made = environment()
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raiser()
@@ -92,15 +92,15 @@ def _raiser() -> Callable[[str], None]:
 
 
 def _generation_tag() -> type[Any]:
-    """`{% generation %}` marks what an assistant said, for training; what it holds is printed."""
+    """The tag `{% generation %}`, which marks an assistant's text for training; its content is printed."""
     base: type[Any] = library("jinja2.ext").Extension
 
-    class Generation(base):  # type: ignore[misc]  # jinja2 is imported late
+    class GenerationTag(base):  # type: ignore[misc]  # jinja2 is imported late
         tags = frozenset(("generation",))
 
         def parse(self, parser: Any) -> Any:  # noqa: ANN401 (Jinja's)
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return library("jinja2.nodes").Scope(body).set_lineno(line)  # what it sets stays within it
+            return library("jinja2.nodes").Scope(body).set_lineno(line)  # variables set within the tag stay within it
 
-    return Generation
+    return GenerationTag

@@ -1,7 +1,7 @@
 """A model's chat template: compiled once, rendered as transformers renders it (utils/chat_template_utils.py, 5.x).
 
-A model may have several by name; `tool_use` is taken where a request brings tools. To continue the final message, its
-text is marked, and the rendered text cut at the mark.
+A model may have several templates by name; `tool_use` is used for requests with tools. To continue the final message,
+its text is marked, and the rendered text is cut at the mark.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """The templates of one model by name; `tool_use` is taken for requests with tools, where there is one."""
+    """The templates of one model by name; `tool_use`, if there is one, is used for requests with tools."""
 
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, Any]) -> None:
-        """`special`: names like `bos_token` that the template sees. Raises CannotRender for what is no template."""
+        """`special` has the special tokens that the template sees, such as `bos_token`. Raises CannotRender if a
+        template does not compile."""
         self._sources = dict(sources)
         self._special = dict(special)
         self._compiled = {name: compiled(source) for name, source in sources.items()}
@@ -32,11 +33,11 @@ class ChatTemplate:
         self._effort_off: str | None = None
 
     def rendering(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> str:
-        """The prompt's text. Raises CannotRender, or Unfit for what is not known of the engine."""
+        """The prompt's text. Raises CannotRender, and Unfit where the engine's behaviour is not known."""
         return self.render(self.fit(given, engine, defaults))
 
     def fit(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendering:
-        """What this engine would hand to the template. Raises Unfit."""
+        """The input as this engine would hand it to the template. Raises Unfit."""
         traits = self._traits[self._name(given.tools is not None)][SGLANG if engine == SGLANG else VLLM]
         if engine == SGLANG:
             return for_sglang(given, traits, defaults)
@@ -45,7 +46,7 @@ class ChatTemplate:
         return for_vllm(given, traits, defaults)
 
     def render(self, given: Rendering) -> str:
-        """The text before tokenisation. Raises CannotRender."""
+        """Render the text before tokenisation. Raises CannotRender."""
         if given.continue_final_message and given.add_generation_prompt:
             raise CannotRender("continue_final_message and add_generation_prompt")
         if not given.messages and not given.suffix:
@@ -62,7 +63,7 @@ class ChatTemplate:
         }
         try:
             text = str(self._compiled[name].render(variables))
-        except Exception as error:  # a template is a program: it may fail in any way, here as in the engine
+        except Exception as error:  # a template is a program and may fail in any way, here as in the engine
             raise CannotRender(f"{type(error).__name__} in the chat template") from error
         return _cut_at_tag(text, given.messages[-1]) if given.continue_final_message else text
 
@@ -74,8 +75,8 @@ class ChatTemplate:
         return "default"
 
     def _effort_when_off(self, defaults: Mapping[str, Any]) -> str:
-        """`none`, or `low` where the template refuses that or takes it for any other effort (vLLM's
-        _probe_disabled_thinking_effort)."""
+        """The reasoning effort for disabled thinking: `none`, or `low` if the template refuses `none` or treats it like
+        any other effort (vLLM's _probe_disabled_thinking_effort)."""
         if self._effort_off is None:
             none = self._try_effort("none", defaults)
             heeded = none is not None and all(self._try_effort(effort, defaults) != none for effort in EFFORTS)
@@ -97,7 +98,7 @@ def _traits(source: str, *, system_first: bool) -> dict[str, Traits]:
 
 
 def _tagged(message: dict[str, Any]) -> dict[str, Any]:
-    """The final message with a mark behind its text, so that what the template puts behind it can be cut off."""
+    """The final message with a mark after its text, so that what the template adds after it can be cut off."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + CONTINUE_TAG}
@@ -110,7 +111,7 @@ def _tagged(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut_at_tag(text: str, last: dict[str, Any]) -> str:
-    """As transformers does: white space that the template trimmed behind the message is trimmed before the cut."""
+    """Cut at the mark as transformers does: if the template trims white space after the message, so does the cut."""
     content = last["content"]
     if not isinstance(content, str):
         content = next(block["text"] for block in reversed(content) if "text" in block)

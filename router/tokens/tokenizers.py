@@ -1,12 +1,12 @@
 """Tokenizers of a model's folder: text to token ids, as uint32 little-endian, in the bytes of which blocks are made.
 
-`fastokens` encodes 100,000 tokens in milliseconds where `tokenizers` takes hundreds; it is used where it takes the
-model and answers like `tokenizers` on probing texts, else `tokenizers` itself is.
+`fastokens` encodes 100,000 tokens in milliseconds where `tokenizers` takes hundreds; it is used if it accepts the model
+and agrees with `tokenizers` on probing texts; otherwise `tokenizers` is used.
 
 A conversation grows at its end, and agents repeat long beginnings. Added tokens (`<|im_end|>`) cut a text into
-segments that a byte-pair encoder never looks across, so ids are remembered per segment: turn n+1 costs what is new in
-it, and forks and shared system prompts are found as well. fastokens does this itself; for `tokenizers` it is done
-here, where it is proved on the probing texts that the parts make the whole.
+segments that a byte-pair encoder never looks across, so ids are remembered per segment: turn n+1 costs only its new
+part, and forks and shared system prompts are found as well. fastokens does this itself; for `tokenizers` it is done
+here, if the probing texts show that the parts' ids make up the whole's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from xxhash import xxh3_128_digest
 
 from router.tokens.extra import MissingExtra, library
 
-# Models whose chats vLLM 0.32 writes by code of its own (renderers/registry.py, online_renderer.py).
+# Models whose chats vLLM 0.32 renders by code of its own (renderers/registry.py, online_renderer.py).
 OWN_RENDERERS = frozenset(("gpt_oss", "deepseek_v32", "deepseek_v4", "kimi_k3", "inkling", "cohere2_moe"))
-SEGMENT_OVERHEAD_BYTES = 200  # of a remembered segment in CPython: its key, its entry and its place in the order
+SEGMENT_OVERHEAD_BYTES = 200  # CPython's cost of a remembered segment: key, entry and place in the order
 # Kinds of text on which encoders are known to differ: spaces, digits, scripts, combining marks, look-alikes.
 PROBES = (
     "",
@@ -43,30 +43,30 @@ PROBES = (
 
 
 class CannotLoad(ValueError):
-    """There is no usable tokenizer; the message says why."""
+    """There is no usable tokenizer, for the reason in the message."""
 
 
 class Encoder(Protocol):
-    """Text to ids, uint32 little-endian. May be called from several threads."""
+    """Turns text into ids, as uint32 little-endian. Safe in several threads."""
 
     name: str
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """`special`: with what the tokenizer puts around any text, such as BOS."""
+        """Ids of a text; with `special`, including those that the tokenizer puts around any text, such as BOS."""
 
 
 def load(json_text: str, cache_bytes_max: int) -> Encoder:
-    """The fastest encoder that is right. Raises CannotLoad, MissingExtra when neither library is installed."""
+    """The fastest encoder that is right. Raises CannotLoad, and MissingExtra if neither library is installed."""
     try:
         slow = Whole(json_text)
     except MissingExtra:
-        return Fast(json_text, cache_bytes_max)  # nothing to compare with
+        return Fast(json_text, cache_bytes_max)  # without `tokenizers` there is nothing to compare with
     texts = probes(slow.added)
     try:
         fast = Fast(json_text, cache_bytes_max)
         if _agree(fast, slow, texts):
             return fast
-    except (CannotLoad, MissingExtra, AttributeError):  # the last: of a fastokens that is too old
+    except (CannotLoad, MissingExtra, AttributeError):  # AttributeError: fastokens is too old
         pass
     parts = Segmented(slow, cache_bytes_max)
     return parts if _agree(parts, slow, texts) and _agree(parts, slow, texts) else slow
@@ -81,7 +81,7 @@ def probes(added: Iterable[str]) -> list[str]:
 
 
 def _agree(one: Encoder, other: Encoder, texts: Iterable[str]) -> bool:
-    """Twice each, so that what is remembered is compared as well."""
+    """Whether two encoders agree; each text is encoded twice, so that remembered ids are compared as well."""
     return all(
         one.encode(text, special=special) == one.encode(text, special=special) == other.encode(text, special=special)
         for text in texts
@@ -102,22 +102,22 @@ class Fast:
             self._tokenizer.enable_segment_cache(cache_bytes_max)
         except MissingExtra:
             raise
-        except Exception as error:  # whatever it raises, it does not take this model
+        except Exception as error:  # any error means that fastokens does not accept this model
             raise CannotLoad(f"fastokens: {error}") from error
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """One text as a batch of its own: that form makes no Python object of each id."""
+        """Encode one text, as a batch: that form makes no Python object per id."""
         ids: bytes = self._tokenizer.encode_batch_flat([text], add_special_tokens=special)[0]
         return ids
 
 
 class Whole:
-    """The `tokenizers` library, without any memory."""
+    """The `tokenizers` library, without a memory."""
 
     name = "tokenizers"
 
     def __init__(self, json_text: str) -> None:
-        """Raises CannotLoad for what is no tokenizer."""
+        """Raises CannotLoad if the JSON is no tokenizer."""
         module = library("tokenizers")
         try:
             self._tokenizer = module.Tokenizer.from_str(json_text)
@@ -128,7 +128,7 @@ class Whole:
         self.added: list[str] = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """All of it, anew."""
+        """Encode the whole text anew."""
         return array("I", self._tokenizer.encode(text, add_special_tokens=special).ids).tobytes()
 
 
@@ -144,7 +144,7 @@ class Segmented:
         self._cut = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """Each segment with the added token in front of it."""
+        """Encode segment by segment, each with the added token in front of it."""
         if special or self._cut is None:
             return self._whole.encode(text, special=special)
         ends = [found.start() for found in self._cut.finditer(text)]
@@ -161,7 +161,7 @@ class Segmented:
 
 
 class Memory:
-    """Bytes by key, the least recently used forgotten beyond a number of bytes. Threads may share it."""
+    """Bytes by key, bounded in bytes; the least recently used are forgotten. Threads may share it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -170,7 +170,7 @@ class Memory:
         self.size_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """What was put, if it is still there."""
+        """The value of the key; None if it is forgotten."""
         with self._lock:
             found = self._entries.get(key)
             if found is not None:
@@ -178,7 +178,7 @@ class Memory:
             return found
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Remember, and forget what no longer fits."""
+        """Remember a value, and forget others that no longer fit."""
         size_bytes = len(value) + SEGMENT_OVERHEAD_BYTES
         with self._lock:
             if size_bytes > self._bytes_max or key in self._entries:
@@ -194,7 +194,7 @@ class Folder:
     """The files of a model that say how prompts are made."""
 
     def __init__(self, path: Path) -> None:
-        """A folder, or a `tokenizer.json` by itself. Raises CannotLoad when it has none."""
+        """`path` is a folder or a `tokenizer.json`. Raises CannotLoad if there is no tokenizer."""
         file = path if path.is_file() else path / "tokenizer.json"
         if not file.is_file():
             raise CannotLoad(f"{path} has no tokenizer.json")
@@ -203,7 +203,8 @@ class Folder:
         self._config = self._read("tokenizer_config.json")
 
     def templates(self) -> dict[str, str]:
-        """By name; `default` is the usual one. A file takes precedence over the configuration, as in transformers."""
+        """Chat templates by name; `default` is the usual one. As in transformers, a file takes precedence over the
+        configuration."""
         given = self._config.get("chat_template") or self._read("chat_template.json").get("chat_template")
         found: dict[str, str] = {}
         if isinstance(given, str):
@@ -216,13 +217,13 @@ class Folder:
         return found | ({"default": default.read_text(encoding="utf-8")} if default.is_file() else {})
 
     def special(self) -> dict[str, Any]:
-        """Names of special tokens, as templates see them: `bos_token` and its like."""
+        """Special tokens by name, as templates see them, such as `bos_token`."""
         merged = {**self._read("special_tokens_map.json"), **self._config}
         named = {name: _content(value) for name, value in merged.items() if name.endswith("_token")}
         return {name: value for name, value in named.items() if value is not None}
 
     def own_renderer(self) -> str:
-        """Why engines do not use the chat template of this model; "" where they do."""
+        """Why engines do not use the chat template of this model; "" if they do."""
         kind = str(self._read("config.json").get("model_type", ""))
         if kind in OWN_RENDERERS:
             return f"engines render {kind} without a template"
@@ -238,7 +239,7 @@ class Folder:
 
 
 def _content(token: object) -> str | None:
-    """A special token is its text, or an object that holds it."""
+    """The text of a special token, which may be given as an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -255,7 +256,7 @@ HUB_FILES = (
 
 
 def fetched(source: str) -> Path:
-    """A local path as it is; a hub's name through huggingface_hub, which has its own cache. Raises CannotLoad."""
+    """A local path unchanged; a name at the hub through huggingface_hub, which has its own cache. Raises CannotLoad."""
     path = Path(source).expanduser()
     if path.exists():
         return path
@@ -265,5 +266,5 @@ def fetched(source: str) -> Path:
         raise CannotLoad(f"{source} is no folder here, and huggingface_hub is not installed") from None
     try:
         return Path(hub.snapshot_download(source, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # of many kinds: no such model, no network, no right
+    except Exception as error:  # any kind of error: no such model, no network, no permission
         raise CannotLoad(f"{source} is no folder here, and not to be had: {type(error).__name__}") from error

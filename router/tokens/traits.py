@@ -1,4 +1,4 @@
-"""What engines read from a chat template to fit messages to it.
+"""Traits of a chat template, by which engines fit messages to it.
 
 vLLM 0.32 (renderers/hf.py) and SGLang 0.5.23 (srt/parser/jinja_template_utils.py) search its syntax tree for a loop
 over a message's content: then the content is given as a list of parts, else as one string. vLLM's Messages API renders
@@ -14,11 +14,12 @@ from router.tokens.extra import library
 from router.tokens.sandbox import environment
 
 _MEDIA_WORDS = ("image", "audio", "video", "vision")
-_MESSAGE_NAMES = ("message", "msg", "m")  # which SGLang looks for
+_MESSAGE_NAMES = ("message", "msg", "m")  # loop variables that SGLang looks for
 
 
 def refuses_inline_system(source: str) -> bool:
-    """Whether [system, user, system, user] fails: vLLM's probe of the Messages API, without transformers' names."""
+    """Whether the template fails on [system, user, system, user]: vLLM's probe of the Messages API, rendered without
+    transformers' names."""
     jinja2 = library("jinja2")
     bare = library("jinja2.sandbox").ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[library("jinja2.ext").loopcontrols]
@@ -28,13 +29,13 @@ def refuses_inline_system(source: str) -> bool:
         bare.from_string(source).render(messages=messages, add_generation_prompt=False)
     except jinja2.TemplateError:
         return True
-    except Exception:  # vLLM itself would not have started
+    except Exception:  # vLLM itself would not start with such a template
         return False
     return False
 
 
 def sglang_wants_parts(source: str) -> bool:
-    """Whether any loop runs over the content of a message of a usual name, or other media than text are named."""
+    """Whether any loop runs over the content of a message of a usual name, or the template names media besides text."""
     if any(word in source for word in _MEDIA_WORDS):
         return True
     nodes = library("jinja2.nodes")
@@ -46,7 +47,7 @@ def vllm_wants_parts(source: str) -> bool:
     """Whether any loop runs over a message's content, or over a macro's argument that is one."""
     try:
         return _loops_over_content(environment().parse(source))
-    except AssertionError:  # a loop over pairs, where vLLM's own search gives up as well
+    except AssertionError:  # a loop over pairs, at which vLLM's own search fails as well
         return False
 
 
@@ -72,7 +73,7 @@ def _loops_over_content(root: Any) -> bool:  # noqa: ANN401 (Jinja's tree)
 
 
 def _content_arguments(root: Any, macro: Any, message_names: list[str]) -> set[str]:  # noqa: ANN401
-    """Names of the macro's arguments that it is called with a message's content for."""
+    """Names of a macro's arguments that some call gives a message's content."""
     nodes = library("jinja2.nodes")
     found: set[str] = set()
     own = [argument.name for argument in macro.args]
@@ -85,7 +86,7 @@ def _content_arguments(root: Any, macro: Any, message_names: list[str]) -> set[s
 
 
 def _message_names(root: Any) -> Iterator[str]:  # noqa: ANN401
-    """Variables of loops over the messages, or over what they were assigned to."""
+    """Variables of loops over the messages, or over a variable that they were assigned to."""
     nodes = library("jinja2.nodes")
     lists = ["messages"]
     for name in lists:

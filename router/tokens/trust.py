@@ -1,5 +1,6 @@
-"""Whether our token ids can be trusted: for every model a replica follows, they are compared with its own, at first
-and every so often. A model for which they differ is placed by estimate, and the log names the first token that differs.
+"""Whether the router's token ids can be trusted: for every model whose events are followed they are compared with a
+replica's, at first and at intervals. Prompts of a model for which they differ are placed by estimate, and the log
+names the first token that differs.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from router.tokens.request_tokens import Asker
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 10.0  # until a model that failed is looked at again
-LOOK_S = 0.1  # for models that are followed now
+AGAIN_S = 10.0  # pause before a model that failed is compared again
+LOOK_S = 0.1  # between two checks for models that are newly followed
 UNKNOWN = "no tokenizer, and its replicas may not be asked"
 
 
 class Trust:
-    """Tells the Router of every model whether its prompts can be turned into tokens."""
+    """Tells the Router for every model whether its prompts can be turned into token ids."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Trust:
         self._verify_interval_s = verify_interval_s
 
     async def watch(self) -> None:
-        """Compare our ids with the replicas', model by model, until cancelled."""
+        """Compare ids with those of replicas, model by model, until cancelled."""
         due_s: dict[str, float] = {}
         clock = asyncio.get_running_loop().time
         while True:
@@ -52,12 +53,12 @@ class Trust:
             await asyncio.sleep(LOOK_S)
 
     async def _compare(self, model: str) -> bool:
-        """Whether the model's prompts can be turned into tokens; if not, it is looked at again soon."""
+        """Whether the model's prompts can be turned into token ids; if not, it is compared again soon."""
         base, engine, replica = self._router.models.engine(model)
         if not self._prompts.knows(base):
             why = await self._refused(replica, model) if self._ask_replicas else UNKNOWN
         elif not await self._prompts.prepare(base):
-            return await self._compare(model)  # which is known now: a replica is asked instead
+            return await self._compare(model)  # the tokenizer is now known to be useless: a replica is asked instead
         elif not self._verify or not replica:
             why = ""
         else:
@@ -66,10 +67,10 @@ class Trust:
         return not why
 
     async def _refused(self, replica: str, model: str) -> str:
-        """Why the replica's own /tokenize is of no use; "" if it is."""
+        """Why the replica's own /tokenize cannot be used; "" if it can."""
         try:
             answer = await self._asker.of(replica, model)("/tokenize", {"prompt": "warm"})
-        except Exception as error:  # whatever the transport raises, or the answer is
+        except Exception as error:  # any error, from the transport or a bad answer
             return f"no tokenizer here, and /tokenize is not answered: {type(error).__name__}"
         return "" if isinstance(answer.get("tokens"), list) else "no tokenizer here, and /tokenize is refused"
 

@@ -1,15 +1,16 @@
-"""Several processes that face clients, and one that decides: `--workers N`.
+"""Several processes that face clients, and one that decides: `--workers N`. With one worker nothing here is loaded.
 
-    supervisor   the command's own process: binds the sockets, starts the others, restarts whoever dies
-    worker       an edge of its own (listener, proxy, relay); places through RemotePlacer (client.py)
-    hub          index, probes, events, metrics, admin pages; places for all workers (hub_server.py)
+supervisor     the command's own process: binds the sockets, starts the others, restarts those that die
+child          a process that it starts, hub or worker; orders are what it is told
+hub_server     the hub's side: places for all workers, and is the hub's edges
+remote_placer  the worker's side: places through the hub, or by the ring while there is none
+hub_watch      whether the hub places
+view           what a worker knows of replicas
+template_news  what a worker tells of templates
+link           a worker's connection; messages are what is said over it, codec makes them of facts and back
 
-Workers and hub talk over a unix socket in a private folder (wire.py). All workers accept on one inherited socket, so
-a connection that waits when a worker dies is accepted by another. Without the hub a worker places by the
-consistent-hash ring over the replicas it last knew as ready (view.py), and says so.
-
-Each worker has a retry budget, a memory of token ids and connections to replicas of its own. Log lines of requests are
-written by the worker, all metrics by the hub, of the records that workers send.
-
-With one worker nothing of this package is loaded.
+Workers and hub talk over a unix socket in a private folder. All workers accept on one inherited socket, so that a
+connection which waits when a worker dies is accepted by another. Without the hub a worker places by the consistent-hash
+ring over the replicas it last knew as ready, and says so. Each worker has a retry budget, a memory of token ids and
+connections to replicas of its own; it writes the log lines of its requests, and the hub has all metrics.
 """

@@ -1,8 +1,9 @@
-"""What the children of the supervisor do: `python -m router.workers`, told on standard input.
+"""A child of the supervisor, hub or worker: `python -m router.workers`, told on standard input which.
 
-Standard input brings one Spec and then stays open for Orders: when it ends, the supervisor wants us to drain, or is
-gone, which comes to the same. So does SIGTERM, unless the supervisor got it too, as from systemd, which sends it to
-all: then it says when. SIGINT and SIGHUP are left to the supervisor, since a terminal sends them to all.
+Standard input brings one Spec and then stays open for Orders. Its end means that the supervisor wants the child to
+drain, or is gone, which comes to the same. So does SIGTERM, unless the supervisor got it too, as from systemd, which
+sends it to all processes: then the supervisor says when. SIGINT and SIGHUP are left to the supervisor, since a
+terminal sends them to all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from router.loop import in_background, run
 from router.settings.reloading import REFUSED
 from router.settings.schema import Settings, SettingsError
 from router.telemetry import logs
-from router.telemetry.process_counts import CPU_MS
+from router.telemetry.process_counts import CPU_MS, LINES_DROPPED
 from router.telemetry.stalls import Stalls
 from router.workers import messages
 from router.workers.hub_server import HubServer
@@ -38,15 +39,15 @@ from router.workers.remote_placer import RemotePlacer
 log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0  # for the first probes, before workers are told what is ready
-VIEW_S = 5.0  # that a worker waits for its first view: until then others serve, or clients wait to be accepted
-ALONE_S = 0.5  # after SIGTERM; by then the supervisor has said so if it got one too
-GRACE_S = 2.0  # of the hub, beyond `listen.drain_s`
+VIEW_S = 5.0  # a worker waits so long for its first view; meanwhile others serve, or clients wait to be accepted
+ALONE_S = 0.5  # after SIGTERM; by then the supervisor has sent LameDuck if it got a SIGTERM too
+GRACE_S = 2.0  # for the hub to drain, beyond `listen.drain_s`
 
 
 def main() -> int:
-    """Read the Spec and be what it says. Returns the exit status."""
+    """Read the Spec, and run the hub or the worker that it describes. Returns the exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see the supervisor
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor blocked the signal for its children
     size = int.from_bytes(_exactly(4), "little")
     if not 0 < size <= SPEC_BYTES_MAX:
         return 2
@@ -70,7 +71,7 @@ def main() -> int:
 
 def _abandoned() -> bool:
     """Whether standard input has ended: the supervisor has removed its folder by then, or was killed and never will.
-    Not by our parent's id: while the supervisor dies, its files are closed some time before it is no parent any more.
+    The parent's id would not tell: files of a dying supervisor are closed some time before it stops being the parent.
     """
     asking = select.poll()
     asking.register(0, select.POLLIN)
@@ -88,7 +89,7 @@ def _exactly(size: int) -> bytes:
 
 
 class _Orders:
-    """What the supervisor says; kept until somebody follows."""
+    """Orders of the supervisor, kept until there is a function to do them."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()  # set at SIGTERM and at the end of standard input
@@ -101,7 +102,7 @@ class _Orders:
         self._loop.add_reader(0, self._read)
 
     def follow(self, do: Callable[[Order], None]) -> None:
-        """Do what was said, and what will be."""
+        """Do all orders, past and future, with this function."""
         self._do = do
         for order in self._kept:
             do(order)
@@ -122,7 +123,7 @@ class _Orders:
 
 
 def _reload(reload: Callable[[Settings], None], settings: Settings) -> bool:
-    """Whether they are taken; a file that they name may have gone since the supervisor looked."""
+    """Whether the settings were applied; a file that they name may be gone since the supervisor read it."""
     try:
         reload(settings)
     except SettingsError as error:
@@ -134,27 +135,13 @@ def _reload(reload: Callable[[Settings], None], settings: Settings) -> bool:
 
 
 def _ready() -> None:
-    with suppress(OSError):  # nobody reads it any more: then standard input has ended too
+    with suppress(OSError):  # nobody reads standard output any more: then standard input has ended too
         os.write(1, READY)
 
 
 async def _hub(spec: Spec) -> None:
     orders, settings = _Orders(), spec.settings
-    server: HubServer | None = None
-
-    def lost(replica: str) -> None:
-        if server is not None:
-            server.lost(replica)
-
-    hub = Hub(
-        settings,
-        in_flight=lambda: server.in_flight if server is not None else 0,
-        lost=lost,
-        stuck=lambda replica: server.stuck(replica) if server is not None else None,
-        admin_socket=socket.socket(fileno=spec.admin_fd),
-    )
-    hub.left = lambda replica: server.left(replica) if server is not None else None
-    hub.ready = lambda _: server.news() if server is not None else None
+    hub = Hub(settings, admin_socket=socket.socket(fileno=spec.admin_fd))
 
     def do(order: Order) -> None:
         if isinstance(order, LameDuck):
@@ -167,7 +154,7 @@ async def _hub(spec: Spec) -> None:
         orders.follow(do)
         _ready()
         probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(orders.stop.wait())
-        # Workers that know replicas from the hub before this one must not be told that there are none.
+        # Workers that know replicas from an earlier hub must not be told that there are none.
         discovering = asyncio.create_task(hub.discovered.wait())
         await asyncio.wait((discovering, stopping), return_when=asyncio.FIRST_COMPLETED)
         discovering.cancel()
@@ -176,6 +163,7 @@ async def _hub(spec: Spec) -> None:
         await asyncio.gather(probing, return_exceptions=True)
         listening = socket.socket(fileno=spec.hub_fd)
         async with HubServer(hub, listening, ids=settings.events.announce) as server:
+            hub.serve(server)
             await stopping
             hub.drain()
             with suppress(TimeoutError):
@@ -184,36 +172,23 @@ async def _hub(spec: Spec) -> None:
 
 
 async def _worker(spec: Spec, number: int) -> None:
-    orders, settings, edge, stalls = _Orders(), spec.settings, None, Stalls()
-    placer = RemotePlacer(
-        spec.path,
-        worker=number,
-        in_flight=lambda: edge.in_flight if edge else 0,
-        lost=lambda replica: edge.lost(replica) if edge else None,
-        left=lambda replica: edge.left(replica) if edge else None,
-        stuck=lambda replica: edge.stuck(replica) if edge else None,
-        figures=lambda: (edge.figures() if edge else {}) | stalls.figures() | {CPU_MS: _cpu_ms()},
-        templates=lambda: edge.templates() if edge else (),
-        templates_max=settings.observatory.templates_max,
-        clock=time.monotonic,
-        timeout_s=settings.listen.hub_timeout_s,
-        response_ids_max=settings.limits.response_ids_max,
-        private_responses=bool(settings.auth.keys_file),
-    )
+    orders, settings, stalls = _Orders(), spec.settings, Stalls()
+    placer = RemotePlacer(spec.path, number, settings, figures=lambda: stalls.figures() | _figures())
     async with placer, AsyncExitStack() as stack:
         stack.push_async_callback(in_background(stalls.watch()))
         with suppress(TimeoutError):
             async with asyncio.timeout(VIEW_S):
                 await placer.viewed.wait()
         async with Edge(settings, placer, listening=socket.socket(fileno=spec.main_fd)) as edge:
+            placer.serve(edge)
             orders.follow(partial(_do, edge))
             _ready()
             await orders.stop.wait()
 
 
-def _cpu_ms() -> int:
-    """By the second: every change is a message."""
-    return int(time.process_time()) * 1_000
+def _figures() -> dict[str, int]:
+    """Figures of this process. CPU time is rounded to seconds, since every change is a message."""
+    return {LINES_DROPPED: logs.dropped(), CPU_MS: int(time.process_time()) * 1_000}
 
 
 def _do(edge: Edge, order: Order) -> None:

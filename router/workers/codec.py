@@ -1,7 +1,7 @@
-"""Facts as messages of wire.py, and back.
+"""Facts as messages between hub and workers, and back.
 
-Placing asks for sizes and keys of a prompt, never for its letters: those stay with the worker, and so do token ids
-unless the hub announces prompts itself. Candidates of a receipt stay with the hub.
+Placing needs sizes and keys of a prompt, never its text: that stays with the worker, and so do token ids unless the
+hub announces prompts itself. Candidates of a receipt stay with the hub.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from router.core.facts.placements import Outcome, Receipt, Usage
+from router.core.facts.placements import Outcome, Receipt, Shed, Usage
 from router.core.facts.requests import Ask, Prompt
+from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
+from router.placer import UnknownResponse
 from router.telemetry.record import RequestRecord
 from router.workers import messages
 
-PLACE_BYTES_MAX = 8 << 20  # what a placement may take on the wire: a prompt of a million tokens, ids included
+PLACE_BYTES_MAX = 8 << 20  # largest placement on the wire: a prompt of a million tokens, ids included
 KEY_BYTES = 8
 
 
 def carried_bytes(wanted: Wanted) -> int:
-    """What it takes on the wire at most, about."""
+    """About how many bytes a placement takes on the wire at most."""
     keys = len(wanted.chain.keys) if wanted.chain is not None else 0
     size = KEY_BYTES * keys + 4 * (len(wanted.ring_key) + len(wanted.response_id or ""))
     if wanted.tokens is not None:
@@ -30,11 +32,11 @@ def carried_bytes(wanted: Wanted) -> int:
     return size
 
 
-def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.Place:
-    """A placement as it is asked for; `ids`: with token ids."""
+def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.WantLease:
+    """A request's placement as a message, with token ids if `ids`."""
     ask, chain, tokens = wanted.ask, wanted.chain, wanted.tokens
     prompt = ask.prompt
-    return messages.Place(
+    return messages.WantLease(
         id_,
         wanted.model,
         wanted.ring_key,
@@ -58,8 +60,8 @@ def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, by
     return tokens.tokens, tokens.ids if ids else b"", tokens.adapter, tokens.salt, keys
 
 
-def wanted_of(place: messages.Place) -> Wanted:
-    """The request as the hub needs it. Raises messages.WireError when keys are not whole."""
+def wanted_of(place: messages.WantLease) -> Wanted:
+    """The request as the hub needs it. Raises messages.WireError if the keys are not whole numbers of 8 bytes."""
     prompt, chain, tokens = None, None, None
     if place.prompt is not None:
         text_bytes, opaque_bytes, ratio = place.prompt
@@ -87,14 +89,14 @@ def wanted_of(place: messages.Place) -> Wanted:
 
 
 class CountedPrompt(TokenPrompt):
-    """Token ids that stayed with the worker: their number and their keys are here."""
+    """A prompt whose token ids stayed with the worker: only their number and their keys are here."""
 
     __slots__ = ("count",)
     count: int
 
     @property
     def tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of tokens of the prompt."""
         return self.count
 
 
@@ -112,7 +114,7 @@ def _unpacked(packed: bytes) -> list[int]:
 
 
 def finish_of(id_: int, outcome: Outcome, now_s: float) -> messages.Finish:
-    """A lease's end."""
+    """The end of a lease as a message."""
     return messages.Finish(id_, outcome.ending, _usage_parts(outcome.usage), outcome.events, now_s)
 
 
@@ -121,28 +123,28 @@ def outcome_of(finish: messages.Finish) -> Outcome:
     return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
 
 
-def placed_of(id_: int, receipt: Receipt) -> messages.Placed:
-    """A lease as a worker is told of it."""
-    return messages.Placed(
-        id_,
-        receipt.replica,
-        receipt.policy,
-        receipt.reason,
-        receipt.grade,
-        receipt.prompt_tokens,
-        receipt.predicted_cached_tokens,
-        receipt.miss,
-        receipt.replay,
-    )
+def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
+    """A lease that was opened as a message."""
+    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
+
+
+def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
+    """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
+    return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+
+
+def why_not(unplaced: messages.Unplaced) -> Exception | None:
+    """Why the hub did not place a request; None if it cannot say."""
+    if unplaced.failed:
+        return None
+    if unplaced.shed is not None:
+        return Shed(*unplaced.shed)
+    return NoReplica() if unplaced.unknown_response is None else UnknownResponse(unplaced.unknown_response)
 
 
 def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
-    """A request's end; its receipt goes along unless the hub has it, under the lease."""
+    """The end of a request as a message; the receipt goes along unless the hub has it, under the lease."""
     receipt = record.receipt
-    parts = None
-    if receipt is not None and lease is None:
-        tokens = (receipt.prompt_tokens, receipt.predicted_cached_tokens)
-        parts = (receipt.replica, receipt.policy, receipt.reason, receipt.grade, *tokens)
     return messages.Report(
         record.id,
         record.route,
@@ -161,7 +163,7 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         _usage_parts(record.usage),
         record.retries,
         lease,
-        parts,
+        _receipt_parts(receipt) if receipt is not None and lease is None else None,
         record.tenant,
         record.queued_s,
         record.sighting,
@@ -172,11 +174,11 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
 
 
 def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord:
-    """The record again; `receipt` is the hub's own, if it made one."""
+    """The record of a request; `receipt` is the hub's own, if it made one."""
     if receipt is None and report.receipt is not None:
         receipt = Receipt(*report.receipt)
     if receipt is not None:
-        receipt.replay = report.replay  # of a retry only the worker knows
+        receipt.replay = report.replay  # whether it is a replay only the worker knows after a retry
     return RequestRecord(
         report.id,
         report.route,
@@ -201,6 +203,11 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         miss=report.miss,
         repairs=report.repairs,
     )
+
+
+def _receipt_parts(receipt: Receipt) -> messages.ReceiptParts:
+    head = (receipt.replica, receipt.policy, receipt.reason, receipt.grade)
+    return (*head, receipt.prompt_tokens, receipt.predicted_cached_tokens)
 
 
 def _usage_parts(usage: Usage | None) -> tuple[int, int, int | None] | None:

@@ -1,8 +1,8 @@
-"""The hub's side: places for all workers, and keeps what they have open.
+"""The hub's side: places for all workers, keeps what they have open, and stands for them as the hub's edges.
 
-One connection a worker. Requests of a frame are placed in order, and their answers leave in one frame; one that
-waits for an event (Tokens: the last block of an answer) or for a place waits alone. When a connection ends, for
-whatever reason, the leases of its worker are given back as if all its clients had left, because they have.
+Each worker has one connection. The requests of a frame are placed in order, and their answers leave in one frame; a
+request that waits for a KV event or in the queue is answered later, alone. When a connection ends, for whatever
+reason, the leases of its worker are given back as if all its clients had left, because they have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
@@ -31,56 +31,52 @@ from router.workers import codec, messages
 
 log = logging.getLogger(__name__)
 
-VIEW_S = 0.1  # between two looks at whether the view changed
-VIEW_PART_MAX = 0.01  # of the hub's time, for these looks
-RECEIPTS_MAX = 4_096  # of leases that ended and whose report is under way, per worker
-LEASES_MAX = 1 << 17  # open at once, per worker: more than a process has sockets
+VIEW_S = 0.1  # between two checks whether the view has changed
+VIEW_PART_MAX = 0.01  # part of the hub's time that these checks may take
+RECEIPTS_MAX = 4_096  # receipts kept per worker, of leases that ended and whose report has not come yet
+LEASES_MAX = 1 << 17  # open leases per worker: more than a process has sockets
 BACKLOG = 64
 
 
-class Hub(Protocol):
+class ServedHub(Protocol):
     """What a server needs of the hub."""
 
     router: Router
     placer: LocalPlacer
 
     def observe(self, record: RequestRecord) -> None:
-        """Metrics and `/admin/decisions`, without the log line, which is the worker's."""
-
-    def count(self, counts: Mapping[str, int]) -> None:
-        """What else a worker has counted since it last said so."""
-
-    def know(self, templates: Iterable[Template], source: str) -> None:
-        """What templates are, as a worker has seen."""
+        """Take a request that ended into metrics and `/admin/decisions`; its log line is the worker's."""
 
 
 class HubServer:
     """Serves workers on a bound unix socket: `async with HubServer(hub, sock) as server`."""
 
     def __init__(
-        self, hub: Hub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
+        self, hub: ServedHub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
     ) -> None:
-        """`ids`: workers shall send token ids too, not only their keys."""
+        """With `ids` workers send token ids of prompts besides their block keys."""
         self.hub = hub
         self._listening = listening
         self._ids = ids
         self.queue_bytes_max = queue_bytes_max
-        self.links: set[Link] = set()
+        self.links: set[WorkerLink] = set()
         self.empty = asyncio.Event()  # no worker is connected
         self.empty.set()
         self.view = messages.frame([])
         self._spreading: asyncio.Handle | None = None
+        self.counted: Counter[str] = Counter()  # totals and levels of all workers
+        self.templates_heard: dict[str, list[Template]] = {}  # templates heard since the hub last asked, by worker
 
     async def __aenter__(self) -> Self:
         """Begin to serve; each worker is sent the view first."""
         loop = asyncio.get_running_loop()
         self.view = self._view()
-        self._server = await loop.create_unix_server(lambda: Link(self), sock=self._listening, backlog=BACKLOG)
+        self._server = await loop.create_unix_server(lambda: WorkerLink(self), sock=self._listening, backlog=BACKLOG)
         self._looking = asyncio.create_task(self._look())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all connections: workers go on by the ring."""
+        """Close all connections; workers place by the ring from then on."""
         self._looking.cancel()
         await asyncio.gather(self._looking, return_exceptions=True)
         self._server.close()
@@ -93,27 +89,36 @@ class HubServer:
         """Requests being answered by all workers."""
         return sum(link.in_flight for link in self.links)
 
+    def figures(self) -> Mapping[str, int]:
+        """What all workers have counted."""
+        return self.counted
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Templates that workers have told of since the last call, by worker."""
+        heard, self.templates_heard = self.templates_heard, {}
+        return heard
+
     def lost(self, replica: str) -> None:
-        """Nobody listens there any more: workers end what is silent there, and learn the new view."""
+        """Nobody listens at the replica: workers end requests that wait for it, and learn the new view."""
         for link in self.links:
             link.say(messages.Lost(replica))
             link.flush()
         self._spread()
 
     def stuck(self, replica: str) -> None:
-        """It accepts and does not answer: workers try what is silent there elsewhere."""
+        """The replica accepts and does not answer: workers retry elsewhere the requests that wait for it."""
         for link in self.links:
             link.say(messages.Stuck(replica))
             link.flush()
 
     def left(self, replica: str) -> None:
-        """The replica is no longer one."""
+        """The replica has left."""
         for link in self.links:
             link.say(messages.Left(replica))
             link.flush()
 
-    def news(self) -> None:
-        """A replica has become ready: workers hear of it at once, and once of all that come in one turn of the loop."""
+    def ready(self, replica: str) -> None:
+        """The replica is ready: workers learn the new view at the end of this turn of the event loop."""
         if self._spreading is None:
             self._spreading = asyncio.get_running_loop().call_soon(self._spread)
 
@@ -149,10 +154,12 @@ class HubServer:
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
         names = dict(router.models.names.others)
-        return messages.frame([messages.View(list(ready.items()), unready, default, tokens, self._ids, engines, names)])
+        return messages.frame(
+            [messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names)]
+        )
 
 
-class Link(asyncio.Protocol):
+class WorkerLink(asyncio.Protocol):
     """One worker's connection."""
 
     transport: asyncio.Transport
@@ -164,42 +171,42 @@ class Link(asyncio.Protocol):
         self._router = server.hub.router
         self._frames = messages.Frames()
         self._leases: dict[int, Lease] = {}
-        self._waiting: dict[int, asyncio.Task[None]] = {}  # for an event
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # placements that wait for a KV event
         self._queued: dict[int, Ticket] = {}
         self._receipts: OrderedDict[int, Receipt] = OrderedDict()
         self._out: list[messages.FromHub] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
-        self._connections = 0  # of its clients
+        self._connections = 0  # open connections of its clients
         self.worker = -1
         self._does: dict[type, Callable[[Any], None]] = {
             messages.Hello: self._hello,
-            messages.Place: self._place,
+            messages.WantLease: self._place,
             messages.Adopt: self._adopt,
             messages.FirstToken: self._first_token,
             messages.Finish: self._finish,
             messages.Report: self._report,
-            messages.Refused: lambda said: self._placer.refused(said.replica),
-            messages.Made: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
-            messages.Failed: lambda said: self._placer.failed(said.replica, said.kind),
+            messages.ReplicaRefused: lambda said: self._placer.refused(said.replica),
+            messages.ResponseMade: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
+            messages.AttemptFailed: lambda said: self._placer.failed(said.replica, said.kind),
             messages.Alive: lambda said: self._placer.alive(said.replica),
             messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
-            messages.Counts: self._counts,
+            messages.FigureCounts: self._counts,
             messages.PageWanted: self._page,
-            messages.Templates: lambda said: self._hub.know(said.templates, f"worker {self.worker}"),
+            messages.TemplatesSeen: self._templates,
         }
 
     # -- connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is told the view first."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        """Send the view, before anything else."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, but is no subclass
         self._server.links.add(self)
         self._server.empty.clear()
         self.write(self._server.view)
 
     def data_received(self, data: bytes) -> None:
-        """Do what it says, and answer in one frame."""
+        """Do what the worker says, and answer in one frame."""
         try:
             for body in self._frames.feed(data):
                 batch = messages.batch_of(body)
@@ -213,16 +220,16 @@ class Link(asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Its leases are given back; all its clients have left."""
+        """Give back the worker's leases: all its clients have left."""
         self._server.links.discard(self)
         if not self._server.links:
             self._server.empty.set()
         for task in [*self._waiting.values(), *self._tasks]:
             task.cancel()
-        for ticket in self._queued.values():  # first: none of them is to get a place of these
+        for ticket in self._queued.values():  # before leases are: none of these may get a lease
             self._placer.admission.take_back(ticket)
         self._queued.clear()
-        self._hub.count({CONNECTIONS: -self._connections})
+        self._server.counted[CONNECTIONS] -= self._connections
         now_s = time.monotonic()
         for lease in self._leases.values():
             self._placer.finish(lease, LEFT, now_s)
@@ -241,7 +248,7 @@ class Link(asyncio.Protocol):
             self.write(messages.frame(out))
 
     def write(self, frame: bytes) -> None:
-        """Send a whole frame, unless the worker has not read for so long that it counts as gone."""
+        """Send a whole frame; a worker that leaves too much unread counts as gone."""
         if self.transport.is_closing():
             return
         self.transport.write(frame)
@@ -254,7 +261,7 @@ class Link(asyncio.Protocol):
         self.worker = hello.worker
         log.info("a worker joined", extra={"fields": {"worker": hello.worker, "pid": hello.pid}})
 
-    def _place(self, place: messages.Place) -> None:
+    def _place(self, place: messages.WantLease) -> None:
         if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
             raise messages.WireError(f"placement {place.id}: too many leases, or one of that name")
         wanted, exclude = codec.wanted_of(place), frozenset(place.exclude)
@@ -266,14 +273,14 @@ class Link(asyncio.Protocol):
         self._ask(place.id, wanted, exclude)
 
     async def _place_later(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
-        if wanted.response_id:  # another worker may just have told of it: what it sent before this is read first
+        if wanted.response_id:  # another worker's message about it may already be here: read that first
             await asyncio.sleep(0)
         if not exclude:
             await self._placer.listen(wanted)
         self._ask(id_, wanted, exclude)
 
     def _ask(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
-        """Answer it, or say that it waits."""
+        """Answer the placement, or say that it waits in the queue."""
 
         def answered(answer: Lease | Exception) -> None:
             self._queued.pop(id_, None)
@@ -282,7 +289,7 @@ class Link(asyncio.Protocol):
 
         try:
             answer = self._placer.ask(wanted, exclude, answered)
-        except Exception as error:  # whatever it is, it is said
+        except Exception as error:  # whatever it is, the worker must get an answer
             self._answer(id_, error)
             return
         if isinstance(answer, Ticket):
@@ -306,7 +313,7 @@ class Link(asyncio.Protocol):
 
     def _waited(self, id_: int, task: asyncio.Task[None]) -> None:
         self._waiting.pop(id_, None)
-        if task.cancelled():  # by a worker that is not waiting for it: but it hears that we are there
+        if task.cancelled():  # the worker does not wait for it, but hears that the hub is there
             self.say(messages.Unplaced(id_, failed=True))
         self.flush()
 
@@ -315,7 +322,7 @@ class Link(asyncio.Protocol):
         self.say(codec.placed_of(id_, lease.receipt))
 
     def _adopt(self, said: messages.Adopt) -> None:
-        """Its work counts where it is; a replica that is not known or not ready is somebody else's trouble."""
+        """Count a lease that the worker opened alone on the replica where it is, if that replica is known and ready."""
         ask, now_s = Ask(said.model, stream=said.stream), time.monotonic()
         try:
             wanted = Wanted(ask, said.model, None, "", body_tokens=said.prompt_tokens)
@@ -351,9 +358,12 @@ class Link(asyncio.Protocol):
         receipt = self._receipts.pop(said.lease, None) if said.lease is not None else None
         self._hub.observe(codec.record_of(said, receipt))
 
-    def _counts(self, said: messages.Counts) -> None:
+    def _counts(self, said: messages.FigureCounts) -> None:
         self._connections += said.counts.get(CONNECTIONS, 0)
-        self._hub.count(said.counts)
+        self._server.counted.update(said.counts)
+
+    def _templates(self, said: messages.TemplatesSeen) -> None:
+        self._server.templates_heard.setdefault(f"worker {self.worker}", []).extend(said.templates)
 
     def _page(self, said: messages.PageWanted) -> None:
         async def answer() -> None:

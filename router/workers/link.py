@@ -1,8 +1,8 @@
 """A worker's connection to the hub, opened again whenever it breaks.
 
-What is said in one turn of the event loop leaves in one frame at its end. Ends of leases could wait a millisecond for
-a placement to go along with, which would save the hub a third of its time; but then a conversation's next turn may
-be placed by another worker before the last one is known to have ended, and is placed worse than by one process.
+Messages of one turn of the event loop leave in one frame at its end. Ends of leases could wait a millisecond to go
+along with a placement, which would save the hub a third of its time; but then a conversation's next turn may be
+placed by another worker before the hub knows that the last one ended, and is placed worse than by one process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from router.workers import messages
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.05  # until a connection that broke, or that failed, is tried again; doubled until one lasts
+AGAIN_S = 0.05  # pause before connecting again; doubled until a connection lasts LASTED_S
 AGAIN_S_MAX = 1.0
 LASTED_S = 1.0
 
 
-class Line:
-    """Sends while it is up, and forgets what is said meanwhile."""
+class HubLink:
+    """Sends messages while there is a connection, and drops them while there is none."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Line:
         in_flight: Callable[[], int],
         queue_bytes_max: int,
     ) -> None:
-        """`opened` gives what is to be said first; `broken` hears what was not said any more; `in_flight` goes with
-        every frame. A hub that leaves more than `queue_bytes_max` unread is given up."""
+        """`opened` gives the first messages of a connection; `broken` gets those that were not sent; `in_flight` goes
+        with every frame. A hub that leaves more than `queue_bytes_max` unread is disconnected."""
         self._path = path
         self._opened = opened
         self._heard = heard
@@ -47,7 +47,7 @@ class Line:
         self._told_in_flight = 0
         self._link: _Link | None = None
         self._flushing = False
-        self.number = 0  # of the connection, from 1
+        self.number = 0  # number of the connection, from 1
 
     @property
     def up(self) -> bool:
@@ -60,7 +60,7 @@ class Line:
         self._connecting = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Say what is left to say, and end."""
+        """Send the remaining messages, and close."""
         self._connecting.cancel()
         with suppress(asyncio.CancelledError):
             await self._connecting
@@ -83,7 +83,8 @@ class Line:
             again_s = min(again_s * 2, AGAIN_S_MAX)
 
     def say(self, message: messages.FromWorker) -> None:
-        """Send, soon; lost where there is no connection: the hub has returned all leases then."""
+        """Send a message at the end of this turn. Without a connection it is dropped: the hub has returned all
+        leases."""
         if self._link is None:
             return
         self._out.append(message)
@@ -92,14 +93,14 @@ class Line:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what was said, and the number of requests being answered if that changed."""
+        """Send the messages of this turn, and the number of requests being answered if that changed."""
         self._flushing = False
         link, out, in_flight = self._link, self._out, self._in_flight()
         if link is None or (not out and in_flight == self._told_in_flight):
             return
         self._out, self._told_in_flight = [], in_flight
         try:
-            link.transport.write(messages.frame(messages.Batch(in_flight, out)))
+            link.transport.write(messages.frame(messages.WorkerFrame(in_flight, out)))
         except messages.WireError as error:
             link.give_up(error)
             return
@@ -109,13 +110,13 @@ class Line:
     # -- for the connection --------------------------------------------------------------------------------------
 
     def connected(self, link: _Link) -> None:
-        """Say first things first."""
+        """Send the first messages of a connection."""
         self.number += 1
         self._link, self._out = link, self._opened()
         self.flush()
 
     def received(self, answers: list[messages.FromHub]) -> None:
-        """One frame of the hub's."""
+        """Take one frame of the hub's."""
         self._heard(answers)
 
     def disconnected(self, link: _Link) -> None:
@@ -131,13 +132,13 @@ class _Link(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: HubLink) -> None:
         self._line = line
         self._frames = messages.Frames()
         self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, but is no subclass
         self._line.connected(self)
 
     def data_received(self, data: bytes) -> None:
@@ -148,7 +149,7 @@ class _Link(asyncio.Protocol):
             self.give_up(error)
 
     def give_up(self, error: messages.WireError) -> None:
-        """Close, and say why."""
+        """Close the connection, and log why."""
         log.error("the hub is not understood, or cannot be told", extra={"fields": {"why": str(error)}})
         self.transport.abort()
 

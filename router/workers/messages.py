@@ -1,12 +1,12 @@
 """What hub and workers say to each other: length-prefixed msgpack frames, several messages a frame.
 
-A frame is four bytes of length (little-endian) and one msgpack value: from a worker `Batch`, from the hub a list of
-answers. A worker numbers its placements; the number is also the lease's name for the life of the connection, so
-that a placement can be taken back before its answer is there. Block keys travel as packed uint64 of this machine.
+A frame is four bytes of length (little-endian) and one msgpack value: from a worker a `WorkerFrame`, from the hub a
+list of messages. A worker numbers its placements; the number also names the lease for the life of the connection, so
+that a placement can be taken back before it is answered. Block keys travel as packed uint64 in this machine's order.
 Times are `time.monotonic()`, which all processes of a machine share (Linux: CLOCK_MONOTONIC).
 
-Whatever does not decode, or is longer than allowed, is a WireError, and the connection is closed: then the hub
-returns the worker's leases, and the worker places by the ring until it is connected again.
+A frame that does not decode, or is too long, is a WireError and closes the connection: the hub then takes back the
+worker's leases, and the worker places by the ring until it is connected again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from router.core.facts.requests import Priority
 from router.placer import TokenView
 
 FRAME_BYTES_MAX = 64 << 20  # a prompt of a million tokens takes some 2 MB
-QUEUE_BYTES_MAX = 64 << 20  # that wait for the other side to read; beyond it the connection is given up
+QUEUE_BYTES_MAX = 64 << 20  # bytes that wait for the other side to read; beyond this the connection is closed
 HEAD_BYTES = 4
 
 Name = Annotated[str, Meta(max_length=4_096)]
 Id = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
+ReceiptParts = tuple[str, str, Reason, Grade, int, int]  # the fields of a Receipt up to its candidates
 
 
 class WireError(ValueError):
-    """What came is not what hub and workers say."""
+    """A frame that is no message between hub and workers."""
 
 
 # -- a worker says ---------------------------------------------------------------------------------------------------
@@ -45,8 +46,9 @@ class Hello(Struct, tag=0, array_like=True):
     pid: Count
 
 
-class Place(Struct, tag=1, array_like=True, gc=False):
-    """Wants a lease; answered by Placed or Unplaced. Prompts come as sizes and keys, never as text."""
+class WantLease(Struct, tag=1, array_like=True, gc=False):
+    """A request wants a lease; answered by LeaseOpened or Unplaced. Prompts are sent as sizes and keys, never as
+    text."""
 
     id: Id
     model: str | None
@@ -57,8 +59,9 @@ class Place(Struct, tag=1, array_like=True, gc=False):
     response_id: str | None
     exclude: tuple[str, ...]
     prompt: tuple[Count, Count, float | None] | None  # bytes, opaque bytes, bytes per token
-    chain: tuple[bytes, int, int, tuple[tuple[int, int, int], ...], int] | None  # as Chain
-    tokens: tuple[Count, bytes, str, bytes, dict[int, bytes]] | None  # how many, ids or b"", adapter, salt, keys
+    chain: tuple[bytes, int, int, tuple[tuple[int, int, int], ...], int] | None  # the fields of a Chain
+    # number of tokens, ids or b"", adapter, salt, keys by block size
+    tokens: tuple[Count, bytes, str, bytes, dict[int, bytes]] | None
     tenant: str = ""
     priority: Priority = Priority.NORMAL
     body_bytes: Count = 0
@@ -66,7 +69,7 @@ class Place(Struct, tag=1, array_like=True, gc=False):
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
-    """A lease that the worker gave itself, or that an earlier hub gave: it is open on that replica."""
+    """A lease that is open, and that the worker opened alone or got from an earlier hub."""
 
     id: Id
     replica: str
@@ -94,7 +97,7 @@ class Finish(Struct, tag=4, array_like=True, gc=False):
 
 
 class Report(Struct, tag=5, array_like=True, gc=False):
-    """A request ended; `lease` names the receipt, where the hub made it."""
+    """A request ended; `lease` names its receipt if the hub made that."""
 
     id: str
     route: str
@@ -113,7 +116,7 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     usage: tuple[int, int, int | None] | None
     retries: tuple[tuple[str, str], ...]
     lease: int | None
-    receipt: tuple[str, str, Reason, Grade, int, int] | None  # as Receipt, without candidates
+    receipt: ReceiptParts | None
     tenant: str = ""
     queued_s: float = 0.0
     sighting: Sighting | None = None
@@ -122,13 +125,13 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     repairs: tuple[str, ...] = ()
 
 
-class Refused(Struct, tag=6, array_like=True, gc=False):
+class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):
     """Nobody listens at the replica."""
 
     replica: Name
 
 
-class Made(Struct, tag=7, array_like=True, gc=False):
+class ResponseMade(Struct, tag=7, array_like=True, gc=False):
     """The replica made a stored response."""
 
     response_id: Name
@@ -136,28 +139,28 @@ class Made(Struct, tag=7, array_like=True, gc=False):
     tenant: Name = ""
 
 
-class Failed(Struct, tag=8, array_like=True, gc=False):
+class AttemptFailed(Struct, tag=8, array_like=True, gc=False):
     """An attempt failed."""
 
     replica: Name
     kind: Name
 
 
-class Counts(Struct, tag=9, array_like=True, gc=False):
-    """What else was counted in the worker since this was last said; see placer.py for the names."""
+class FigureCounts(Struct, tag=9, array_like=True, gc=False):
+    """What the worker has counted since its last such message, by the names of telemetry/process_counts.py."""
 
     counts: dict[Name, int]  # a level, such as connections that are open, may also fall
 
 
 class PageWanted(Struct, tag=10, array_like=True, gc=False):
-    """One of the router's own pages."""
+    """The worker wants one of the router's own pages."""
 
     id: Id
     path: Name
 
 
 class Alive(Struct, tag=11, array_like=True, gc=False):
-    """Streams of the replica go on."""
+    """A stream of the replica goes on."""
 
     replica: Name
 
@@ -169,129 +172,124 @@ class Rest(Struct, tag=12, array_like=True, gc=False):
     for_s: float
 
 
-class Templates(Struct, tag=13, array_like=True):
-    """Templates that its clients' prompts begin with, new or changed; a body that was told is not told again."""
+class TemplatesSeen(Struct, tag=13, array_like=True):
+    """Templates that prompts of the worker's clients begin with, new or changed; a body is sent once per connection."""
 
     templates: list[Template]
 
 
 FromWorker = (
     Hello
-    | Place
+    | WantLease
     | Adopt
     | FirstToken
     | Finish
     | Report
-    | Refused
-    | Made
-    | Failed
-    | Counts
+    | ReplicaRefused
+    | ResponseMade
+    | AttemptFailed
+    | FigureCounts
     | PageWanted
     | Alive
     | Rest
-    | Templates
+    | TemplatesSeen
 )
 
 
-class Batch(Struct, array_like=True):
+class WorkerFrame(Struct, array_like=True):
     """A worker's frame."""
 
-    in_flight: Count  # requests being answered there
+    in_flight: Count  # requests that the worker is answering
     messages: list[FromWorker]
 
 
 # -- the hub says ----------------------------------------------------------------------------------------------------
 
 
-class Placed(Struct, tag=0, array_like=True, gc=False):
-    """A lease: the receipt, without candidates."""
+class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
+    """A lease."""
 
     id: Id
-    replica: str
-    policy: str
-    reason: Reason
-    grade: Grade
-    prompt_tokens: int
-    predicted_cached_tokens: int
+    receipt: ReceiptParts
     miss: Breakdown | None = None
     replay: bool = False
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):
-    """No replica is ready to take it; or, if `failed`, the hub cannot place it, or was told to forget it; or it is
-    turned away (`shed`)."""
+    """No lease: the request is turned away (`shed`), the hub cannot place it or was told to forget it (`failed`), the
+    response that it is about is unknown, or else no replica is ready to take it."""
 
     id: Id
     failed: bool
-    shed: tuple[str, str, float] | None = None  # code, message, seconds until it may be worth asking again
-    unknown_response: str | None = None  # it is about a stored response that is not its tenant's
+    shed: tuple[str, str, float] | None = None  # code, message, seconds until the client may ask again
+    unknown_response: str | None = None  # id of a stored response that is not the tenant's
 
 
-class View(Struct, tag=2, array_like=True):
-    """What is served and ready now; sent first, and after every change."""
+class ReplicaView(Struct, tag=2, array_like=True):
+    """Which replicas are ready and what they serve: the hub's first message, sent again after every change."""
 
     ready: list[tuple[str, tuple[str, ...]]]  # replica -> its models
-    unready: tuple[str, ...]  # models that only replicas serve which are not ready
-    default: str | None  # the model meant by a request that names none
+    unready: tuple[str, ...]  # models whose replicas are all not ready
+    default: str | None  # the model of requests that name none
     tokens: dict[str, TokenView]
-    ids: bool  # whether placements shall carry token ids besides their keys
+    ids: bool  # whether placements carry token ids besides block keys
     engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
     names: dict[str, str] = {}  # model -> the other name that its chains begin with
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):
-    """Nobody listens at the replica: what is silent there will stay so."""
+    """Nobody listens at the replica: requests that wait for it will get no answer."""
 
     replica: str
 
 
 class Left(Struct, tag=4, array_like=True, gc=False):
-    """The replica is no longer one."""
+    """The replica has left."""
 
     replica: str
 
 
 class PageAnswer(Struct, tag=5, array_like=True, gc=False):
-    """The page wanted; None where there is none."""
+    """The page that a worker wanted; None where there is no such page."""
 
     id: Id
     page: tuple[int, str, bytes] | None
 
 
 class Stuck(Struct, tag=6, array_like=True, gc=False):
-    """The replica accepts and does not answer: what is silent there is to be tried elsewhere."""
+    """The replica accepts and does not answer: requests that wait for it should be tried elsewhere."""
 
     replica: str
 
 
 class Queued(Struct, tag=7, array_like=True, gc=False):
-    """It waits for a place: Placed or Unplaced comes, however late."""
+    """The request is in the hub's queue: LeaseOpened or Unplaced comes, however late."""
 
     id: Id
 
 
-FromHub = Placed | Unplaced | View | Lost | Left | PageAnswer | Stuck | Queued
+FromHub = LeaseOpened | Unplaced | ReplicaView | Lost | Left | PageAnswer | Stuck | Queued
 
 _encoder = msgspec.msgpack.Encoder()
-_batches = msgspec.msgpack.Decoder(Batch)
+_batches = msgspec.msgpack.Decoder(WorkerFrame)
 _answers = msgspec.msgpack.Decoder(list[FromHub])
 
 
-def frame(value: Batch | Sequence[FromHub]) -> bytes:
-    """The bytes of one frame. Raises WireError when it is longer than the other side takes."""
+def frame(value: WorkerFrame | Sequence[FromHub]) -> bytes:
+    """The bytes of one frame. Raises WireError if the other side would refuse the length."""
     body = _encoder.encode(value)
     if len(body) > FRAME_BYTES_MAX:
         raise WireError(f"a frame of {len(body)} bytes; allowed are {FRAME_BYTES_MAX}")
     return len(body).to_bytes(HEAD_BYTES, "little") + body
 
 
-def batch_of(body: bytes) -> Batch:
-    """A worker's frame. Raises WireError."""
+def batch_of(body: bytes) -> WorkerFrame:
+    """Decode a worker's frame. Raises WireError."""
     return _decoded(_batches, body)  # type: ignore[no-any-return]
 
 
 def answers_of(body: bytes) -> list[FromHub]:
-    """A frame of the hub's. Raises WireError."""
+    """Decode a frame of the hub's. Raises WireError."""
     return _decoded(_answers, body)  # type: ignore[no-any-return]
 
 
@@ -325,6 +323,6 @@ class Frames:
                 break
             bodies.append(bytes(view[at + HEAD_BYTES : end]))
             at = end
-        if at or not kept:  # else the beginning of a long frame stays where it is
+        if at or not kept:  # otherwise `kept` is the beginning of a long frame
             self._kept = bytearray(view[at:])
         return bodies

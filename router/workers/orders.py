@@ -1,4 +1,4 @@
-"""What the supervisor tells a child on its standard input: first of all a Spec, later Orders. Its end means: drain."""
+"""What the supervisor tells a child on its standard input: one Spec, then Orders. The end of input means: drain."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ class Spec(msgspec.Struct, kw_only=True):
     """What a child is, and what it inherits."""
 
     settings: Settings
-    path: str  # of the hub's socket
-    worker: int | None = None  # its number, from 0; None is the hub
-    hub_fd: int = -1  # the hub's: the bound unix socket
-    admin_fd: int = -1  # likewise: the admin listener's socket
-    main_fd: int = -1  # a worker's: the main listener's socket
+    path: str  # path of the hub's socket
+    worker: int | None = None  # number of the worker, from 0; None for the hub
+    hub_fd: int = -1  # for the hub: the bound unix socket
+    admin_fd: int = -1  # for the hub: the admin listener's socket
+    main_fd: int = -1  # for a worker: the main listener's socket
 
 
 class Reload(msgspec.Struct, tag=True):
-    """These settings hold from now on: read again, and found good."""
+    """Settings that were read again and are valid: they are in force from now on."""
 
     settings: Settings
 
 
-class Refused(msgspec.Struct, tag=True):
-    """Settings were read again, and are not taken: counted by the hub."""
+class ReloadRefused(msgspec.Struct, tag=True):
+    """Settings that were read again are not valid; the hub counts that."""
 
 
 class LameDuck(msgspec.Struct, tag=True):
-    """We end soon: no more should come, and yet who comes is served."""
+    """The router ends soon: no new requests should come, but those that do are served."""
 
 
-Order = Reload | Refused | LameDuck
+Order = Reload | ReloadRefused | LameDuck
 
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 
 
 def framed(said: Spec | Order) -> bytes:
-    """As it goes over standard input: behind its length, four bytes, little-endian."""
+    """The bytes for standard input: the length as four bytes, little-endian, and the message."""
     body = msgspec.msgpack.encode(said)
     return len(body).to_bytes(4, "little") + body
 
 
 def order_of(body: bytes) -> Order:
-    """What was said, without its length."""
+    """Decode a message, given without its length."""
     return _orders.decode(body)

@@ -1,8 +1,8 @@
-"""The command's own process with `--workers N`: starts hub and workers, restarts whoever dies, ends them in order.
+"""The command's own process with `--workers N`: starts hub and workers, restarts those that die, ends them in order.
 
-It binds the sockets and hands them down, so nothing is refused while a worker or the hub is away, and ports stay the
-same. It serves nobody itself, and there is little in it that could fail. A child that dies is started again after a
-pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
+It binds the sockets and hands them down, so that no connection is refused while a worker or the hub is away, and
+ports stay the same. It serves no request itself, and there is little in it that could fail. A child that dies is
+started again after a pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from router.http.server import close_queue
 from router.settings.reloading import Reloader
 from router.settings.schema import Settings
 from router.telemetry import logs
-from router.workers.orders import READY, LameDuck, Order, Refused, Reload, Spec, framed
+from router.workers.orders import READY, LameDuck, Order, Reload, ReloadRefused, Spec, framed
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1_024
 HUB_BACKLOG = 64
 START_S = 60.0  # for a child to be ready: tokenizers may have to be loaded
-PAUSE_S = 0.1  # before a child that died is started again, doubled while it keeps dying
+PAUSE_S = 0.1  # pause before a child that died is started again; doubled while it keeps dying
 PAUSE_S_MAX = 5.0
 LIVED_S = 10.0  # a child that lived so long did not die of its start
 RESTARTS_MAX = 10
@@ -44,7 +44,7 @@ GRACE_S = 5.0  # beyond `listen.drain_s`, before children are killed
 
 
 def run(settings: Settings, read: Callable[[], Settings]) -> int:
-    """Serve until told to stop; `read` gives the settings again, and raises SettingsError. Returns the exit status."""
+    """Serve until told to stop. `read` reads the settings again, and raises SettingsError. Returns the exit status."""
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
     try:
         return asyncio.run(_Supervisor(settings, read).run())
@@ -58,7 +58,7 @@ class _Supervisor:
         self._settings = settings
         self._reloader = Reloader(settings, read, self._apply, self._told)
         self._stop = asyncio.Event()
-        self._lame_duck = False  # before draining
+        self._lame_duck = False  # told to end, and not draining yet
         self._now = asyncio.Event()  # do not wait for answers to end
         self._children: list[_Child] = []
 
@@ -80,7 +80,7 @@ class _Supervisor:
                     reloading.cancel()
                     await self._limp()
                     close_queue(self._main)
-                    stack.close()  # from here on nobody waits in a queue that nobody will read
+                    stack.close()  # closes the listening sockets: no connection waits for an accept that never comes
                     return await self._drain(keeping)
                 if self._stop.is_set():
                     return 130
@@ -94,14 +94,14 @@ class _Supervisor:
                 await asyncio.gather(*keeping, return_exceptions=True)
 
     def _prepare(self, stack: ExitStack, path: Path) -> tuple[str, str]:
-        """Bind all sockets and say who the children are. The temporary folder is only ours (0700)."""
+        """Bind all sockets and set up the children. Only this user can enter the temporary folder (0700)."""
         s = self._settings.listen
         main = self._main = stack.enter_context(_bound(s.host, s.port))
         admin = stack.enter_context(_bound(s.admin_host, s.admin_port))
         hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             hub.bind(os.fspath(path))
-        except OSError as error:  # over 107 bytes, for one
+        except OSError as error:  # for instance a path of over 107 bytes
             raise OSError(f"no unix socket can be bound in the temporary folder (TMPDIR): {error}") from error
         hub.listen(HUB_BACKLOG)
         spec = Spec(settings=self._settings, path=os.fspath(path))
@@ -121,7 +121,7 @@ class _Supervisor:
         self._stop.set()
 
     def _apply(self, settings: Settings) -> None:
-        """Tell all children, and those to come."""
+        """Tell the new settings to all children, those started later included."""
         logs.configure(settings.log.level, requests=settings.log.requests)
         self._settings = settings
         for child in self._children:
@@ -129,10 +129,10 @@ class _Supervisor:
 
     def _told(self, result: str) -> None:
         if result != "ok":
-            self._children[0].say(Refused())
+            self._children[0].say(ReloadRefused())
 
     async def _limp(self) -> None:
-        """The time between SIGTERM and the drain."""
+        """Serve as a lame duck, from SIGTERM until the drain begins."""
         if not self._lame_duck:
             return
         for child in self._children:
@@ -142,7 +142,7 @@ class _Supervisor:
                 await self._now.wait()
 
     async def _all_ready(self) -> bool:
-        """Whether all children came up, before one failed or we were told to stop."""
+        """Whether all children became ready before one failed or the router was told to stop."""
         ready = asyncio.gather(*(child.ready for child in self._children))
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -166,11 +166,11 @@ class _Supervisor:
 
 
 class _Child:
-    """One process after another under one name."""
+    """The hub or one worker: a process, and those that replace it when it dies."""
 
     def __init__(self, name: str, spec: Spec, fds: tuple[int, ...]) -> None:
         self.name = name
-        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # of the first
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # result of the first process
         self.spec = spec
         self._fds = fds
         self._lame = False
@@ -179,7 +179,7 @@ class _Child:
         self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
 
     async def keep(self) -> None:
-        """Start it, and again whenever it ends; return when it ends while draining, or was never ready."""
+        """Start the process, again whenever it ends; return when it ends while draining, or was never ready."""
         pause_s = PAUSE_S
         while True:
             started_s = time.monotonic()
@@ -201,7 +201,7 @@ class _Child:
                 return
 
     def _barred_s(self) -> float:
-        """Seconds until it may be started again."""
+        """Seconds until the process may be started again."""
         if len(self._restarts) < RESTARTS_MAX:
             return 0.0
         return max(0.0, self._restarts[0] + WINDOW_S - time.monotonic())
@@ -209,7 +209,8 @@ class _Child:
     async def _start(self) -> asyncio.subprocess.Process:
         arguments = ("-m", "router.workers")
         pipe = asyncio.subprocess.PIPE
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # inherited, until it can ignore it
+        # the child inherits the block, until it can ignore the signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, stdin=pipe, stdout=pipe, pass_fds=self._fds
@@ -228,28 +229,28 @@ class _Child:
         return process
 
     def say(self, order: Order) -> None:
-        """To the process that is there now."""
+        """Send a message to the present process."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(framed(order))
 
     def reload(self, settings: Settings) -> None:
-        """These settings hold from now on, for processes to come too."""
+        """Put new settings in force, for processes started later too."""
         self.spec = replace(self.spec, settings=settings)
         self.say(Reload(settings))
 
     def lame_duck(self) -> None:
-        """No more should come; likewise."""
+        """Serve as a lame duck from now on, processes started later too."""
         self._lame = True
         self.say(LameDuck())
 
     def drain(self) -> None:
-        """The end of its standard input tells it to."""
+        """Have the process drain, by ending its standard input."""
         self._draining = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Now."""
+        """Kill the process at once."""
         self._draining = True
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -257,7 +258,7 @@ class _Child:
 
 
 def _share(settings: Settings) -> Settings:
-    """A worker's settings: its retry budget and its connections are its own, so that each gets its part of them."""
+    """A worker's settings: each worker gets its part of the retry budget and of the connections."""
     upstream, listen = settings.upstream, settings.listen
     floor_per_s = upstream.retry_floor_per_s / listen.workers
     return dataclasses.replace(
@@ -272,7 +273,7 @@ def _share(settings: Settings) -> Settings:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket, for children to accept on. Raises OSError with the setting's name."""
+    """A listening socket that children accept on. Raises OSError with the setting's name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=BACKLOG)

@@ -1,6 +1,6 @@
-"""What a worker tells its hub of templates: those that changed, now and then, and the body of each once.
+"""What a worker tells the hub of templates: every EVERY_S those that changed, and the body of each only once.
 
-A hub that is new is told all of them. Bodies may be long, so that not all are told at once.
+A hub that comes anew is told all of them. Bodies may be long, so they are told a few at a time.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from msgspec.structs import replace
 
 from router.core.facts.misses import Template
 
-EVERY_S = 2.0  # what has changed is asked for
-BODY_BYTES_MAX = 256 << 10  # longer ones stay here
-TOLD_BYTES_MAX = 1 << 20  # of bodies, at once
-TOLD_MAX = 64  # at once
+EVERY_S = 2.0  # between two times that the edge is asked what has changed
+BODY_BYTES_MAX = 256 << 10  # longer bodies are not told
+TOLD_BYTES_MAX = 1 << 20  # bodies told at once
+TOLD_MAX = 64  # templates told at once
 
 
-class Telling:
-    """At most `templates_max`: those that changed last."""
+class TemplateNews:
+    """Templates that the hub must be told of; at most `templates_max`, those that changed last."""
 
     def __init__(self, changed: Callable[[], Iterable[Template]], templates_max: int) -> None:
-        """`changed` gives templates that are new or other than when it was last asked."""
+        """`changed` gives templates that are new or changed since it was last called."""
         self._changed = changed
         self._templates_max = templates_max
         self._known: dict[int, Template] = {}
         self._due: dict[int, None] = {}
-        self._told: set[int] = set()  # whose bodies were
+        self._told: set[int] = set()  # ids of templates whose bodies this hub was told
         self._asked_s = float("-inf")
 
     def again(self) -> None:
-        """Whoever is there now knows of nothing."""
+        """There is another hub, which knows of no template."""
         self._due = dict.fromkeys(self._known)
         self._told.clear()
 
     def due(self, now_s: float) -> list[Template]:
-        """What is to be told now; what does not fit is due the next time."""
+        """Templates to tell now; those that do not fit are due the next time."""
         if now_s - self._asked_s >= EVERY_S:
             self._asked_s = now_s
             self._take(self._changed())

@@ -1,8 +1,8 @@
 """What a worker knows of the replicas: the hub's last view, and the ring for when there is no hub.
 
 Names of models are resolved by the view as the hub would (core/fleet/models.py). Without the hub requests go by the
-consistent-hash ring with bounded load, over the replicas last known as ready and what this worker has open there:
-all workers, and their hub before, send a conversation to the same place as long as loads allow.
+consistent-hash ring with bounded load, over the replicas last known as ready and the leases of this worker there: all
+workers, and their hub before, send a conversation to the same replica as long as loads allow.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.ring import Ring, under_bound
 from router.core.placement.wanted import Wanted
 from router.placer import TokenView
-from router.workers.messages import View
+from router.workers.messages import ReplicaView
 
 POLICY = "ring"
-NOTHING = View(ready=[], unready=(), default=None, tokens={}, ids=False)
+NOTHING = ReplicaView(ready=[], unready=(), default=None, tokens={}, ids=False)
 
 
-class Known:
-    """The last view, less the replicas that refused since."""
+class LastView:
+    """The hub's last view, without the replicas that refused a connection since."""
 
     def __init__(self) -> None:
-        self.loads: Counter[str] = Counter()  # open leases of this worker
+        self.loads: Counter[str] = Counter()  # open leases of this worker, by replica
         self._ring = Ring()
         self.take(NOTHING)
 
-    def take(self, view: View) -> None:
-        """A new view, which replaces the one before."""
+    def take(self, view: ReplicaView) -> None:
+        """Take over a new view."""
         self._view = view
         self._ready = dict(view.ready)
         self._learn()
 
     def drop(self, replica: str) -> None:
-        """It refused a connection: until the next view it counts as gone."""
+        """The replica refused a connection: until the next view it counts as gone."""
         if self._ready.pop(replica, None) is not None:
             self._learn()
 
@@ -57,11 +57,11 @@ class Known:
         return bool(self._view.tokens)
 
     def engines(self, model: str) -> tuple[str, ...]:
-        """Kinds of engines that serve it."""
+        """Kinds of engines that serve the model."""
         return self._view.engines.get(model, ())
 
     def known_as(self, model: str) -> str:
-        """The name that its chains begin with. In any thread: a view is never changed."""
+        """The name that chains of the model begin with. Safe in any thread, since a view is never changed."""
         return self._view.names.get(model, model)
 
     def resolve(self, model: str | None) -> str:
@@ -78,11 +78,11 @@ class Known:
         raise UnknownModel(sorted(self._serving))
 
     def token_view(self, model: str) -> TokenView | None:
-        """What turning its prompts into token ids takes; None where they would tell nothing."""
+        """What turning prompts of the model into token ids takes; None where token ids would tell nothing."""
         return self._view.tokens.get(model)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
-        """Whether a replica is ready that is not among these."""
+        """Whether a replica other than these is ready."""
         return any(replica not in tried for replica in self._ready)
 
     def by_ring(self, wanted: Wanted, exclude: frozenset[str], owner: str | None) -> Receipt:

@@ -122,7 +122,7 @@ async def test_web_pages_cannot_use_it(client: ClientSession, engine: FakeEngine
             async with client.post(url, data=b'{"url": "http://127.0.0.1:1"}', headers=headers | more) as response:
                 assert response.status == code, more
             added = {"http://127.0.0.1:1"} if code == 201 else set()
-            assert app.hub._replicas.added == added, more
+            assert app.hub.replicas.added == added, more
         async with client.delete(
             url, params={"url": "http://127.0.0.1:1"}, headers={"Origin": "x"} | headers
         ) as response:
@@ -190,7 +190,7 @@ async def test_nobody_is_sent_elsewhere(client: ClientSession, engine: FakeEngin
                     async with client.post(app.admin_url + REPLICAS, json={"url": way}) as response:
                         plain = way == f"http://127.0.0.1:{added.port}/"
                         assert (response.status == 403) == (not plain), (way, await response.text())
-            assert app.hub._replicas.added <= {f"http://127.0.0.1:{added.port}"}
+            assert app.hub.replicas.added <= {f"http://127.0.0.1:{added.port}"}
             await app.hub.probe_now()
             assert not heard
 

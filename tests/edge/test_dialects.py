@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 
 from router.app import App
 from router.core.facts.placements import Usage
-from router.telemetry.metrics import RequestRecord
+from router.telemetry.record import RequestRecord
 from tests.support.fakes import (
     GENERATED,
     MESSAGE,

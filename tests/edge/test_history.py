@@ -16,7 +16,7 @@ from router.app import App
 from router.core.dialects.tenancy import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from router.core.facts.misses import Change, Difference, Sighting
 from router.core.facts.requests import Ask
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.texts import Match
 from router.core.prompts.blocks import Chain
 from router.edge.observer import Observer
@@ -44,10 +44,10 @@ class Sees:
         self.rejects: list[bool] = []
         self.told: list[Sighting] = []
 
-    def look(self, ask: Ask, chain: Chain | None, *_: Any, **__: Any) -> Look:
+    def look(self, ask: Ask, chain: Chain | None, *_: Any, **__: Any) -> Suspect:
         """A glance is not enough."""
         self.shown.append(ask)
-        return Look([], 0, 0, b"", 0, 0, Sighting(), 0, "", b"", 0, Match())
+        return Suspect([], 0, 0, b"", 0, 0, Sighting(), 0, "", b"", 0, Match())
 
     async def settle(self, *_: Any, rejects: bool = False, **__: Any) -> Sighting:
         """A sighting of its own for each."""

@@ -20,14 +20,14 @@ from aiohttp import web
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Cleared, Event, Removed, Stored
-from router.core.kv_events.stream import Limits
+from router.core.kv_events.stream import StreamLimits
 from router.engines.kv_events.sources import Finder, Off, Source
 from router.engines.kv_events.subscriber import StreamStats, Subscriber
 from tests.support.figures import figure
 
 END = b"\xff" * 8
 BATCHES, BATCH_BLOCKS = 10_000, 8  # as many as an engine keeps
-LIMITS = Limits(silence_s=0.3, asks_max=3, suspended_max_s=5.0, look_s=10.0)
+LIMITS = StreamLimits(silence_s=0.3, asks_max=3, suspended_max_s=5.0, look_s=10.0)
 
 
 def stored(first: int, count: int = 1) -> dict[str, Any]:
@@ -406,7 +406,7 @@ async def test_a_connection_that_comes_back_is_proved(world: World) -> None:
 async def test_a_disconnect_suspends_at_once_and_is_lost_in_time(world: World) -> None:
     """The end of a process is heard as the end of its connection, not as its silence, and suspends all credit; after
     the limit the stream is lost."""
-    limits = Limits(silence_s=3_600.0, look_s=3_600.0, suspended_max_s=0.5)
+    limits = StreamLimits(silence_s=3_600.0, look_s=3_600.0, suspended_max_s=0.5)
     publisher, index, _ = await joined(world, limits=limits)
     at_s = time.perf_counter()
     await publisher.stop()
@@ -423,7 +423,7 @@ async def test_a_silent_replay_is_given_up_and_taken_up_again(world: World) -> N
     world.page.vllm(publisher)
     await publisher.say(stored(0))
     publisher.silent = True
-    await world.follow(index, limits=Limits(silence_s=0.05, asks_max=2, look_s=0.2))
+    await world.follow(index, limits=StreamLimits(silence_s=0.05, asks_max=2, look_s=0.2))
     await index.graded(Grade.CATCHING_UP, "replay is not answered")
     await publisher.say(stored(1))
     await index.until(lambda: index.credited == {1})

@@ -114,8 +114,8 @@ async def test_two_engines_one_after_the_other(client: ClientSession, told: Told
                 told.say(Replica(second.url, "uid-2", "ns/renamed", "node-7"))
                 await until(lambda: app.router.fleet.members[second.url].replica.name)
                 assert app.router.fleet.ready(), "other facts of the same engine change nothing else"
-                assert app.hub._events is not None
-                assert app.hub._events._followers[second.url].replica.name == "ns/renamed"
+                assert app.hub.events is not None
+                assert app.hub.events._followers[second.url].replica.name == "ns/renamed"
                 async with client.post(app.url + CHAT, json={**body(), "model": "other"}) as response:
                     assert predicted(response) > 0
                     await response.read()
@@ -131,7 +131,7 @@ async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -
                 engine.script.append(half_then_waits)
             streams = [await client.post(app.url + CHAT, json=body()) for _ in range(2)]
             await asyncio.gather(stays.at_work.wait(), leaves.at_work.wait())
-            app.hub._failed(leaves.url, "connect")
+            app.hub.failed(leaves.url, "connect")
             assert leaves.url in app.hub.metrics.page().decode()
             told.say(both[0])
             await until(lambda: leaves.url not in app.router.fleet.members)
@@ -145,7 +145,7 @@ async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -
             for stream in streams:
                 assert (await stream.read()).endswith(b"data: [DONE]\n\n")
             await until(lambda: app.edge.in_flight == 0)
-            app.hub._failed(leaves.url, "connect")
+            app.hub.failed(leaves.url, "connect")
             assert leaves.url not in app.hub.metrics.page().decode()
             assert idle(app)
 
@@ -210,7 +210,7 @@ async def test_a_request_whose_replica_left_before_it_was_sent(
                 if lease.replica == leaves.url:
                     taken.append(lease)
                     after = [replace(both[1], ready=False)] if stays_known else []
-                    app.hub._replace(frozenset([both[0], *after]))
+                    app.hub.roster.replace(frozenset([both[0], *after]))
                 return lease
 
             app.hub.placer.place = late  # type: ignore[method-assign]
@@ -240,7 +240,7 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
                 if lease.replica == leaves.url:
                     taken.append(lease)
                     # A connection takes a turn of the loop at least, and this comes first in the next.
-                    asyncio.get_running_loop().call_soon(app.hub._replace, frozenset(both[:1]))
+                    asyncio.get_running_loop().call_soon(app.hub.roster.replace, frozenset(both[:1]))
                 return lease
 
             app.hub.placer.place = then_leave  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from router.core.facts.requests import Ask
 from router.core.placement.wanted import Wanted
 from router.workers import messages
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, named_event, running, silent
-from tests.workers.stubs import StubHub, serving, until, worker
+from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 CHAT = "/v1/chat/completions"
 QUICK = {"upstream__stuck_after_s": 0.4}
@@ -140,9 +140,9 @@ async def test_clients_that_give_up_show_it(engine: FakeEngine, other: FakeEngin
 async def test_rests_reach_the_hub(tmp_path: Path) -> None:
     """What a worker hears of Retry-After counts for all; with every replica at rest the hub's word reaches the client
     of any worker. Signs of life and stuck replicas are told too."""
-    hub, stuck = StubHub("http://a", "http://b"), list[str]()
+    hub, edge = StubHub("http://a", "http://b"), StubEdge()
     async with serving(hub, tmp_path / "hub") as server:
-        async with worker(tmp_path / "hub", stuck=stuck.append) as one, worker(tmp_path / "hub", 1) as two:
+        async with worker(tmp_path / "hub", edge=edge) as one, worker(tmp_path / "hub", 1) as two:
             await until(lambda: one.placing and two.placing)
             one.rest("http://a", 1e9)
             one.rest("http://b", 100.0)
@@ -155,14 +155,14 @@ async def test_rests_reach_the_hub(tmp_path: Path) -> None:
                 await two.place(Wanted(Ask("m"), "m", None, "k"), frozenset())
             assert (shed.value.code, round(shed.value.retry_after_s)) == ("overloaded", 100)
             server.stuck("http://a")
-            await until(lambda: stuck)
-            assert stuck == ["http://a"]
+            await until(lambda: edge.heard)
+            assert edge.heard == [("stuck", "http://a")]
 
 
 def test_messages_survive_the_wire() -> None:
     """Every new message comes out as it went in."""
     said = [messages.Alive("http://a"), messages.Rest("http://a", 2.5)]
-    frame = messages.frame(messages.Batch(0, list(said)))
+    frame = messages.frame(messages.WorkerFrame(0, list(said)))
     assert messages.batch_of(frame[4:]).messages == said
     answers = [messages.Stuck("http://a"), messages.Unplaced(1, failed=False, shed=("overloaded", "later", 2.5))]
     assert messages.answers_of(messages.frame(answers)[4:]) == answers

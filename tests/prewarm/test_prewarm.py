@@ -18,7 +18,7 @@ from loadtest.engine.command import Engines, EngineSettings
 from router.app import App
 from router.core.facts.misses import Template
 from router.core.facts.replicas import Replica
-from router.prewarm.sending import Sender
+from router.prewarm.sending import PromptSender
 from router.settings.schema import SettingsError
 from tests.support.discovered import Told, told
 from tests.support.fakes import FakeEngine, Reply, idle, mute, ok, reset, running, settings, status
@@ -205,9 +205,9 @@ async def test_clients_come_first(client: ClientSession, engine: FakeEngine, mon
     """A replica that has as many requests as it may have is sent nothing until one has ended; and what it was warmed
     with is in no mean of clients' requests."""
     looks: list[str] = []
-    full = Sender.full
+    full = PromptSender.full
     monkeypatch.setattr("router.prewarm.warmer.PAUSE_S", 0.0)
-    monkeypatch.setattr(Sender, "full", lambda self, replica: looks.append(replica) or full(self, replica))
+    monkeypatch.setattr(PromptSender, "full", lambda self, replica: looks.append(replica) or full(self, replica))
     engine.script.append(mute)
     async with running(engine, admission__in_flight_max=1) as app:
         first = asyncio.create_task(ask(client, app.url, chat("a")))
@@ -256,7 +256,7 @@ async def test_a_template_learned_from_traffic(client: ClientSession, engines: E
             holder, *_ = await ask(client, app.url, chat(f"question {number} " * 60, model="sim"))
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.know(app.edge.templates())
+        observatory.know(app.edge.templates()[""])
         (cold,) = {*engines.urls} - {holder}
         (row,) = (await call(client, app, {"templates": 1, "replicas": [cold], "wait": True}))["replicas"]
         assert (row["sent"], row["errors"]) == (1, [])
@@ -541,7 +541,7 @@ async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: F
                 assert response.status == 200
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.know(app.edge.templates())
+        observatory.know(app.edge.templates()[""])
         assert observatory.hottest(9)
         sent = len(engine.seen)
         (row,) = (await call(client, app, {"templates": 9, "wait": True}))["replicas"]

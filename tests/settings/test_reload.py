@@ -149,7 +149,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
         "admission": hub.admission._admission._limits,
         "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
-        "replicas": (hub._replicas._urls, hub._additions.allowed),
+        "replicas": (hub.replicas._urls, hub._additions.allowed),
         "prewarm": hub.warmer.settings,
         # Looked up when it is needed.
         "later": edge._settings.listen.drain_s,

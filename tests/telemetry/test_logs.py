@@ -21,7 +21,7 @@ from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.telemetry import logs
 from router.telemetry.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, Writer, sink
-from router.telemetry.metrics import RequestRecord
+from router.telemetry.record import RequestRecord
 from tests.support.fakes import running
 
 AT_S = 1763746280.0429  # 2025-11-21T17:31:20.042
@@ -389,7 +389,7 @@ def test_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
 PROGRAM = """
 import logging, sys
 from router.telemetry import logs
-from router.telemetry.metrics import RequestRecord
+from router.telemetry.record import RequestRecord
 logs.setup("info", "json", requests=True)
 for n in range(int(sys.argv[1])):
     logs.log_requests([RequestRecord(id=str(n), route="/v1/completions")])

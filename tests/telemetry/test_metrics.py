@@ -24,10 +24,11 @@ from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.spill import SpillCause
 from router.http.failures import BrokeMidway, Failure
+from router.telemetry import logs, series, tallies
 from router.telemetry import metrics as rendering
-from router.telemetry import series, tallies
-from router.telemetry.metrics import Figures, Metrics, RequestRecord
-from router.telemetry.process_counts import UNEXPLAINED, Totals
+from router.telemetry.metrics import Figures, Metrics
+from router.telemetry.process_counts import LINES_DROPPED, SPANS_DROPPED, UNEXPLAINED, Totals
+from router.telemetry.record import RequestRecord
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
@@ -339,23 +340,20 @@ def test_the_process_is_on_the_page() -> None:
 
 def test_dropped_log_lines_are_counted() -> None:
     """The page says how many log lines were dropped."""
-    it = Metrics(router(), lambda: 0.0, Figures(lines_dropped=lambda: 7))
+    it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {LINES_DROPPED: 7 - logs.dropped()})))
     assert b"\nwarmroute_log_lines_dropped_total 7.0\n" in it.page()
 
 
 def test_dropped_spans_are_counted() -> None:
     """The page says how many spans did not reach the collector, and 0 where nothing is traced."""
-    it = Metrics(router(), lambda: 0.0, Figures(spans_dropped=lambda: 7))
+    it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {SPANS_DROPPED: 7})))
     assert b"\nwarmroute_spans_dropped_total 7.0\n" in it.page()
     assert b"\nwarmroute_spans_dropped_total 0.0\n" in Metrics(router(), lambda: 0.0).page()
 
 
 def test_prompts_that_were_not_compared_are_counted() -> None:
-    """In this process and in others."""
-    totals = Totals()
-    totals.unexplained_of_edge = lambda: 3
-    totals.add({UNEXPLAINED: 4})
-    it = Metrics(router(), lambda: 0.0, Figures(unexplained=totals.unexplained))
+    """The page says how many prompts the edges have not compared with an earlier one."""
+    it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {UNEXPLAINED: 7})))
     assert b"\nwarmroute_differences_unexplained_total 7.0\n" in it.page()
 
 

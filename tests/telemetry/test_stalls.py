@@ -4,6 +4,8 @@ import asyncio
 import re
 import time
 
+import pytest
+
 from router.telemetry.process_counts import CPU_MS
 from router.telemetry.stalls import STALL_S, Stalls, with_figures
 from tests.support.fakes import FakeEngine, running
@@ -39,13 +41,14 @@ async def test_a_loop_that_is_held_up() -> None:
     assert stalls.series[-1] >= 0.05
 
 
-async def test_other_processes_count_on_the_page(engine: FakeEngine) -> None:
+async def test_other_processes_count_on_the_page(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU and stalls that workers tell of are on the hub's page, the stalls with its own."""
     async with running(engine) as app:
         other = Stalls()
         for _ in range(3):
             other.late(2.0)
-        app.hub.count(other.figures() | {CPU_MS: 2_000})
+        figures = app.edge.figures() | other.figures() | {CPU_MS: 2_000}
+        monkeypatch.setattr(app.edge, "figures", lambda: figures)
         page = app.hub.metrics.page().decode()
     assert "\nwarmroute_worker_cpu_seconds_total 2.0\n" in page
     count = re.search(r"^warmroute_loop_stall_seconds_count (\S+)$", page, re.MULTILINE)

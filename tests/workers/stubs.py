@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.hub.local_placer import LocalPlacer
-from router.placer import Page
+from router.placer import Edges, NoEdges, Page
+from router.settings.schema import AuthSettings, ListenSettings, Settings
 from router.telemetry.record import RequestRecord
 from router.workers.hub_server import HubServer
 from router.workers.remote_placer import RemotePlacer
@@ -49,8 +49,8 @@ class StubHub:
         self.router = Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=1_000, blocks_max_default=1_000)
         self.records: list[RequestRecord] = []
         self.failures: list[tuple[str, str]] = []
-        self.counts: Counter[str] = Counter()
-        self.told: list[tuple[str, Template]] = []
+        self.edges: Edges = NoEdges()
+        self._told: list[tuple[str, Template]] = []
         kind = LocalPlacer if COMPILED else StubPlacer
         self.placer = self.stub = kind(
             self.router,
@@ -83,13 +83,17 @@ class StubHub:
         """Remember it."""
         self.records.append(record)
 
-    def count(self, counts: Mapping[str, int]) -> None:
-        """Add them up."""
-        self.counts.update(counts)
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What workers have counted."""
+        return self.edges.figures()
 
-    def know(self, templates: Iterable[Template], source: str) -> None:
-        """Remember them, by who said so."""
-        self.told.extend((source, template) for template in templates)
+    @property
+    def told(self) -> list[tuple[str, Template]]:
+        """Templates that workers have told of so far, by who said so."""
+        heard = self.edges.templates().items()
+        self._told.extend((source, template) for source, templates in heard for template in templates)
+        return self._told
 
     async def page(self, path: str) -> Page | None:
         """One page, which says its own path."""
@@ -111,14 +115,58 @@ async def serving(hub: StubHub, path: Path, **more: Any) -> AsyncIterator[HubSer
     """The hub's server on this path, until the block ends."""
     with bound(path) as listening:
         async with HubServer(hub, listening, ids=False, **more) as server:
+            hub.edges = server
             yield server
 
 
-def worker(path: Path, number: int = 0, **more: Any) -> RemotePlacer:
+class StubEdge:
+    """Counts and tells what the test says, and remembers what it hears as (what, replica)."""
+
+    def __init__(self, changed: Callable[[], list[Template]] = list) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.in_flight = 0
+        self._changed = changed
+
+    def figures(self) -> Mapping[str, int]:
+        """Nothing."""
+        return {}
+
+    def templates(self) -> Mapping[str, list[Template]]:
+        """What has changed, by the test."""
+        return {"": self._changed()}
+
+    def lost(self, replica: str) -> None:
+        """Remember it."""
+        self.heard.append(("lost", replica))
+
+    def left(self, replica: str) -> None:
+        """Remember it."""
+        self.heard.append(("left", replica))
+
+    def stuck(self, replica: str) -> None:
+        """Remember it."""
+        self.heard.append(("stuck", replica))
+
+    def ready(self, replica: str) -> None:
+        """Remember it."""
+        self.heard.append(("ready", replica))
+
+
+def worker(
+    path: Path,
+    number: int = 0,
+    *,
+    timeout_s: float = 5.0,
+    private: bool = False,
+    edge: Edges | None = None,
+    **more: Any,
+) -> RemotePlacer:
     """A worker's placer."""
-    settings: dict[str, Any] = {"timeout_s": 5.0, "response_ids_max": 100, "figures": dict}
-    settings |= {"lost": lambda _: None, "left": lambda _: None} | more
-    return RemotePlacer(str(path), worker=number, in_flight=lambda: 0, clock=time.monotonic, **settings)
+    auth = AuthSettings(keys_file="keys" if private else "")
+    settings = Settings(listen=ListenSettings(hub_timeout_s=timeout_s), auth=auth)
+    placer = RemotePlacer(str(path), number, settings, **{"figures": dict} | more)
+    placer.serve(edge or StubEdge())
+    return placer
 
 
 async def until(true: Callable[[], object]) -> None:

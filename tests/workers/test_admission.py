@@ -44,9 +44,9 @@ def queued(hub: StubHub) -> int:
 
 async def asking(placer: RemotePlacer, hub: StubHub, wanted: Wanted) -> asyncio.Task[Any]:
     """A placement that waits in the hub, and of which the worker knows that it does."""
-    before = queued(hub), len(placer._queued)
+    before = queued(hub), len(placer._hub.queued)
     task = asyncio.create_task(placer.place(wanted, NOBODY))
-    await until(lambda: (queued(hub), len(placer._queued)) == (before[0] + 1, before[1] + 1))
+    await until(lambda: (queued(hub), len(placer._hub.queued)) == (before[0] + 1, before[1] + 1))
     return task
 
 
@@ -78,7 +78,7 @@ async def test_waiting_for_a_place_is_not_the_hubs_silence(path: Path) -> None:
 async def test_a_queue_in_a_hub_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits in the queue of a hub that says nothing more goes on by the ring, though nobody else asks it for
     anything."""
-    monkeypatch.setattr("router.workers.remote_placer.CHECK_S", 0.01)
+    monkeypatch.setattr("router.workers.hub_watch.CHECK_S", 0.01)
     hub = hub_of_one()
     async with serving(hub, path) as server, worker(path, timeout_s=0.05) as placer:
         await until(lambda: placer.placing)
@@ -114,7 +114,7 @@ async def asking_in_place_of(placer: RemotePlacer, hub: StubHub, other: asyncio.
     task = asyncio.create_task(placer.place(want(), NOBODY))
     with pytest.raises(Shed):
         await other
-    await until(lambda: len(placer._queued) == 1)
+    await until(lambda: len(placer._hub.queued) == 1)
     assert queued(hub) == 1
     return task
 
@@ -136,7 +136,7 @@ async def test_who_leaves_the_queue_is_taken_back(path: Path) -> None:
         if not last.cancelled():  # it came first
             placer.finish(last.result(), OK, 2.0)
         await until(lambda: hub.open == 0)
-        assert not placer._queued
+        assert not placer._hub.queued
 
 
 async def test_a_request_is_held_for_any_worker(path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_a_request_is_held_for_any_worker(path: Path) -> None:
         assert lease.receipt.policy == "patient"
         placer.finish(lease, OK, 1.0)
         await until(lambda: hub.open == 0)
-        assert not placer._queued
+        assert not placer._hub.queued
 
 
 async def test_a_dead_worker_leaves_the_queue(path: Path) -> None:

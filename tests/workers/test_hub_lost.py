@@ -17,8 +17,8 @@ from router.placer import TokenView
 from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import messages
-from router.workers.view import Known
-from tests.workers.stubs import StubHub, serving, until, worker
+from router.workers.view import LastView
+from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))
 NOBODY: frozenset[str] = frozenset()
@@ -38,9 +38,9 @@ def want(key: str = "k", model: str | None = "m", response_id: str | None = None
 
 def test_the_ring_leaves_a_failed_server() -> None:
     """Without a hub too another rank of a server that failed comes last."""
-    known = Known()
+    known = LastView()
     ids = ("http://a#dp0", "http://a#dp1", "http://b")
-    known.take(messages.View([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
+    known.take(messages.ReplicaView([(id_, ("m",)) for id_ in ids], (), "m", {}, ids=False, engines={}))
     for number in range(20):
         assert known.by_ring(want(str(number)), frozenset({"http://a#dp0"}), None).replica == "http://b"
     assert known.by_ring(want(), frozenset({"http://a#dp0", "http://b"}), None).replica == "http://a#dp1"
@@ -85,11 +85,11 @@ async def test_a_stored_response_is_known_to_whoever_is_asked_next(path: Path, m
         await until(lambda: one.placing and two.placing)
         first, second = sorted(server.links, key=lambda link: link.worker)
         monkeypatch.setattr(second, "say", heard.append)
-        asks = messages.Place(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
-        second.data_received(messages.frame(messages.Batch(0, [asks])))
-        first.data_received(messages.frame(messages.Batch(0, [messages.Made("resp_1", "http://b", "t")])))
+        asks = messages.WantLease(7, None, "k", False, None, 0, "resp_1", (), None, None, None, tenant="t")
+        second.data_received(messages.frame(messages.WorkerFrame(0, [asks])))
+        first.data_received(messages.frame(messages.WorkerFrame(0, [messages.ResponseMade("resp_1", "http://b", "t")])))
         await until(lambda: heard)
-        assert isinstance(heard[0], messages.Placed), heard
+        assert isinstance(heard[0], messages.LeaseOpened), heard
         monkeypatch.undo()
         one.made_response("resp_2", "http://a", "t")
         wanted = want(response_id="resp_2")
@@ -147,8 +147,8 @@ async def test_without_the_hub_the_ring_places_and_says_so(path: Path, caplog: p
 async def test_the_ring_keeps_a_conversation_together_and_skips_who_refused(path: Path) -> None:
     """Without the hub one key goes to one replica, to another when that is excluded or refuses, and nowhere in the
     end: NoReplica."""
-    lost: list[str] = []
-    async with worker(path, lost=lost.append) as placer:
+    edge = StubEdge()
+    async with worker(path, edge=edge) as placer:
         async with serving(StubHub("http://a", "http://b"), path):
             await until(lambda: placer.placing)
         await until(lambda: not placer.placing)
@@ -162,7 +162,7 @@ async def test_the_ring_keeps_a_conversation_together_and_skips_who_refused(path
         assert retried.replica != home
         assert retried.receipt.reason is Reason.RETRY
         placer.refused(home)
-        assert lost == [home]
+        assert edge.heard == [("lost", home)]
         assert (await placer.place(want(), NOBODY)).replica == retried.replica
         assert not placer.others_ready(frozenset([retried.replica]))
         with pytest.raises(NoReplica):
@@ -242,17 +242,15 @@ async def test_workers_answer_for_models_as_the_hub_does(path: Path) -> None:
 
 async def test_all_workers_hear_of_a_lost_replica(path: Path) -> None:
     """One lost replica, told by the hub, ends silent requests in every worker; one that left is told as well."""
-    heard: list[str] = []
-    left: list[str] = []
+    first, second = StubEdge(), StubEdge()
     hub = StubHub("http://a", "http://b")
-    async with serving(hub, path) as server, worker(path, lost=heard.append) as one:
-        async with worker(path, 1, lost=heard.append, left=left.append) as two:
+    async with serving(hub, path) as server, worker(path, edge=first) as one:
+        async with worker(path, 1, edge=second) as two:
             await until(lambda: one.placing and two.placing)
             server.lost("http://a")
-            await until(lambda: len(heard) == 2)
-            assert heard == ["http://a", "http://a"]
+            await until(lambda: first.heard == second.heard == [("lost", "http://a")])
             server.left("http://b")
-            await until(lambda: left == ["http://b"])
+            await until(lambda: first.heard == second.heard == [("lost", "http://a"), ("left", "http://b")])
 
 
 async def test_a_stored_response_is_found_through_any_worker(path: Path) -> None:
@@ -287,8 +285,8 @@ async def test_pages_come_from_the_hub(path: Path) -> None:
         (messages.FRAME_BYTES_MAX + 1).to_bytes(4, "little"),
         (3).to_bytes(4, "little") + b"\xc1\xc1\xc1",
         messages.frame(
-            messages.Batch(
-                0, [messages.Place(1, "m", "k", False, None, 0, None, (), None, (b"odd", 0, 0, (), 0), None)]
+            messages.WorkerFrame(
+                0, [messages.WantLease(1, "m", "k", False, None, 0, None, (), None, (b"odd", 0, 0, (), 0), None)]
             )
         ),
     ],

@@ -14,9 +14,9 @@ import pytest
 from router.core.facts.placements import Ending, Grade, Outcome, Reason
 from router.core.facts.replicas import Replica, ServedModel
 from router.core.fleet.models import NoReplica
-from router.workers import child as processes
-from router.workers import hub_server, messages
+from router.workers import child, hub_server, messages
 from router.workers.orders import Spec
+from router.workers.remote_placer import RemotePlacer
 from tests.support.discovered import Told, told
 from tests.support.fakes import FakeEngine, half_then_waits, settings
 from tests.workers.stubs import StubHub, bound, serving, until, worker
@@ -25,6 +25,11 @@ from tests.workers.test_processes import HUB, Traffic, command, leases_are, metr
 
 __all__ = ["told"]
 OK = Outcome(Ending.OK)
+
+
+def placed(placer: RemotePlacer, replica: str) -> messages.LeaseOpened:
+    """The hub's answer to the oldest placement that it owes."""
+    return messages.LeaseOpened(next(iter(placer._hub.asked)), (replica, "warm", Reason.COLD, Grade.ESTIMATED, 1, 0))
 
 
 @pytest.mark.inside
@@ -42,16 +47,15 @@ async def test_a_placement_does_not_stand_when_its_replica_left(tmp_path: Path) 
         assert placer.stands(leases["http://b"])
         hub.stub.slow = True
         coming = asyncio.create_task(placer.place(want(), NOBODY))
-        await until(lambda: placer._placing)
-        placed = messages.Placed(next(iter(placer._placing)), "http://b", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)
-        placer._heard([placed, messages.Left("http://b")])
+        await until(lambda: placer._hub.asked)
+        placer._heard([placed(placer, "http://b"), messages.Left("http://b")])
         lease = await coming
         assert not placer.stands(lease)
         for each in (*leases.values(), lease):
             placer.finish(each, OK, 1.0)
         await until(lambda: hub.open == 0)
         assert not placer._leases
-        assert not placer._known.loads
+        assert not placer._view.loads
 
 
 @pytest.mark.inside
@@ -62,16 +66,14 @@ async def test_a_placement_that_came_too_late_is_given_back(tmp_path: Path) -> N
     async with serving(hub, tmp_path / "hub"), worker(tmp_path / "hub") as placer:
         await until(lambda: placer.placing)
         coming = asyncio.create_task(placer.place(want(), NOBODY))
-        await until(lambda: placer._placing)
-        placer._heard(
-            [messages.Placed(next(iter(placer._placing)), "http://a", "warm", Reason.COLD, Grade.ESTIMATED, 1, 0)]
-        )
+        await until(lambda: placer._hub.asked)
+        placer._heard([placed(placer, "http://a")])
         assert len(placer._leases) == 1
         coming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await coming
         assert not placer._leases
-        assert not placer._known.loads
+        assert not placer._view.loads
         hub.stub.slow = False
         assert placer.stands(await placer.place(want(), NOBODY))
         assert hub.open == 1
@@ -110,9 +112,9 @@ async def test_workers_hear_of_a_ready_replica_at_once(tmp_path: Path, monkeypat
         with pytest.raises(NoReplica):
             placer.resolve("m")
         hub.ready("http://a")
-        server.news()
-        server.news()
-        await until(lambda: placer._known.others_ready(NOBODY))
+        server.ready("http://a")
+        server.ready("http://a")
+        await until(lambda: placer._view.others_ready(NOBODY))
         assert placer.resolve("m") == "m"
 
 
@@ -192,13 +194,13 @@ async def test_a_hub_that_does_not_know_says_nothing(
     """While nobody has told it of any replica, its workers are not told that there are none: those that know some from
     the hub before it go on by the ring."""
     orders = Orders()
-    monkeypatch.setattr(processes, "_Orders", lambda: orders)
-    monkeypatch.setattr(processes, "_ready", lambda: None)
-    monkeypatch.setattr(processes, "SETTLE_S", 5.0)
+    monkeypatch.setattr(child, "_Orders", lambda: orders)
+    monkeypatch.setattr(child, "_ready", lambda: None)
+    monkeypatch.setattr(child, "SETTLE_S", 5.0)
     with bound(tmp_path / "hub") as listening, socket.create_server(("127.0.0.1", 0)) as admin:
         fds = [os.dup(each.fileno()) for each in (listening, admin)]
         spec = Spec(settings=settings(), path=str(tmp_path / "hub"), hub_fd=fds[0], admin_fd=fds[1])
-        serves = asyncio.create_task(processes._hub(spec))
+        serves = asyncio.create_task(child._hub(spec))
         async with worker(tmp_path / "hub") as placer:
             await until(lambda: told.watches)
             await asyncio.sleep(0.1)

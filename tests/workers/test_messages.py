@@ -99,7 +99,7 @@ def test_messages_of_wrong_shape_are_wire_errors(value: object) -> None:
     body = msgspec.msgpack.encode([0, [value]])
     try:
         for message in messages.batch_of(body).messages:
-            if isinstance(message, messages.Place):
+            if isinstance(message, messages.WantLease):
                 codec.wanted_of(message)
     except messages.WireError:
         return
@@ -114,9 +114,9 @@ def test_a_frame_that_is_too_long_is_refused_at_its_head() -> None:
 @given(wanted, st.frozensets(name, max_size=3), st.booleans())
 def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[str], ids: bool) -> None:
     """All that placing looks at is the same on the other side; texts and, unless wanted, token ids stay here."""
-    body = messages.frame(messages.Batch(3, [codec.place_of(7, want, exclude, ids=ids)]))[4:]
+    body = messages.frame(messages.WorkerFrame(3, [codec.place_of(7, want, exclude, ids=ids)]))[4:]
     (place,) = messages.batch_of(body).messages
-    assert isinstance(place, messages.Place)
+    assert isinstance(place, messages.WantLease)
     got = codec.wanted_of(place)
     assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
     assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
@@ -165,7 +165,7 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
 )
 def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:
     """Metrics in the hub are made of what the worker saw."""
-    (report,) = messages.batch_of(messages.frame(messages.Batch(0, [codec.report_of(record, None)]))[4:]).messages
+    (report,) = messages.batch_of(messages.frame(messages.WorkerFrame(0, [codec.report_of(record, None)]))[4:]).messages
     assert isinstance(report, messages.Report)
     assert codec.record_of(report, None) == record
 
@@ -173,7 +173,9 @@ def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:
 @given(st.builds(Outcome, st.sampled_from(Ending), usages, st.integers(0, 99)))
 def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
     """What became of a lease is the same on the other side."""
-    (finish,) = messages.batch_of(messages.frame(messages.Batch(0, [codec.finish_of(1, outcome, 2.5)]))[4:]).messages
+    (finish,) = messages.batch_of(
+        messages.frame(messages.WorkerFrame(0, [codec.finish_of(1, outcome, 2.5)]))[4:]
+    ).messages
     assert isinstance(finish, messages.Finish)
     assert codec.outcome_of(finish) == outcome
 
@@ -183,7 +185,7 @@ def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> N
     """The breakdown of a placement is the same on the other side, reasons in the same order."""
     receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
     (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
-    assert isinstance(placed, messages.Placed)
+    assert isinstance(placed, messages.LeaseOpened)
     assert (placed.miss, placed.replay) == (miss, replay)
     if miss is not None and placed.miss is not None:
         assert list(placed.miss.misses) == list(miss.misses)

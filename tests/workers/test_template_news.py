@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from router.core.facts.misses import Template
 from router.workers import template_news
-from router.workers.template_news import EVERY_S, TOLD_BYTES_MAX, TOLD_MAX, Telling
-from tests.workers.stubs import StubHub, serving, until, worker
+from router.workers.template_news import EVERY_S, TOLD_BYTES_MAX, TOLD_MAX, TemplateNews
+from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 
 def template(id_: int, body: bytes = b"", conversations: int = 0) -> Template:
@@ -19,7 +19,7 @@ def template(id_: int, body: bytes = b"", conversations: int = 0) -> Template:
     return Template(id_, 0, 1_000, 5, tools=1, label="", conversations=conversations, path="/v1/messages", body=body)
 
 
-def drained(of: Telling, now_s: float = 0.0) -> Iterator[Template]:
+def drained(of: TemplateNews, now_s: float = 0.0) -> Iterator[Template]:
     """All that is due, however many times it takes."""
     while told := of.due(now_s):
         assert len(told) <= TOLD_MAX
@@ -30,7 +30,7 @@ def drained(of: Telling, now_s: float = 0.0) -> Iterator[Template]:
 def test_a_body_is_told_once_to_each_hub() -> None:
     """What changes is told again without it; a hub that is new hears all."""
     changed: list[list[Template]] = [[template(1, b"{}")], [template(1, b"{}", 7)], []]
-    of = Telling(lambda: changed.pop(0), 16)
+    of = TemplateNews(lambda: changed.pop(0), 16)
     assert [each.body for each in of.due(0.0)] == [b"{}"]
     assert of.due(EVERY_S / 2) == []
     (again,) = of.due(EVERY_S)
@@ -45,7 +45,7 @@ def test_long_bodies_are_told_a_few_at_a_time_and_the_longest_never() -> None:
     """A frame stays small, whatever prompts are like."""
     bodies = [bytes(template_news.BODY_BYTES_MAX)] * 20 + [bytes(template_news.BODY_BYTES_MAX + 1)]
     changed = [[template(id_, body) for id_, body in enumerate(bodies, 1)]]
-    of = Telling(lambda: changed.pop(), 64)
+    of = TemplateNews(lambda: changed.pop(), 64)
     told = list(drained(of))
     assert [each.id for each in told] == list(range(1, 22))
     assert [len(each.body) for each in told] == [template_news.BODY_BYTES_MAX] * 20 + [0]
@@ -57,7 +57,7 @@ def test_long_bodies_are_told_a_few_at_a_time_and_the_longest_never() -> None:
 def test_the_hub_knows_the_latest_of_each(rounds: list[list[tuple[int, int]]], most: int) -> None:
     """Whatever changes in whatever order: of those that changed last, the hub has heard what the worker knows."""
     now: list[Template] = []
-    of, heard, latest = Telling(lambda: now, most), {}, {}
+    of, heard, latest = TemplateNews(lambda: now, most), {}, {}
     for number, each in enumerate(rounds):
         now = [template(id_, b"{}", conversations) for id_, conversations in each]
         for changed in now:
@@ -73,7 +73,7 @@ async def test_a_hub_hears_of_templates_and_a_new_one_too(tmp_path: Path) -> Non
     path = tmp_path / "hub"
     changed = [template(1, b'{"model": "m"}')]
     hub, again = StubHub("http://a"), StubHub("http://a")
-    async with worker(path, number=3, templates=lambda: [changed.pop()] if changed else []):
+    async with worker(path, number=3, edge=StubEdge(lambda: [changed.pop()] if changed else [])):
         async with serving(hub, path):
             await until(lambda: hub.told)
         async with serving(again, path):

@@ -33,8 +33,8 @@ async def test_a_stored_response_is_its_tenants_through_any_worker(tmp_path: Pat
     """Whoever made it, only its tenant gets to its replica; another's, and one that nobody knows, are unknown. So it
     is without the hub, to the worker that was there; nobody takes over another's."""
     path, hub = tmp_path / "hub", StubHub("http://a", "http://b", private=True)
-    async with worker(path, private_responses=True) as one:
-        async with serving(hub, path), worker(path, 1, private_responses=True) as two:
+    async with worker(path, private=True) as one:
+        async with serving(hub, path), worker(path, 1, private=True) as two:
             await until(lambda: one.placing and two.placing)
             one.made_response("resp_1", "http://a", "acme")
             one.made_response("resp_1", "http://b", "evil")

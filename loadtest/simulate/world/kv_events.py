@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
 from loadtest.simulate.world.turns import Turn
-from router.core.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
-from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Regrade, Resume, Step, Suspend
+from router.core.kv_events.decoding import Cleared, Event, EventBatch, Removed, Stored
+from router.core.kv_events.stream import Apply, AskReplay, Clear, KvStream, Regrade, Resume, Step, Suspend
 from router.core.placement.router import Router
 
 BUFFER_BATCHES = 10_000  # as vLLM's publisher keeps for replays (buffer_steps)
@@ -94,10 +94,10 @@ class Publisher:
             return list(self._sent)
         return [self._sent[index] for index in range(-behind, 0)]
 
-    def read(self, payload: bytes) -> Batch:
+    def read(self, payload: bytes) -> EventBatch:
         """As kv_events.decode would, of what vLLM would have sent."""
         said = payload.said if isinstance(payload, Payload) else []
-        return Batch(None, 0, [_told(event, self._block_tokens) for event in said], 0)
+        return EventBatch(None, 0, [_told(event, self._block_tokens) for event in said], 0)
 
     def later(self, act: Callable[[Any], None], argument: object = None) -> None:
         """What happens here is known over there after the delay."""
@@ -138,7 +138,7 @@ class Follower:
         self.stream.resync(why, self._clock.now_s)
         self._clock.at(self._clock.now_s, self._perform)
 
-    def _asked(self, ask: Ask) -> None:
+    def _asked(self, ask: AskReplay) -> None:
         """The request for a replay is at the replica; a dead one never answers."""
         if self._publisher.up:
             self._publisher.later(self._answered, (ask.token, self._publisher.since(ask.first)))
@@ -172,7 +172,7 @@ class Follower:
         if isinstance(step, Apply):
             for event in step.batch.events:
                 knowledge.apply(name, event, now_s)
-        elif isinstance(step, Ask):
+        elif isinstance(step, AskReplay):
             self._publisher.later(self._asked, step)
         elif isinstance(step, Clear):
             knowledge.clear(name, step.why, now_s)

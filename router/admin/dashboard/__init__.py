@@ -1,9 +1,9 @@
 """The dashboard: one page on the admin listener that shows what the observatory knows.
 
-Theory: the page is files of this package, served as they are. Nothing is built and nothing comes from elsewhere, so the
-strictest Content-Security-Policy holds: no inline script or style, no connection but to where the page came from. The
-files hold nothing secret, so they are open as `/healthz` is (guard.py); all data comes from `/admin/observatory`, which
-asks for the token. What clients chose (names, labels) is put into the page as text only, in app.js and its modules.
+The page is files of this package, served unchanged. Nothing is built and nothing comes from elsewhere, so the
+strictest Content-Security-Policy holds: no inline script or style, no connection except to the page's own origin. The
+files hold no secret, so they need no token, like `/healthz` (guard.py); all data comes from `/admin/observatory`, which
+needs it. Text that clients chose (names, labels) is put into the page as text only, in app.js and its modules.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for again, but sent again only where another version of the router runs
+    "Cache-Control": "no-cache",  # browsers ask again, and get the file again only from another version of the router
 }
 
 
 def _read() -> dict[str, tuple[str, bytes]]:
-    """Every file that is served: path -> (content type, bytes)."""
+    """All files that are served: path -> (content type, bytes)."""
     found = {}
     for file in resources.files(__name__).iterdir():
         suffix = "." + file.name.rpartition(".")[2]
@@ -44,13 +44,13 @@ def _read() -> dict[str, tuple[str, bytes]]:
 
 
 _FILES = _read()
-SLASHED = PAGE + "/"  # as people type it; what the page asks for is named relative to it, also below a proxy's prefix
+SLASHED = PAGE + "/"  # as people type it; the page's files are named relative to it, also below a proxy's prefix
 PATHS = frozenset({*_FILES, SLASHED})
 """What the page is made of; anybody who reaches the admin listener may read it."""
 
 
 def routes() -> list[web.RouteDef]:
-    """Of the admin listener."""
+    """Routes for the admin listener."""
     return [web.get(SLASHED, _without_slash), *(web.get(path, partial(_file, path)) for path in sorted(_FILES))]
 
 

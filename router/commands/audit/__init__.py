@@ -1,8 +1,9 @@
 """Request logs read offline: the observatory's findings before there is a router.
 
-lines     files to lines
-requests  a line to a request, in any of several shapes
-counting  requests through the memory of texts into the ledger, as the router does it
-findings  what came of it, as rows
-showing   rows as text
+report    the command
+lines     reads lines of files
+requests  makes a request of a line, in any of several shapes
+counting  puts requests through the memory of texts into the ledger, as the router does
+findings  the results, as rows
+tables    the rows as text
 """

@@ -1,8 +1,8 @@
-"""Logged requests through the memory of texts into the ledger, as the router's own go there.
+"""Puts logged requests through the memory of texts into the ledger, as the router does with its own.
 
-In place of replicas there is one cache that is big enough for all: what any earlier prompt had, to the engine's block,
-is a hit. That is the best that any placement can do with these prompts as they are. The rest is explained as the
-router does it (core/observatory/explain.py), with a cache that neither evicts nor leaves.
+In place of replicas there is one cache that is big enough for all: any block that an earlier prompt had is a hit. That
+is the best that any placement can do with these prompts unchanged. Misses are explained as the router does it
+(core/observatory/explain.py), with a cache that neither evicts nor leaves.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import Chain, chain_of
 
-BLOCK_TOKENS = 16  # engines' usual block: less than one is not held
+BLOCK_TOKENS = 16  # engines' usual block size; parts of a block are not cached
 PROMPT_BYTES_MAX = 8 << 20
 TEMPLATES_MAX, GROUPS_MAX = 1_024, 200
-PROMPTS_MAX = 1 << 20  # remembered to know identical ones
+PROMPTS_MAX = 1 << 20  # prompts remembered to recognize identical ones
 MODELS_MAX = 1_024
-TELL_REQUESTS = 1_000  # between two times that the ledger is told of templates
+TELL_REQUESTS = 1_000  # requests between two times that the ledger is told of templates
 
-Tokenizer = Callable[[Logged, Ask], int]  # how many tokens a prompt has; 0 where that cannot be known
+Tokenizer = Callable[[Logged, Ask], int]  # number of tokens of a prompt; 0 if unknown
 
 
 class _Placed(Struct):
@@ -40,7 +40,7 @@ class _Placed(Struct):
 
 
 class _Ended(Struct):
-    """A request as the ledger takes it. All are of one moment: nothing is to fade."""
+    """A request as the ledger takes it. All have the same time, so that nothing fades."""
 
     route: str
     model: str
@@ -54,10 +54,10 @@ class _Ended(Struct):
 
 
 class Audit:
-    """What a log's requests add up to."""
+    """The sums over a log's requests."""
 
     def __init__(self, *, memory_bytes_max: int, excerpts: bool, tokenizer: Tokenizer | None = None) -> None:
-        """`memory_bytes_max` is of texts; what there is besides is a hundred megabytes or two."""
+        """`memory_bytes_max` is for texts; everything else takes one or two hundred megabytes."""
         self._watcher = Watcher(
             memory_bytes_max, PROMPT_BYTES_MAX, TEMPLATES_MAX, excerpts=excerpts, seed=secrets.randbits(64)
         )
@@ -70,9 +70,9 @@ class Audit:
         )
         self.requests = 0
         self.body_bytes = 0
-        self.counted_by: Counter[str] = Counter()  # requests whose tokens are known by usage, tokenizer or bytes
-        self.logged_tokens = self.logged_hits = 0  # where the engine's own hits were logged
-        self.first_s = self.last_s = 0.0  # Unix time; 0: none was logged
+        self.counted_by: Counter[str] = Counter()  # requests by how their tokens are known: usage, tokenizer or bytes
+        self.logged_tokens = self.logged_hits = 0  # sums over requests whose hits the engine reported
+        self.first_s = self.last_s = 0.0  # Unix time; 0: no time was logged
 
     @property
     def forgot(self) -> bool:
@@ -80,7 +80,7 @@ class Audit:
         return self._watcher.forgot
 
     def add(self, request: Logged) -> None:
-        """Take the next one. Raises BadBody."""
+        """Count the next request. Raises BadBody."""
         ask = PATHS[request.path].parse(request.path, request.body, keep=self._tokenizer is not None)
         self.requests += 1
         self.body_bytes += len(request.body)
@@ -101,12 +101,12 @@ class Audit:
             self.settle()
 
     def settle(self) -> None:
-        """Before the ledger is read."""
+        """Settle the ledger, before it is read."""
         self.ledger.know(self._watcher.templates())
         self.ledger.settle(0.0)
 
     def bytes_per_token(self, model: str) -> float:
-        """As learned of this model."""
+        """Bytes per token as learned for this model."""
         tokens = self._models.get(model)
         return tokens.bytes_per_token if tokens is not None else BYTES_PER_TOKEN
 
@@ -119,7 +119,7 @@ class Audit:
             self.last_s = max(self.last_s, request.at_s)
 
     def _size(self, request: Logged, ask: Ask, prompt: Prompt, model: str) -> tuple[int, float]:
-        """Tokens of a prompt, and its bytes by token: as logged, else as the tokenizer has them, else as learned."""
+        """Tokens of a prompt and its bytes per token: as logged, or by the tokenizer, or as learned."""
         if prompt.bytes_per_token is not None and not prompt.opaque_bytes:
             self.counted_by["ids"] += 1
             return max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token
@@ -147,7 +147,7 @@ class Audit:
         look = self._watcher.look(ask, chain, session=session, path=path, body=body, sure=True)
         if isinstance(look, Sighting):
             return look
-        if look.suspect:
+        if look.comparable:
             look.read()
             compared = compare(
                 look.before,
@@ -162,7 +162,7 @@ class Audit:
 
 
 def _explained(tokens: int, bytes_per_token: float, sighting: Sighting) -> Breakdown:
-    """One stretch behind the other: hit, identity or diverged, cold or new, tail."""
+    """The prompt's tokens as stretches in this order: hit, identity or diverged, cold or new, tail."""
     whole = (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     hit = min(whole, int(sighting.known_bytes / bytes_per_token) // BLOCK_TOKENS * BLOCK_TOKENS)
     misses: dict[Miss, int] = {}

@@ -1,4 +1,4 @@
-"""What came of a log, as rows: figures of all of it, advice, templates, groups of requests."""
+"""The results of a log as rows: figures of the whole, advice, templates, groups of requests."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from router.core.observatory.ledger.losses import PATH_CHARS_MAX, Key, Loss
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REPLAYS, misses_of, ratio
 
 ADVICE_MAX, TEMPLATES_MAX, GROUPS_MAX, DIFFERENCES_MAX = 50, 50, 50, 16
-SPAN_S_MIN = 60.0  # nothing is said by the hour of less
+SPAN_S_MIN = 60.0  # a shorter log gets no figures by the hour
 
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of a whole log."""
+    """The findings of a whole log."""
 
     figures: dict[str, Any]
-    advice: Rows  # as `/admin/advice` has it, of the whole log and all templates; by the hour where times are logged
-    templates: Rows  # as `/admin/templates` has them
+    advice: Rows  # rows of `/admin/advice` for the whole log; by the hour if times were logged
+    templates: Rows  # rows of `/admin/templates`
     groups: Rows
 
     def rows(self) -> Rows:
-        """All of it, each row with the name of its table."""
+        """All rows, each with the name of its table."""
         rows = [{"case": "log", **self.figures}]
         for case, table in (("advice", self.advice), ("template", self.templates), ("group", self.groups)):
             rows += [{"case": case, **row} for row in table]
@@ -37,7 +37,7 @@ class Findings:
 
 
 def findings_of(audit: Audit, *, prefill_tokens_per_s: float) -> Findings:
-    """What there is to tell; `prefill_tokens_per_s` is how fast a GPU is taken to compute prompts."""
+    """The findings of an audit; `prefill_tokens_per_s` is the assumed speed of a GPU at computing prompts."""
     audit.settle()
     ledger = audit.ledger
     span_s = audit.last_s - audit.first_s
@@ -93,15 +93,15 @@ def _advice(audit: Audit, per_hour: float | None, prefill_tokens_per_s: float) -
         row["gpu_s"] = round(lost / prefill_tokens_per_s, 1)
         for name in by_hour:
             if per_hour is None:
-                del row[name]  # how long it took to ask all this is not known
+                del row[name]  # the time span of these requests is not known
             else:
                 row[name] = round(row[name] * per_hour, 1)
     return rows
 
 
 def _together(all_: Mapping[Key, Loss]) -> tuple[dict[tuple[str, int, str], int], list[Loss]]:
-    """The same differences of several templates as one, for they are mended in one place; and in how many templates
-    each is, by what a row says of it."""
+    """Equal differences of several templates as one row, since they are fixed in one place, and the number of templates
+    of each."""
     merged: dict[tuple[Change, int, str], Loss] = {}
     found: dict[tuple[Change, int, str], int] = {}
     for (template, *where), loss in sorted(all_.items(), key=lambda each: -each[1].tokens):

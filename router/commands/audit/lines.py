@@ -1,4 +1,4 @@
-"""A log's lines, as they come: a file is never in memory as a whole."""
+"""The lines of a log, one by one: a file is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import BinaryIO, cast
 LINE_BYTES_MAX = 64 << 20  # a request with images in it may have tens of megabytes
 BUFFER_BYTES = 1 << 20
 STDIN = "-"
-DAMAGED = (OSError, EOFError, zlib.error)  # what a file may end with in its middle; zstandard's own is made one
+DAMAGED = (OSError, EOFError, zlib.error)  # errors of a damaged file; zstandard's own becomes an OSError
 
 
 class CannotOpen(Exception):
-    """The message names the file."""
+    """A file cannot be opened; the message names it."""
 
 
 @contextmanager
 def opened(name: str) -> Iterator[BinaryIO]:
-    """A file, unpacked if it is a `.gz` or `.zst`; `-` is standard input. Raises CannotOpen."""
+    """Open a file, unpacked if it is a `.gz` or `.zst`; `-` is standard input. Raises CannotOpen."""
     if name == STDIN:
         yield sys.stdin.buffer
         return
@@ -50,7 +50,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 class _Unpacked(io.RawIOBase):
-    """What zstandard reads, with errors as files have them."""
+    """A zstandard stream whose errors are OSError, as those of files."""
 
     def __init__(self, reader: BinaryIO, error: type[Exception]) -> None:
         self._reader, self._error = reader, error
@@ -72,7 +72,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines with their ends; None in place of one that is longer than LINE_BYTES_MAX. Raises what is in DAMAGED."""
+    """Yield lines with their ends; None for one longer than LINE_BYTES_MAX. Raises the errors in DAMAGED."""
     while line := file.readline(LINE_BYTES_MAX + 1):
         if len(line) <= LINE_BYTES_MAX or line.endswith(b"\n"):
             yield line

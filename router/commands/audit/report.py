@@ -1,6 +1,6 @@
-"""`warmroute audit`: what request logs say of the cache, before there is a router.
+"""`warmroute audit`: what request logs say about the cache, before there is a router.
 
-Logs are read line by line, so their size does not matter; what is remembered of texts is bounded by `--memory-mb`.
+Logs are read line by line, so that their size does not matter; the memory of texts is bounded by `--memory-mb`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from router.tokens.sandbox import CannotRender
 
 UNREAD_NAMED_MAX = 3
 TOKENIZER_CACHE_BYTES_MAX = 256 << 20
-TELL_S = 2.0  # between two lines that say how far it is, where somebody looks on
+TELL_S = 2.0  # between two lines of progress on a terminal
 
 
 @dataclass(slots=True)
@@ -36,23 +36,23 @@ class Unread:
 
     lines: int = 0
     named: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # of whole files
+    notes: list[str] = field(default_factory=list)  # problems of whole files
 
     def add(self, name: str, number: int, why: str) -> None:
-        """One more."""
+        """Count a line that could not be used."""
         self.lines += 1
         if len(self.named) < UNREAD_NAMED_MAX:
             self.named.append(f"{name}:{number}: {why}")
 
     def said(self) -> list[str]:
-        """For people."""
+        """The lines to print for people."""
         more = self.lines - len(self.named)
         named = [f"  {each}" for each in self.named] + ([f"  and {more:,} more"] if more else [])
         return [*self.notes, *([f"Lines that could not be used: {self.lines:,}", *named] if self.lines else [])]
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Read, and tell. Returns the exit status."""
+    """Read the logs and print the findings. Returns the exit status."""
     try:
         tokenizer = _tokenizer(options.tokenizer) if options.tokenizer else None
     except (MissingExtra, CannotRender, OSError, ValueError) as error:
@@ -78,13 +78,13 @@ def run(options: argparse.Namespace, command: str) -> int:
     try:
         print_findings(findings, unread.said(), excerpts=options.excerpts)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads it has seen enough
+    except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _read(names: Sequence[str], audit: Audit, unread: Unread, requests_max: int) -> None:
-    """All files, as far as `requests_max`. Raises CannotOpen."""
+    """Read all files, up to `requests_max` requests. Raises CannotOpen."""
     progress = _Progress()
     for name in names:
         shown = "standard input" if name == STDIN else name
@@ -116,21 +116,21 @@ def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: Unre
 
 
 class _Progress:
-    """A line on standard error that says how far it is, if that is a terminal."""
+    """A line of progress on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
         self._next_s = time.monotonic() + TELL_S
 
     def tell(self, audit: Audit) -> None:
-        """A request more."""
+        """Count a request."""
         if self._wanted and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + TELL_S
             print(f"\r{audit.requests:,} requests, {audit.body_bytes / 1e6:,.0f} MB", end="\r", file=sys.stderr)
 
 
 def _tokenizer(source: str) -> Tokenizer:
-    """Counts with a model's own files. Raises what loading them does."""
+    """A function that counts tokens with a model's own files. Raises the errors of loading them."""
     from router.tokens.encoder import Model
 
     model = Model(source, TOKENIZER_CACHE_BYTES_MAX)
@@ -141,7 +141,7 @@ def _tokenizer(source: str) -> Tokenizer:
             return 0
         try:
             return len(given.ids if given.ids is not None else model.ids(given, "vllm", {})) // 4
-        except (CannotRender, ValueError):  # a template that refuses it, a text that is none
+        except (CannotRender, ValueError):  # the template refuses the prompt, or its text is invalid
             return 0
 
     return count

@@ -1,8 +1,8 @@
-"""A line of a log becomes a request. Logs are written in many shapes, so each line is looked at by itself.
+"""Makes a request of a line of a log. Logs come in many shapes, so each line is examined by itself.
 
-A line is a request's body, or has one within it: as `body`, `request` (OpenAI's batches, gateways) or
-`proxy_server_request` (LiteLLM), as an object or as JSON text, within one another too. What else is known of the
-request may stand at any of these levels. Where no path is named, the body's fields tell which API it is of.
+A line is a request's body, or has one within it, as `body`, `request` (OpenAI's batches, gateways) or
+`proxy_server_request` (LiteLLM), as an object or as JSON text, possibly nested. Other facts about the request may be at
+any of these levels. If no path is named, the body's fields show which API it is for.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from router.core.prompts.bodies import ABSENT, UNREADABLE, as_type, given
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES, RESPONSES, GENERATE = "/v1/messages", "/v1/responses", "/generate"
-LEVELS_MAX = 4  # of bodies within requests within lines
+LEVELS_MAX = 4  # levels of nesting: bodies within requests within lines
 NAME_CHARS_MAX = 256
-MILLISECONDS_MIN, MICROSECONDS_MIN, NANOSECONDS_MIN = 1e11, 1e14, 1e17  # of Unix time: seconds get there in 5138
+# Unix times above are in these units: in seconds 1e11 is the year 5138
+MILLISECONDS_MIN, MICROSECONDS_MIN, NANOSECONDS_MIN = 1e11, 1e14, 1e17
 
 
 class NotRequest(ValueError):
-    """A line is none, or has no prompt; the message says why, and quotes nothing."""
+    """A line is no request, or has no prompt; the message says why, and quotes nothing."""
 
 
 class Logged(Struct):
-    """A request that was logged. `prompt_tokens` is 0 where no usage was logged."""
+    """A logged request. `prompt_tokens` is 0 if no usage was logged."""
 
     path: str  # one of PATHS
     body: bytes
-    model: str  # "" if none is named outside of the body
+    model: str  # "" if no model is named outside the body
     session: str
     tenant: str
     at_s: float | None  # Unix time
@@ -57,7 +58,7 @@ class _Usage(Struct):
 
 
 class _Level(Struct):
-    """Fields of a line, or of what is within it; none is decoded before it is asked for."""
+    """Fields of a line, or of an object within it; each is decoded only when it is needed."""
 
     body: Raw = ABSENT
     request: Raw = ABSENT
@@ -108,7 +109,7 @@ _OF_MESSAGES = re.compile(rb'"input_schema"\s*:|"type"\s*:\s*"tool_(?:use|result
 
 
 def logged(line: bytes) -> Logged:
-    """The request of a line. Raises NotRequest."""
+    """Read the request of a line. Raises NotRequest."""
     levels, body = _levels(line)
     headers = _headers(levels)
     path = _path(levels, body)
@@ -128,7 +129,7 @@ def logged(line: bytes) -> Logged:
 
 
 def _levels(line: bytes) -> tuple[Sequence[_Level], bytes]:
-    """The line's own fields first, those of the request's body last; and that body."""
+    """All levels, from the line's own fields to those of the request's body, and that body."""
     body = line.strip()
     try:
         levels = [_decode(body)]
@@ -147,7 +148,7 @@ def _levels(line: bytes) -> tuple[Sequence[_Level], bytes]:
 
 
 def _object(raw: Raw) -> bytes:
-    """An object, or the text of one; else nothing."""
+    """The object, which may be given as JSON text; None if it is neither."""
     data = bytes(raw)
     if data.startswith(b"{"):
         return data
@@ -184,7 +185,7 @@ def _path(levels: Sequence[_Level], body: bytes) -> str:
 
 
 def _known(url: str) -> str:
-    """The API's path behind whatever a gateway puts before it; "" if it is none that is known."""
+    """The API's path without a gateway's prefix; "" if it is not a known path."""
     try:
         path = urlsplit(url).path.rstrip("/")
     except ValueError:
@@ -195,7 +196,7 @@ def _known(url: str) -> str:
 
 
 def _is_of_messages(fields: _Level, body: bytes) -> bool:
-    """Whether chat messages are Anthropic's."""
+    """Whether chat messages are in the form of Anthropic's API."""
     theirs = (fields.system, fields.anthropic_version, fields.stop_sequences, fields.thinking)
     return any(map(given, theirs)) or _OF_MESSAGES.search(body) is not None
 
@@ -212,7 +213,7 @@ def _is_embedding(fields: _Level) -> bool:
 
 
 def _name(levels: Sequence[_Level], *names: str) -> str:
-    """The first of these fields that is text, the line's own first."""
+    """The first of these fields that is text, searched from the line's own level inward."""
     for level in levels:
         for name in names:
             text = as_type(str, getattr(level, name))
@@ -222,7 +223,7 @@ def _name(levels: Sequence[_Level], *names: str) -> str:
 
 
 def _headers(levels: Sequence[_Level]) -> dict[str, str]:
-    """By name in lower case; an object, or a list of pairs."""
+    """Headers by name in lower case, given as an object or a list of pairs."""
     found: dict[str, str] = {}
     for level in levels:
         pairs = as_type(dict[str, str | list[str]], level.headers) if given(level.headers) else None
@@ -244,7 +245,7 @@ def _at_s(levels: Sequence[_Level]) -> float | None:
 
 
 def _seconds(value: float | str) -> float | None:
-    """Unix time of a number, in whatever unit, or of ISO 8601; without a zone it is UTC."""
+    """Unix time from a number in any of the units, or from ISO 8601, which is UTC without a zone."""
     if isinstance(value, str):
         try:
             at = datetime.fromisoformat(value.strip())
@@ -263,7 +264,7 @@ def _seconds(value: float | str) -> float | None:
 
 
 def _usage(levels: Sequence[_Level]) -> tuple[int, int | None]:
-    """Prompt tokens and those that were found, as the engine said; 0 where it is not logged."""
+    """Prompt tokens and cached tokens as the engine reported them; 0 if that was not logged."""
     for level in levels:
         raw = level.usage
         answer = as_type(_Answer, level.response)
@@ -286,4 +287,4 @@ def _counts(usage: _Usage) -> tuple[int, int | None]:
         return usage.prompt_tokens, read if cached is None else cached
     if read is None and written is None:
         return usage.input_tokens or 0, cached
-    return (usage.input_tokens or 0) + (read or 0) + (written or 0), read  # Anthropic counts these apart
+    return (usage.input_tokens or 0) + (read or 0) + (written or 0), read  # Anthropic counts the three apart

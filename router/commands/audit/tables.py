@@ -1,6 +1,6 @@
-"""Findings as text: tables of rich where it is installed, else as plain ones.
+"""Findings as text, in tables of rich if it is installed, otherwise in plain ones.
 
-What stands in a log may be anybody's: characters that a terminal would obey are not shown.
+Text of a log may come from anybody: characters that a terminal would obey are not shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_WIDTH_MIN = 40
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are text; those in a column named in `words` are wrapped and set to the left, others to the right."""
+    """A table of text. Cells of columns named in `words` are wrapped and aligned left, others right."""
 
     title: str
     columns: Sequence[str]
@@ -32,7 +32,7 @@ class Table:
 
 
 def print_findings(findings: Findings, unread: Sequence[str], *, excerpts: bool) -> None:
-    """To standard output."""
+    """Print the findings to standard output."""
     tables = [_reasons(findings), _advice(findings, excerpts=excerpts), _templates(findings, excerpts=excerpts)]
     if len(findings.groups) > 1:
         tables.append(_groups(findings))
@@ -154,7 +154,7 @@ def _percent(part: float | None) -> str:
 
 
 def _clean(text: str) -> str:
-    """On one line, without what a terminal would obey."""
+    """Text on one line, without characters that a terminal would obey."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
@@ -162,7 +162,7 @@ def _clean(text: str) -> str:
 
 
 def plain(table: Table) -> str:
-    """Without anything but text. What has words is wrapped if it is the last column."""
+    """A table as plain text. A column of words is wrapped if it is the last."""
     rows = [list(map(_clean, row)) for row in table.rows]
     widths = [max(len(row[at]) for row in [table.columns, *rows]) for at in range(len(table.columns))]
     last = len(widths) - 1

@@ -83,7 +83,7 @@ Event = Stored | Removed | Cleared
 
 
 @dataclass(slots=True)
-class Batch:
+class EventBatch:
     """One message: `at_s` is the engine's clock, `rank` its data-parallel rank, `skipped` events were unreadable."""
 
     at_s: float | None
@@ -92,7 +92,7 @@ class Batch:
     skipped: int
 
 
-def decode(payload: bytes) -> Batch:
+def decode(payload: bytes) -> EventBatch:
     """The batch in these bytes; MalformedBatch where there is none, and no other error whatever the bytes."""
     if len(payload) > BATCH_BYTES_MAX:
         raise MalformedBatch(f"a batch of {len(payload)} bytes is over the limit of {BATCH_BYTES_MAX}")
@@ -109,7 +109,7 @@ def decode(payload: bytes) -> Batch:
         raise MalformedBatch(f"{len(whole[1])} events are over the limit of {EVENTS_MAX}")
     events, skipped = _events(whole[1])
     at_s, rank = whole[0], whole[2] if len(whole) > 2 else None
-    return Batch(
+    return EventBatch(
         float(at_s) if type(at_s) in (float, int) and isfinite(at_s) else None,
         rank if type(rank) is int and rank >= 0 else None,
         events,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.core.kv_events.steps import Ask, Limits
+from router.core.kv_events.steps import AskReplay, StreamLimits
 
 STUCK_MAX = 2  # replays with the same hole, or without a batch that came, before batches are lost for good
 PROOFS_BURST, PROOF_EVERY_S = 10, 1.0  # a publisher that always contradicts itself is not asked more often
@@ -15,7 +15,7 @@ LOOK_FIRST_S = 1.0  # after all was said: what the live side missed at its begin
 class Asking:
     """The replay under way, and the next one."""
 
-    limits: Limits
+    limits: StreamLimits
     token: int = 0  # of the last request; answers to older ones are of no interest
     again_at_s: float = 0.0  # when it has been silent for too long
     asks: int = 0  # in a row that were silent
@@ -31,12 +31,12 @@ class Asking:
         self.again_at_s, self.asks, self.stuck = 0.0, 0, 0
         self.batches, self.proved = 0, False
 
-    def request(self, first: int) -> Ask:
+    def request(self, first: int) -> AskReplay:
         """Ask, beside whatever goes on."""
         self.token += 1
-        return Ask(first, self.token)
+        return AskReplay(first, self.token)
 
-    def ask(self, first: int, now_s: float) -> Ask:
+    def ask(self, first: int, now_s: float) -> AskReplay:
         """Ask, and wait for the answer: longer each time."""
         self.batches, self.proved = 0, False
         self.again_at_s = now_s + self.limits.silence_s * 2**self.asks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from router.core.facts.placements import Grade
-from router.core.kv_events.decoding import Batch
+from router.core.kv_events.decoding import EventBatch
 
 
 class Phase(StrEnum):
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StreamLimits:
     """Bounds of one stream."""
 
     silence_s: float = 1.0  # of a replay, before it is asked for again; doubles with each time
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskReplay:
     """Ask for a replay from batch `first`, on a connection of its own; an older one is of no interest any more."""
 
     first: int
@@ -44,7 +44,7 @@ class Apply:
     """Apply all events of a batch."""
 
     seq: int
-    batch: Batch
+    batch: EventBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class Regrade:
     why: str
 
 
-Step = Ask | Apply | Clear | Suspend | Resume | Regrade
+Step = AskReplay | Apply | Clear | Suspend | Resume | Regrade
 
 
 @dataclass(slots=True)
-class Counts:
+class StreamCounts:
     """What happened so far."""
 
     batches: int = 0  # applied

@@ -29,22 +29,34 @@ from collections.abc import Callable
 
 from router.core.facts.placements import Grade
 from router.core.kv_events.batches import Arrival, Arrivals, History, digest_of
-from router.core.kv_events.decoding import Batch, Cleared, MalformedBatch, decode
+from router.core.kv_events.decoding import Cleared, EventBatch, MalformedBatch, decode
 from router.core.kv_events.replay import STUCK_MAX, Asking
-from router.core.kv_events.steps import Apply, Ask, Clear, Counts, Limits, Phase, Regrade, Resume, Step, Steps, Suspend
+from router.core.kv_events.steps import (
+    Apply,
+    AskReplay,
+    Clear,
+    Phase,
+    Regrade,
+    Resume,
+    Step,
+    Steps,
+    StreamCounts,
+    StreamLimits,
+    Suspend,
+)
 
 __all__ = [
     "RESTARTED",
     "Apply",
-    "Ask",
+    "AskReplay",
     "Clear",
-    "Counts",
     "KvStream",
-    "Limits",
     "Phase",
     "Regrade",
     "Resume",
     "Step",
+    "StreamCounts",
+    "StreamLimits",
     "Suspend",
 ]
 
@@ -58,12 +70,14 @@ _JOINED = (Grade.EXACT, "joined at batch 0")
 class KvStream:
     """`replays`: there is a replay endpoint; `read` makes a batch of a payload. Starts DOWN and ESTIMATED."""
 
-    def __init__(self, replays: bool, limits: Limits | None = None, *, read: Callable[[bytes], Batch] = decode) -> None:
+    def __init__(
+        self, replays: bool, limits: StreamLimits | None = None, *, read: Callable[[bytes], EventBatch] = decode
+    ) -> None:
         self.replays = replays
         self._read = read
-        self.limits = limits = limits or Limits()
+        self.limits = limits = limits or StreamLimits()
         self.phase = Phase.DOWN
-        self.counts = Counts()
+        self.counts = StreamCounts()
         self._last = History(limits.window_batches)
         self._waiting = Arrivals(limits.queue_batches_max, limits.queue_bytes_max)
         self._basis = (Grade.CATCHING_UP, "nothing heard yet")  # the grade as long as nothing is in doubt
@@ -339,7 +353,7 @@ class KvStream:
         self._waiting.mark()
         self._say(self._asking.ask(max(0, self.last_seq), now_s))
 
-    def _say(self, ask: Ask) -> None:
+    def _say(self, ask: AskReplay) -> None:
         self.counts.replays += 1
         self._steps.due.append(ask)
 

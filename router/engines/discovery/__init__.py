@@ -1,6 +1,12 @@
-"""Where replicas come from. A discovery yields *complete sets*; one place (Fleet.replace) does the only diff.
+"""Where replicas come from. A discovery yields *complete sets*; only Fleet.replace compares them with what was there.
 
-together.py makes one of all. To add one: a file here with a class that has `source`, `watch` and `status`, its name in
+static      those in the settings, or added at run time
+dns         addresses of a name
+kubernetes  pods: pod_watch follows them, pods says which of them are replicas
+together    all discoveries as one
+sources     the discovery that the settings name
+
+To add one: a file here with a class that has `source`, `watch` and `status`, its name in
 SOURCES, and a line in sources.py (docs/extend/discovery.md).
 """
 
@@ -15,13 +21,13 @@ from router.core.facts.replicas import Replica
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a discovery knows of its own view."""
+    """How good a discovery's view of replicas is."""
 
-    fresh: bool  # whether it may be taken for the truth; if not, it is the last good one, and is used all the same
-    why: str = ""  # it is not: in words for people, without secrets
-    stale_s: float = 0.0  # for so many seconds
-    errors: int = 0  # times that its source failed, since the start
-    replicas: int = 0  # in the view, and ready
+    fresh: bool  # false: the view is the last good one, which stays in use
+    why: str = ""  # why it is not fresh, for people, without secrets
+    stale_s: float = 0.0  # seconds since it was fresh
+    errors: int = 0  # failures of its source since the start
+    replicas: int = 0  # ready replicas in the view
 
 
 SOURCES = ("static", "kubernetes", "dns")
@@ -33,8 +39,8 @@ class Discovery(Protocol):
     source: str
 
     def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """The complete set now, and again at every change. A source that fails is asked again, for ever; meanwhile
-        nothing is yielded, so the last good set stays in use."""
+        """Yield the complete set now, and again at every change. A source that fails is asked again, for ever;
+        meanwhile nothing is yielded, so that the last good set stays in use."""
 
     def status(self) -> Status:
-        """As of now."""
+        """The view's state now."""

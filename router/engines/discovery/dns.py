@@ -1,18 +1,18 @@
-"""Replicas from DNS: all addresses of a headless Service's name, for those who give no API access.
+"""Replicas from DNS: all addresses of a headless Service's name, where there is no access to the API server.
 
-The resolver of the machine is asked (getaddrinfo), as everything else in a pod asks it: hosts file, search domains and
-`ndots` hold here too, and no library has to know them. It blocks, and may for half a minute where no name server
-answers; so each question has a thread of its own, never two at once, and a daemon, which holds up neither other
-threads' work nor our exit.
+The machine's resolver is asked (getaddrinfo), as every other program in a pod asks it: hosts file, search domains and
+`ndots` apply, and no library has to know them. The call blocks, for up to half a minute where no name server answers;
+so each has a thread of its own, never two at once, and a daemon thread, which delays neither other threads' work nor
+the exit of the process.
 
-DNS knows little. It does not say who restarted, who is about to go, nor when an answer changes; a Service's records
-have the ready pods only, as old as the answer's time to live. What follows from that:
+DNS knows little. It does not say which pod restarted or is about to go, nor when an answer changes; a Service's
+records have only the ready pods, as old as the answer's time to live. Therefore:
 
-- No answer, or one that fails, changes nothing: the last good set is kept, and flagged.
-- A name without addresses is kept and flagged as well. A Service scaled to zero says the same as a name server that
-  has just lost its zone, and probes take out the dead anyhow.
-- Of a name with addresses of both families, those of IPv4 count: pods of a dual-stack Service have one of each, and
-  would be replicas twice, each with half of what is known of one cache.
+- No answer, or a failure, changes nothing: the last good set is kept, and flagged as stale.
+- A name without addresses changes nothing either. A Service scaled to zero looks like a name server that has just lost
+  its zone, and probes take out dead replicas anyway.
+- If a name has addresses of both families, only IPv4 counts: pods of a dual-stack Service have one of each, and would
+  be replicas twice, each with half of the knowledge of one cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from router.engines.discovery import Status
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0  # after which a question that has no answer is flagged; it is waited for all the same
+ANSWER_S = 5.0  # after that the view is flagged as stale, while the answer is still waited for
 NOT_THERE = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5), getattr(socket, "EAI_ADDRFAMILY", -9))
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
@@ -39,11 +39,11 @@ Resolve = Callable[[str, socket.AddressFamily], Iterable[str]]
 
 
 class NoAddresses(OSError):
-    """There is no such name, or it has no addresses."""
+    """The name does not exist or has no addresses."""
 
 
 class DnsDiscovery:
-    """Asks every `interval_s`, and yields the set when it is another."""
+    """Resolves the name every `interval_s`, and yields the set when it has changed."""
 
     source = "dns"
 
@@ -57,22 +57,22 @@ class DnsDiscovery:
         resolve: Resolve | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`resolve(name, family)` gives addresses, or raises OSError; it may block."""
+        """`resolve(name, family)` returns addresses or raises OSError; it may block."""
         self._name, self._port, self._scheme, self._interval_s = name, port, scheme, interval_s
         self._resolve = resolve or _getaddrinfo
         self._clock = clock
         self._found: frozenset[Replica] = frozenset()
         self._why = "not answered yet"
-        self._good_s = clock()  # of the last good answer
+        self._good_s = clock()  # time of the last good answer
         self._errors = 0
 
     def status(self) -> Status:
-        """Stale since the last good answer."""
+        """The view's state; it is stale since the last good answer."""
         stale_s = self._clock() - self._good_s if self._why else 0.0
         return Status(not self._why, self._why, stale_s, self._errors, len(self._found))
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """See Discovery."""
+        """Yield the complete set now, and again at every change."""
         given: frozenset[Replica] | None = None
         while True:
             try:
@@ -87,7 +87,7 @@ class DnsDiscovery:
             await asyncio.sleep(self._interval_s)
 
     async def _ask(self) -> list[str]:
-        """However long it takes. Raises OSError."""
+        """Resolve the name, however long it takes. Raises OSError."""
         answer = _in_thread(lambda: _addresses(self._resolve, self._name))
         await asyncio.wait({answer}, timeout=ANSWER_S)
         if not answer.done():
@@ -107,7 +107,7 @@ class DnsDiscovery:
         self._found = frozenset(Replica(f"{self._scheme}://{host}:{self._port}") for host in hosts)
 
     def _failed(self, why: str) -> None:
-        """Said once, until it is well again."""
+        """Flag the view; logged once per outage."""
         self._errors += 1
         if self._errors == 1 or not self._why:
             fields = {"source": self.source, "name": self._name, "why": why, "kept": len(self._found)}
@@ -116,7 +116,7 @@ class DnsDiscovery:
 
 
 def _addresses(resolve: Resolve, name: str) -> list[str]:
-    """Of the first family that there are any of. Raises OSError, and NoAddresses when there are none for certain."""
+    """The addresses of the first family that has any. Raises OSError, and NoAddresses if there are certainly none."""
     for family in FAMILIES:
         try:
             said = list(resolve(name, family))
@@ -130,7 +130,7 @@ def _addresses(resolve: Resolve, name: str) -> list[str]:
 
 
 def _plain(address: str) -> bool:
-    """Not one that means anything only on this machine's own link."""
+    """Whether an address is reachable beyond this machine's own link."""
     try:
         return not ipaddress.ip_address(address).is_link_local
     except ValueError:
@@ -142,12 +142,12 @@ def _getaddrinfo(name: str, family: socket.AddressFamily) -> Iterable[str]:
 
 
 def _in_thread(ask: Callable[[], list[str]]) -> asyncio.Future[list[str] | OSError]:
-    """A failure is returned, as nobody may be there any more to catch it."""
+    """Run in a daemon thread. A failure is set as a result, since there may be no task left to catch it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str] | OSError] = loop.create_future()
 
     def settle(said: list[str] | OSError) -> None:
-        if not answer.done():  # else nobody waits any more
+        if not answer.done():  # otherwise nobody waits any more
             answer.set_result(said)
 
     def run() -> None:
@@ -156,9 +156,9 @@ def _in_thread(ask: Callable[[], list[str]]) -> asyncio.Future[list[str] | OSErr
             said = ask()
         except OSError as error:
             said = error
-        except Exception as error:  # a name that is none by IDNA's rules: UnicodeError
+        except Exception as error:  # for instance UnicodeError: not a name by the rules of IDNA
             said = OSError(str(error))
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the event loop has ended meanwhile
             loop.call_soon_threadsafe(settle, said)
 
     threading.Thread(target=run, name="dns", daemon=True).start()

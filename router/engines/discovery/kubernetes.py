@@ -1,9 +1,9 @@
 """Replicas are pods, found by label selector through the API server, with the official client (`kubernetes.aio`).
 
-Needs the extra `kubernetes`, and a Role that may list and watch pods in each namespace: nothing else is asked for. Of
-the client its configuration (service account, kubeconfig) and its HTTP are used. Its models are not: they make objects
-of all of a pod, which costs milliseconds for each. Importing it costs some 20 MB and 0.2 s once, so that is done only
-where it is asked for.
+This needs the extra `kubernetes`, and a Role that may list and watch pods in each namespace, nothing else. Of the
+client only its configuration (service account, kubeconfig) and its HTTP are used, not its models, which make objects
+of everything in a pod, at milliseconds each. Importing the client costs some 20 MB and 0.2 s, so it is imported only
+where it is needed.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ import yaml
 from router.core.facts.replicas import Replica
 from router.engines import fetch
 from router.engines.discovery import Status
-from router.engines.discovery.pod_watch import Api, Failed, Follower, Gone
+from router.engines.discovery.pod_watch import Api, Gone, PodFollower, WatchFailed
 from router.engines.discovery.pods import Rule, replicas_of
 
 log = logging.getLogger(__name__)
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-CONNECT_S = 2.0  # a lost SYN is sent again after one
-EVENT_BYTES_MAX = 4 << 20  # of a pod; etcd takes 1.5 MB
-PAGE_BYTES_MAX = 64 << 20  # of 50 pods
-STATUS_BYTES_MAX = 16 << 10  # of an answer that says what went wrong
+CONNECT_S = 2.0  # a lost SYN is sent again after one second
+EVENT_BYTES_MAX = 4 << 20  # largest event, which has a pod; etcd takes 1.5 MB
+PAGE_BYTES_MAX = 64 << 20  # largest page, which has 50 pods
+STATUS_BYTES_MAX = 16 << 10  # read of an answer that is an error
 
 
 class Sought(Protocol):
-    """Settings `discovery.*`; see there."""
+    """The settings `discovery.*` that this needs."""
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Of the pods; empty: our own."""
+        """Namespaces of the pods; empty for the router's own."""
 
     @property
     def selector(self) -> str:
-        """Of labels."""
+        """Label selector of the pods."""
 
     @property
     def port(self) -> str:
-        """Number or name."""
+        """Number or name of the engine's port."""
 
     @property
     def scheme(self) -> str:
-        """Of replicas' URLs."""
+        """Scheme of replicas' URLs."""
 
     @property
     def kubeconfig(self) -> str:
-        """Path; empty: the service account."""
+        """Path of a kubeconfig; empty for the service account."""
 
     @property
     def resync_s(self) -> float:
@@ -66,17 +66,17 @@ class Sought(Protocol):
 
     @property
     def replicas_max(self) -> int:
-        """Of all namespaces together."""
+        """Most replicas, over all namespaces."""
 
 
 class KubernetesDiscovery:
-    """Pods of all namespaces. One that cannot be read holds up nobody else: at the start the first set is yielded when
-    each was tried once and one was read; later the last good view of it stays in use."""
+    """Pods of all namespaces. A namespace that cannot be read does not hold up the others: the first set is yielded
+    once each was tried and one was read; later the last good view of such a namespace stays in use."""
 
     source = "kubernetes"
 
     def __init__(self, settings: Sought, api: Api | None = None, random: Random | None = None) -> None:
-        """Raises ValueError, with words for people, when the extra is missing or the settings say too little."""
+        """Raises ValueError, with a message for people, if the extra is missing or the settings say too little."""
         if not settings.selector.strip():
             raise ValueError("discovery.selector: is needed with kubernetes, such as app=vllm")
         self._settings = settings
@@ -84,12 +84,12 @@ class KubernetesDiscovery:
         self._api = api or Client(settings.selector, settings.kubeconfig)
         self._namespaces = tuple(dict.fromkeys(settings.namespaces)) or (own_namespace(settings.kubeconfig),)
         self._random = random or Random()  # noqa: S311 - spreads retries
-        self._followers: Sequence[Follower] = ()
+        self._followers: Sequence[PodFollower] = ()
         self._given: frozenset[Replica] | None = None
         self._left_out = 0
 
     def status(self) -> Status:
-        """As of now."""
+        """The view's state now."""
         replicas = sum(replica.ready for replica in self._given or ())
         if not self._followers:
             return Status(fresh=False, why="discovery has not begun", replicas=replicas)
@@ -109,10 +109,10 @@ class KubernetesDiscovery:
         )
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """The complete set, and again whenever it changes. To be begun once."""
+        """Yield the complete set now, and again whenever it changes. Call it once."""
         changed = asyncio.Event()
         self._followers = [
-            Follower(
+            PodFollower(
                 self._api,
                 namespace,
                 self._rule,
@@ -144,7 +144,7 @@ class KubernetesDiscovery:
             await self._api.close()
 
     def _found_nothing(self) -> None:
-        """A selector that matches no pod is no failure, and nobody else would say a word of it."""
+        """Log that the selector matches no pod: that is no failure, and nothing else would say so."""
         fields = {
             "source": self.source,
             "selector": self._settings.selector,
@@ -165,7 +165,7 @@ class KubernetesDiscovery:
 
 
 def own_namespace(kubeconfig: str) -> str:
-    """Where we run, or what the kubeconfig's current context says. Raises ValueError when neither is known."""
+    """The pod's own namespace, or that of the kubeconfig's current context. Raises ValueError if neither is known."""
     if kubeconfig:
         try:
             config = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
@@ -190,7 +190,7 @@ class _Configuration(Protocol):
     host: str
 
     async def auth_settings(self) -> dict[str, dict[str, str]]:
-        """What a request has to show; refreshes it first if it is time."""
+        """Credentials for a request, refreshed first if that is due."""
 
 
 class _Answer(Protocol):
@@ -198,26 +198,26 @@ class _Answer(Protocol):
 
 
 class _Rest(Protocol):
-    """The client's RESTClientObject, as far as it is used."""
+    """The part of the client's RESTClientObject that is used."""
 
     configuration: _Configuration
 
     async def request(
         self, method: str, url: str, headers: dict[str, str], *, _request_timeout: aiohttp.ClientTimeout
     ) -> _Answer:
-        """Once, without retries."""
+        """Send one request, without retries."""
 
     async def close(self) -> None:
-        """All connections."""
+        """Close all connections."""
 
 
 class Client:
-    """The official client, for `list` and `watch` of pods by one selector. Where our token is not taken, or the API
-    server's certificate not by us, all is read anew: tokens of service accounts change while we run, and so may a
-    kubeconfig's, and the cluster's authority."""
+    """The official client, for `list` and `watch` of pods by one selector. When the API server refuses the token, or
+    its certificate does not verify, the configuration is read anew: tokens of service accounts change while the router
+    runs, and so may a kubeconfig's, and the cluster's authority."""
 
     def __init__(self, selector: str, kubeconfig: str) -> None:
-        """Raises ValueError without the extra."""
+        """Raises ValueError if the extra is missing."""
         try:
             import kubernetes.aio.client  # noqa: F401 - that it is there is found out at the start
         except ImportError as error:
@@ -228,17 +228,17 @@ class Client:
         self._connecting = asyncio.Lock()
 
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
-        """One page."""
+        """One page of a list of pods."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
         async with self._asked("list", namespace, query) as response:
             page = await fetch.read(response, PAGE_BYTES_MAX)
         if len(page) > PAGE_BYTES_MAX:
-            raise Failed(f"a list of {limit} pods is longer than {PAGE_BYTES_MAX >> 20} MiB")
+            raise WatchFailed(f"a list of {limit} pods is longer than {PAGE_BYTES_MAX >> 20} MiB")
         return page
 
     @asynccontextmanager
     async def watch(self, namespace: str, version: str, seconds: int) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Events."""
+        """Events of pods behind a version."""
         query = {
             "watch": "true",
             "resourceVersion": version,
@@ -249,14 +249,14 @@ class Client:
             yield _lines(response)
 
     async def close(self) -> None:
-        """All connections."""
+        """Close all connections."""
         rest, self._rest = self._rest, None
         if rest is not None:
             await rest.close()
 
     @asynccontextmanager
     async def _asked(self, verb: str, namespace: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer with status 200; whatever goes wrong with it is Gone or Failed."""
+        """An answer with status 200. Raises Gone and WatchFailed for anything else."""
         try:
             response = await self._get(namespace, query)
             try:
@@ -267,17 +267,17 @@ class Client:
                 response.close() if verb == "watch" else response.release()
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
             await self.close()
-            raise Failed(f"no trust in the API server: {error}; certificates are read anew") from error
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
-            raise Failed(f"no answer from the API server: {type(error).__name__}: {error}") from error
+            raise WatchFailed(f"no trust in the API server: {error}; certificates are read anew") from error
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            raise WatchFailed(f"no answer from the API server: {type(error).__name__}: {error}") from error
 
     async def _get(self, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
         rest = await self._connected()
         try:
             auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
-        except Exception as error:  # as in _connected
-            raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
-        # Nothing is asked for compressed: unpacking a list would hold up the event loop.
+        except Exception as error:  # any kind of error, as in _connected
+            raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
+        # Compression is not asked for: unpacking a list would hold up the event loop.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if auth.get("value"):
             headers["Authorization"] = auth["value"].strip()
@@ -288,7 +288,7 @@ class Client:
                 "GET", url, headers=headers, _request_timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
             )
         except RuntimeError as error:
-            raise Failed("who we are is read anew for another namespace") from error
+            raise WatchFailed("who we are is read anew for another namespace") from error
         return answer.response
 
     async def _connected(self) -> _Rest:
@@ -296,9 +296,10 @@ class Client:
             if self._rest is None:
                 try:
                     self._rest = await self._connect()
-                except Exception as error:  # files, YAML, certificates, programs that print tokens: all kinds
+                # any kind of error: from files, YAML, certificates, programs that print tokens
+                except Exception as error:
                     hint = "" if self._kubeconfig else " Outside of a pod set discovery.kubeconfig."
-                    raise Failed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
+                    raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
             return self._rest
 
     async def _connect(self) -> _Rest:
@@ -313,29 +314,30 @@ class Client:
             )
         else:
             await asyncio.to_thread(config.load_incluster_config, configuration)
-        rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)  # it reads certificates
+        # the constructor reads certificates from files
+        rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)
         return rest
 
     async def _refused(self, verb: str, namespace: str, response: aiohttp.ClientResponse) -> None:
-        """Raise what a status means."""
+        """Raise the error that a status means."""
         if response.status == 410:
             raise Gone
         if response.status == 401:
             await self.close()
-            raise Failed("401: the API server does not take our token; it is read anew")
+            raise WatchFailed("401: the API server does not take our token; it is read anew")
         said = await fetch.read(response, STATUS_BYTES_MAX)
         try:
             message = msgspec.json.decode(said, type=_Refusal).message[:300]
         except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):
             message = ""
         if response.status == 403:
-            raise Failed(
+            raise WatchFailed(
                 f"403: we may not {verb} pods in namespace {namespace}, a Role with the verbs list and watch on pods "
                 f"is needed there: {message}"
             )
         retry_after = response.headers.get("Retry-After", "")
         retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-        raise Failed(f"{response.status} from the API server: {message}", retry_after_s)
+        raise WatchFailed(f"{response.status} from the API server: {message}", retry_after_s)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -346,6 +348,6 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             if line.strip():
                 yield line
         if len(rest) > EVENT_BYTES_MAX:
-            raise Failed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
+            raise WatchFailed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
     if rest.strip():
-        raise Failed("a watch ended within an event")
+        raise WatchFailed("a watch ended within an event")

@@ -1,15 +1,15 @@
-"""The pods of one namespace, followed: list them, watch from there, and list again when the watch cannot be trusted.
+"""Follows the pods of one namespace: lists them, watches from there, and lists again when the watch cannot be trusted.
 
-This is what Kubernetes documents for its API ("Efficient detection of changes"). What is added to it:
+This is what Kubernetes documents for its API ("Efficient detection of changes"), with these additions:
 
 - A watch is asked to end after WATCH_S to WATCH_S + SPREAD_S seconds. One that does not is dead (a half-open
-  connection): LATE_S later it is given up.
-- A watch may lose an event, and nobody would know. So after its end pods are listed again where that is cheap, one
-  page in CHEAP_S; elsewhere every `resync_s`, and the next watch goes on where the last one ended.
-- A watch that breaks is none that ends: pods are listed again. Only when that fails too is the view called stale.
-- A view is replaced by a complete list alone. Until there is one, what was last known goes on.
+  connection), and is given up LATE_S later.
+- A watch may lose an event without a sign. So after its end pods are listed again where that is cheap, one page in
+  CHEAP_S; elsewhere every `resync_s`, and the next watch goes on where the last one ended.
+- After a watch that breaks, pods are listed again. Only when that fails too does the view count as stale.
+- A view is replaced only by a complete list. Until there is one, the last view stays in use.
 
-No pause is longer than PAUSE_MAX_S unless the API server asks for it, so that what happened while it was away is known
+No pause is longer than PAUSE_MAX_S unless the API server asks for it, so that changes during its absence are known
 within two seconds of its return.
 """
 
@@ -24,34 +24,34 @@ from typing import Protocol
 
 import msgspec
 
-from router.engines.discovery.pods import Rule, Sighting, View
+from router.engines.discovery.pods import PodSeen, PodView, Rule
 
 log = logging.getLogger(__name__)
 
-PAGE_PODS = 50  # of a list: some 500 KB, which take half a millisecond to be cut into pods
-SLICE_PODS = 16  # that are read in one go: likewise
-PODS_MAX = 50_000  # of a namespace; a selector that finds more is a mistake
-PAGES_MAX = 2 * PODS_MAX // PAGE_PODS  # an API server may answer with less than was asked for
-PAGE_S = 10.0  # until a page of a list is there
-OPEN_S = 5.0  # until a watch has begun
+PAGE_PODS = 50  # pods per page: some 500 KB, cut into pods in half a millisecond
+SLICE_PODS = 16  # pods read without a break: about half a millisecond
+PODS_MAX = 50_000  # pods of a namespace; a selector that finds more is a mistake
+PAGES_MAX = 2 * PODS_MAX // PAGE_PODS  # an API server may return shorter pages than it was asked for
+PAGE_S = 10.0  # longest wait for a page of a list
+OPEN_S = 5.0  # longest wait until a watch has begun
 WATCH_S = 15
-SPREAD_S = 5  # routers that were started together do not stay together
+SPREAD_S = 5  # so that routers started together do not list together
 LATE_S = 3.0
 CHEAP_S = 0.5
-SETTLED_S = 1.0  # a watch that lived so long was none of a row of failures
-PAUSE_S = 0.05  # after the first failure; then twice as long each time
+SETTLED_S = 1.0  # a watch that lived so long ends a row of failures
+PAUSE_S = 0.05  # after the first failure; doubled each time
 PAUSE_MAX_S = 0.5
 RETRY_AFTER_MAX_S = 10.0
-TOLD_AGAIN_S = 30.0  # between two log lines on one outage, where its cause is another one by now
+TOLD_AGAIN_S = 30.0  # between two log lines on one outage, if its cause has changed
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class Gone(Exception):
-    """410: the version is too old. Pods have to be listed again."""
+    """Status 410: the version is too old, and pods must be listed again."""
 
 
-class Failed(Exception):
-    """The API server could not be asked, or did not answer as it should: why, in words without secrets."""
+class WatchFailed(Exception):
+    """The API server could not be asked, or did not answer as it should. The message has no secrets."""
 
     def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -59,17 +59,17 @@ class Failed(Exception):
 
 
 class Api(Protocol):
-    """What is needed of an API server: the verbs `list` and `watch` on pods. All of it raises Gone and Failed."""
+    """The verbs `list` and `watch` of an API server, on pods. Both raise Gone and WatchFailed."""
 
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
-        """One page of a PodList; `token` is the one before's `continue`."""
+        """One page of a PodList; `token` is the previous page's `continue`."""
 
     def watch(self, namespace: str, version: str, seconds: int) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Events behind a version, a line each; entered when the API server has agreed to tell them. The iterator ends
-        only where the answer ended as it should."""
+        """Events behind a version, one per line; entered once the API server has answered 200. The iterator ends only
+        where the answer ended as it should."""
 
     async def close(self) -> None:
-        """All connections."""
+        """Close all connections."""
 
 
 class _ListMeta(msgspec.Struct):
@@ -103,16 +103,16 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 _decode_versioned = msgspec.json.Decoder(_Versioned).decode
 
 
-class Follower:
-    """`run` follows, for ever; `changed` is called after each change of the view, and after the first try."""
+class PodFollower:
+    """Follows pods in `run`; `changed` is called after each change of the view, and after the first try."""
 
     def __init__(
         self, api: Api, namespace: str, rule: Rule, *, resync_s: float, changed: Callable[[], None], random: Random
     ) -> None:
-        self.view = View(rule)
-        self.known = False  # pods were listed, once
+        self.view = PodView(rule)
+        self.known = False  # pods were listed at least once
         self.tried = False
-        self.why = "pods are not listed yet"  # the view is stale; empty: it is not
+        self.why = "pods are not listed yet"  # why the view is stale; "" if it is not
         self.stale_since_s = asyncio.get_running_loop().time()
         self.errors = 0
         self._api = api
@@ -121,12 +121,12 @@ class Follower:
         self._changed = changed
         self._random = random
         self._listed_s = 0.0
-        self._cheap = False  # to list
+        self._cheap = False  # whether listing is cheap
         self._warned, self._warned_of, self._warned_s = False, "", 0.0
-        self._told: dict[str, str] = {}  # why a pod is no replica, as last logged
+        self._told: dict[str, str] = {}  # why a pod is no replica, as last logged, by pod
 
     async def run(self) -> None:
-        """Never returns, and raises nothing."""
+        """Follow until cancelled; raises nothing."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -135,10 +135,10 @@ class Follower:
                 await self._round()
             except Gone:
                 self.view.version = ""
-            except Failed as error:
+            except WatchFailed as error:
                 self._failed(str(error))
                 pause_s = min(error.retry_after_s, RETRY_AFTER_MAX_S)
-            except Exception as error:  # whatever it is, replicas must not stay as they are for ever
+            except Exception as error:  # a bug, after which pods must still be followed
                 log.exception("bug: discovery failed inside the router", extra={"fields": self._fields()})
                 self._failed(f"a bug: {type(error).__name__}")
             failures = 0 if loop.time() - began_s >= SETTLED_S else failures + 1
@@ -147,7 +147,7 @@ class Follower:
                 await asyncio.sleep(max(pause_s, longest_s * self._random.uniform(0.5, 1.0)))
 
     async def _round(self) -> None:
-        """A list, if one is due, and a watch to its end."""
+        """List if that is due, and watch until the watch ends."""
         listed = asyncio.get_running_loop().time() - self._listed_s < self._resync_s
         if self._cheap or not listed or not self.view.version:
             await self._list()
@@ -155,28 +155,28 @@ class Follower:
 
     async def _list(self) -> None:
         loop = asyncio.get_running_loop()
-        began_s, pages, token, sightings = loop.time(), 0, "", list[Sighting]()
+        began_s, pages, token, sightings = loop.time(), 0, "", list[PodSeen]()
         while pages < PAGES_MAX:
             try:
                 async with asyncio.timeout(PAGE_S):
                     page = _decode_page(await self._api.list(self._namespace, PAGE_PODS, token))
             except TimeoutError:
-                raise Failed(f"a list of pods did not come within {PAGE_S:g} s") from None
+                raise WatchFailed(f"a list of pods did not come within {PAGE_S:g} s") from None
             except _UNREADABLE as error:
-                raise Failed(f"a list of pods is not as it should be: {error}") from error
+                raise WatchFailed(f"a list of pods is not as it should be: {error}") from error
             items = page.items or []
             for first in range(0, len(items), SLICE_PODS):
-                await asyncio.sleep(0)  # others have waited for what was read so far
+                await asyncio.sleep(0)  # let requests go on after what was read so far
                 sightings += self.view.read(items[first : first + SLICE_PODS])
             pages, token = pages + 1, page.metadata.token
             if len(sightings) > PODS_MAX:
-                raise Failed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
+                raise WatchFailed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
             if not token:
                 break
         else:
-            raise Failed(f"a list of pods has no end after {PAGES_MAX} pages")
+            raise WatchFailed(f"a list of pods has no end after {PAGES_MAX} pages")
         if not page.metadata.version:
-            raise Failed("a list of pods has no version")
+            raise WatchFailed("a list of pods has no version")
         self.view.replace(sightings, page.metadata.version)
         self._listed_s = loop.time()
         self._cheap = pages == 1 and self._listed_s - began_s < CHEAP_S
@@ -189,8 +189,8 @@ class Follower:
         self._changed()
 
     async def _watch(self) -> None:
-        """Until it ends as it should. Raises Gone, and Failed if it could not begin; where it breaks later, the view
-        is to be listed anew, and that says whether it is stale."""
+        """Watch until the watch ends as it should. Raises Gone, and WatchFailed if it could not begin; if it breaks
+        later, pods are listed anew, and that shows whether the view is stale."""
         loop, begun = asyncio.get_running_loop(), False
         seconds = WATCH_S + self._random.randint(0, SPREAD_S)
         try:
@@ -205,13 +205,13 @@ class Follower:
                     self._hear(line)
         except TimeoutError:
             self._broken(begun, f"a watch of pods did not begin within {OPEN_S:g} s", "nothing was heard any more")
-        except Failed as error:
+        except WatchFailed as error:
             self._broken(begun, str(error), str(error), error.retry_after_s)
 
     def _broken(self, begun: bool, unopened: str, broken: str, retry_after_s: float = 0.0) -> None:
         self.view.version = ""
         if not begun:
-            raise Failed(unopened, retry_after_s)
+            raise WatchFailed(unopened, retry_after_s)
         self.errors += 1
         log.info("watch of pods broke", extra={"fields": {**self._fields(), "why": broken}})
 
@@ -223,18 +223,18 @@ class Follower:
                 return
             status = _decode_status(event.object) if event.type == "ERROR" else None
         except _UNREADABLE as error:
-            raise Failed(f"an event is not as it should be: {error}") from error
+            raise WatchFailed(f"an event is not as it should be: {error}") from error
         if status is not None:
             if status.code == 410:
                 raise Gone
-            raise Failed(f"the watch ended with {status.code} {status.reason}: {status.message[:200]}")
+            raise WatchFailed(f"the watch ended with {status.code} {status.reason}: {status.message[:200]}")
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
             return
         sighting = self.view.hear(event.object, deleted=event.type == "DELETED")
         if sighting is None:
             return
         if len(self.view.pods) > PODS_MAX:
-            raise Failed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
+            raise WatchFailed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
         if event.type == "DELETED":
             self._told.pop(sighting.name, None)
         else:
@@ -246,8 +246,8 @@ class Follower:
     def _fields(self) -> dict[str, str]:
         return {"source": "kubernetes", "namespace": self._namespace}
 
-    def _tell(self, sighting: Sighting) -> None:
-        """Why a pod is no replica: once, and again when that changes."""
+    def _tell(self, sighting: PodSeen) -> None:
+        """Log why a pod is no replica, once, and again when the reason changes."""
         if sighting.why == self._told.get(sighting.name, ""):
             return
         if sighting.why:
@@ -273,7 +273,7 @@ class Follower:
             self._changed()
 
     def _recovered(self) -> None:
-        """Pods are listed, and watched from there."""
+        """Log that pods are listed again, and watched from there."""
         self.why = ""
         if self._warned:
             self._warned = False

@@ -1,12 +1,13 @@
-"""Pods, as the API server shows them, to replicas: pure, and never surprised by what a pod looks like.
+"""Which pods are replicas, from pods as the API server shows them. Pure, and safe against any content of a pod.
 
-A pod is a replica while it runs, is ready, is not about to go, has an address, and has one port that can be told to be
-the engine's. One that was a replica and is not ready for a while stays one, to which nothing new is sent: a probe that
-a busy engine answers late empties no cache. A pod *claims* its address from the moment it has one until it terminates
-or has finished. Addresses are used again, and the status of a pod whose node died may say Ready for as long as nobody
-corrects it: of several pods that claim one address, the one started last has it, ready or not.
+A pod is a replica while it runs, is ready, is not terminating, has an address, and has one port that can be told to be
+the engine's. A replica that is not ready for a while stays one, but gets no new requests: a late answer to a probe
+empties no cache. A pod *claims* its address from the moment it has one until it terminates or has finished.
+Addresses are used again, and the status of a pod whose node died may say Ready for long: of several pods that claim
+one address, the one started last has it, ready or not.
 
-Only what is needed is decoded, so that a pod of 10 KB costs some microseconds. Field names are those of core/v1 Pod.
+Only the fields that are needed are decoded, so that a pod of 10 KB costs some microseconds. Names are those of core/v1
+Pod.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from router.core.facts.replicas import Replica
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
 REPLAY_PORT = "warmroute/kv-replay-port"
-PORT_NAME = "http"  # of the engine's port where nothing else is said
-SEEN_MAX = 8_192  # versions of events that a view remembers
+PORT_NAME = "http"  # name of the engine's port by default
+SEEN_MAX = 8_192  # versions of pods that a view remembers
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -101,7 +102,7 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an engine is found in its pod: settings `discovery.scheme` and `discovery.port`."""
+    """How the engine is found in its pod: the settings `discovery.scheme` and `discovery.port`."""
 
     scheme: str = "http"
     port: str = ""
@@ -109,29 +110,29 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A pod that has an address, whether or not it can be used."""
+    """A pod that has an address, whether or not it is a replica."""
 
-    holder: str  # the address, or where pods share their node's, address and port; "": none
-    age: tuple[str, str, str]  # sorts pods by their start; RFC 3339 in UTC sorts as text does
+    holder: str  # the address; with host network, address and port; "" for none
+    age: tuple[str, str, str]  # sort key by start: RFC 3339 in UTC sorts like text
     replica: Replica | None  # ready or not
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class PodSeen:
     """One version of a pod."""
 
     name: str
     version: str
     claim: Claim | None = None
-    why: str = ""  # it is no replica, or not all of one, though it looks as if it were meant to be
+    why: str = ""  # why a pod that looks like a replica is none, or not all of one
 
 
 class _Unclear(Exception):
-    """A pod's port cannot be told."""
+    """The engine's port in a pod is not clear."""
 
 
-def read(raw: bytes | msgspec.Raw, rule: Rule) -> Sighting | None:
-    """What a pod object says; None when it does not even say which pod it is."""
+def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
+    """Read a pod object; None if it does not even say which pod it is."""
     try:
         pod = _decode_pod(raw)
     except _UNREADABLE as error:
@@ -139,28 +140,28 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> Sighting | None:
             bare = _decode_bare(raw).metadata
         except _UNREADABLE:
             return None
-        return Sighting(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
+        return PodSeen(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
     name, version = pod.metadata.name, pod.metadata.resource_version
     address = _address(pod.status.pod_ip or "")
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
-        return Sighting(name, version)
+        return PodSeen(name, version)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
     runs, ready = pod.status.phase == "Running", _ready(pod.status)
     try:
         replica, why = _replica(pod, address, rule, ready=ready)
     except _Unclear as unclear:
         claim = Claim("" if pod.spec.host_network else address, age, None)
-        return Sighting(name, version, claim, str(unclear) if runs and ready else "")
+        return PodSeen(name, version, claim, str(unclear) if runs and ready else "")
     if not runs:
-        return Sighting(name, version, Claim("" if pod.spec.host_network else address, age, None))
+        return PodSeen(name, version, Claim("" if pod.spec.host_network else address, age, None))
     if not ready:
-        # A node's port is claimed by who serves there, not by who would like to.
+        # A node's port is claimed only by a pod that serves there.
         age, why = ("", "", "") if pod.spec.host_network else age, ""
-    return Sighting(name, version, Claim(replica.id if pod.spec.host_network else address, age, replica), why)
+    return PodSeen(name, version, Claim(replica.id if pod.spec.host_network else address, age, replica), why)
 
 
 def _address(ip: str) -> str:
-    """As it stands in a URL; empty when it is none."""
+    """An IP address as in a URL; "" if the text is no address."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
@@ -175,7 +176,7 @@ def _ready(status: _Status) -> bool:
 
 
 def _replica(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[Replica, str]:
-    """And what is wrong with its event ports: without them it can be used all the same."""
+    """The replica, and what is wrong with its event ports, without which it can still be used."""
     annotations = pod.metadata.annotations or _Annotations()
     port, container = _port(pod.spec, annotations.port or rule.port, PORT if annotations.port else "discovery.port")
     events = replay = why = ""
@@ -199,15 +200,15 @@ def _replica(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[Repli
 
 
 def _number(text: str, what: str) -> int:
-    """A port; raises _Unclear when it is none."""
+    """A port number. Raises _Unclear if the text is none."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536):
         raise _Unclear(f"{what} is not a port: {text[:64]!r}")
     return int(text)
 
 
 def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
-    """The engine's port and its container's name, empty if unknown. `wanted` is a number, a port's name or nothing;
-    raises _Unclear when there is none, or more than one."""
+    """The engine's port and its container's name, "" if unknown. `wanted` is a number, a port's name or "". Raises
+    _Unclear if there is no such port, or more than one."""
     sidecars = [each for each in spec.init_containers or () if each.restart_policy == "Always"]
     own, aside = _open(spec.containers or ()), _open(sidecars)
     if wanted and wanted.isascii() and wanted.isdigit():
@@ -230,7 +231,7 @@ def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
 
 
 def _open(containers: Iterable[_Container]) -> list[tuple[_Port, str]]:
-    """TCP ports with their containers' names."""
+    """All TCP ports of the pod with their containers' names."""
     return [
         (port, container.name)
         for container in containers
@@ -246,39 +247,39 @@ def _only(ports: Mapping[int, str], otherwise: str) -> tuple[int, str]:
 
 
 def _run(pod: _Pod, container: str) -> str:
-    """Which run of the engine's container this is; of all containers, where it is not known which is the engine's.
-    Ids are better than counts, which a kubelet may lose with its dead containers."""
+    """Which run of the engine's container this is, or of all containers if the engine's is not known. Container ids are
+    better than restart counts, which a kubelet may lose with its dead containers."""
     own = pod.status.container_statuses or []
     statuses = [each for each in own + (pod.status.init_container_statuses or []) if each.name == container] or own
     return ",".join(each.container_id or str(each.restart_count) for each in statuses)
 
 
-class View:
-    """The pods of one namespace. Versions are only ever compared for equality: that is all they promise."""
+class PodView:
+    """The pods of one namespace. Versions are only compared for equality, which is all that they promise."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self.version = ""  # that a watch goes on from; empty: pods have to be listed first
-        self.pods: dict[str, Sighting] = {}
-        self._seen: dict[str, None] = {}  # versions: who tells one twice tells nothing
+        self.version = ""  # the version that a watch goes on from; "": pods must be listed first
+        self.pods: dict[str, PodSeen] = {}
+        self._seen: dict[str, None] = {}  # versions that were heard: one that comes again is no news
 
-    def read(self, items: Iterable[msgspec.Raw]) -> list[Sighting]:
-        """Items of one page of a list."""
+    def read(self, items: Iterable[msgspec.Raw]) -> list[PodSeen]:
+        """Read the items of one page of a list."""
         return [sighting for item in items if (sighting := read(item, self._rule)) is not None]
 
-    def replace(self, sightings: Iterable[Sighting], version: str) -> None:
-        """Nothing else is there. What was heard is forgotten: a store put back from a backup counts versions anew."""
+    def replace(self, sightings: Iterable[PodSeen], version: str) -> None:
+        """Replace all pods by these. Versions are forgotten: an etcd restored from a backup counts them anew."""
         self.pods = {sighting.name: sighting for sighting in sightings}
         self.version = version
         self._seen = dict.fromkeys(sighting.version for sighting in self.pods.values())
 
-    def hear(self, raw: msgspec.Raw, *, deleted: bool) -> Sighting | None:
-        """An event of a watch; None when it says nothing new."""
+    def hear(self, raw: msgspec.Raw, *, deleted: bool) -> PodSeen | None:
+        """Take an event of a watch; None if it says nothing new."""
         sighting = read(raw, self._rule)
         if sighting is None:
             return None
         if sighting.version:
-            told = f"-{sighting.version}" if deleted else sighting.version  # some say DELETED of the last version
+            told = f"-{sighting.version}" if deleted else sighting.version  # DELETED may come with the last version
             if told in self._seen:
                 return None
             self._seen[told] = None
@@ -292,14 +293,14 @@ class View:
         return sighting
 
     def claims(self) -> list[Claim]:
-        """Of all pods that have an address."""
+        """Claims of all pods that have an address."""
         return [sighting.claim for sighting in self.pods.values() if sighting.claim is not None]
 
 
 def replicas_of(claims: Iterable[Claim], given: Mapping[str, str], replicas_max: int) -> tuple[frozenset[Replica], int]:
-    """What claims come to, and how many are left out because there are more than `replicas_max`. Who is not ready
-    stays, if that very instance is in `given` (by id). Who is ready goes before who is not, who is in `given` before
-    who is not, then they go by name."""
+    """The replicas of these claims, and how many are left out because there are more than `replicas_max`. One that is
+    not ready stays if that very instance is in `given` (by id). Ready ones go first, then those in `given`, then by
+    name."""
     holders: dict[str, Replica | None] = {}
     for claim in sorted(claims, key=lambda claim: claim.age):
         if claim.holder:

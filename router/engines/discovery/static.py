@@ -1,4 +1,4 @@
-"""Replicas from flags or the settings file, others when that is read again, and those added at run time."""
+"""Replicas from flags or the settings file, which may be read again, and those added at run time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.engines.discovery import Status
 
 
 class StaticDiscovery:
-    """Yields the set of both, and again whenever it changes."""
+    """Replicas of the settings and those added at run time."""
 
     source = "static"
 
@@ -23,26 +23,26 @@ class StaticDiscovery:
         return url in self._urls or url in self.added
 
     def add(self, url: str) -> None:
-        """One more; without a slash at its end."""
+        """Add a replica by its URL, without a trailing slash."""
         self.added.add(url)
         self._changed.set()
 
     def remove(self, url: str) -> None:
-        """One that was added."""
+        """Remove a replica that was added."""
         self.added.discard(url)
         self._changed.set()
 
     def replace(self, urls: Iterable[str]) -> None:
-        """These from now on, in the place of those of the settings."""
+        """Replace the replicas of the settings."""
         self._urls = frozenset(url.rstrip("/") for url in urls)
         self._changed.set()
 
     def status(self) -> Status:
-        """Always true: what is listed is what there is."""
+        """The view's state: it is always fresh."""
         return Status(fresh=True, replicas=len(self._urls | self.added))
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """The complete set, and again whenever it changes."""
+        """Yield the complete set now, and again whenever it changes."""
         while True:
             self._changed.clear()
             yield frozenset(map(Replica, self._urls | self.added))

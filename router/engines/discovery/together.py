@@ -1,8 +1,8 @@
-"""All discoveries as one: what the settings say and what was added at run time, and what one source finds.
+"""All discoveries as one: replicas of the settings, those added at run time, and those that one source finds.
 
-Replicas of the settings do not wait for the source: with any of them the router is ready while an API server is away.
-Without any there is no complete set until the source has said its first. A replica that both know is taken as the
-source knows it, with its name and its life.
+Replicas of the settings do not wait for the source: with any of them the router is ready even without an API server.
+Without any there is no complete set until the source's first. A replica that both know is taken as the source knows
+it, with its name and its instance.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ AGAIN_S = 1.0  # after a bug in a source
 
 
 class Together:
-    """Yields the union whenever a source says something new."""
+    """Yields the union whenever a source's set changes."""
 
     def __init__(self, listed: Discovery, source: Discovery | None, *, replicas_max: int) -> None:
-        """`listed` is never bounded: somebody wrote that down. Of `source` there are `replicas_max` at most; those that
-        are in stay in."""
+        """`listed` has no limit: the operator named each replica. Of `source` at most `replicas_max` are taken; those
+        already taken stay."""
         self._listed, self._source = listed, source
         self._replicas_max = replicas_max
-        self._said: dict[str, frozenset[Replica]] = {}  # by source
-        self._bugs: dict[str, tuple[int, str]] = {}  # so far, and the one that is not over; by source
-        self._taken: set[str] = set()  # of the source
-        self._over = 0  # found and not taken
+        self._said: dict[str, frozenset[Replica]] = {}  # the last set, by source
+        self._bugs: dict[str, tuple[int, str]] = {}  # (bugs so far, the present one or ""), by source
+        self._taken: set[str] = set()  # ids taken from the source
+        self._over = 0  # replicas found and not taken
         self._changed = asyncio.Event()
 
     def statuses(self) -> dict[str, Status]:
-        """Of each discovery, by its name."""
+        """The state of each discovery's view, by its name."""
         return {each.source: self._status(each) for each in (self._listed, self._source) if each is not None}
 
     def _status(self, discovery: Discovery) -> Status:
@@ -46,7 +46,7 @@ class Together:
         return dataclasses.replace(status, fresh=False, why=why) if why else status
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """See Discovery."""
+        """Yield the complete set now, and again at every change."""
         discoveries = [each for each in (self._listed, self._source) if each is not None]
         following = [asyncio.create_task(self._follow(each)) for each in discoveries]
         given: frozenset[Replica] | None = None
@@ -64,7 +64,7 @@ class Together:
             await asyncio.gather(*following, return_exceptions=True)
 
     async def _follow(self, discovery: Discovery) -> None:
-        """For ever, whatever becomes of it."""
+        """Follow a source until cancelled, also after a bug in it."""
         while True:
             sets, why = discovery.watch(), "it ended"
             try:
@@ -85,7 +85,7 @@ class Together:
         return self._bugs.get(discovery.source, (0, ""))[0]
 
     def _complete(self) -> bool:
-        """Whether everybody has said something."""
+        """Whether each discovery has yielded a set."""
         return len(self._said) == len(self.statuses())
 
     def _union(self) -> frozenset[Replica]:
@@ -96,7 +96,7 @@ class Together:
         return frozenset(by_id.values())
 
     def _bounded(self, found: frozenset[Replica]) -> dict[str, Replica]:
-        """No more than there may be; the same ones as before, as long as they are there."""
+        """At most `replicas_max` of the source's replicas, preferring those taken before."""
         by_id = {replica.id: replica for replica in sorted(found, key=lambda each: (each.id, each.instance))}
         stay = [id_ for id_ in by_id if id_ in self._taken]
         new = [id_ for id_ in by_id if id_ not in self._taken]

@@ -1,1 +1,7 @@
-"""KV events of one engine over ZeroMQ: sockets, sources, following, subscribing."""
+"""KV events of engines over ZeroMQ: what they mean is core/kv_events/.
+
+subscriber  follows all replicas
+follower    follows one replica
+sources     where a replica publishes
+sockets     ZeroMQ, and the only module that knows it
+"""

@@ -1,4 +1,4 @@
-"""Follows the events of one replica: finds its source, drives its KvStream, hands what that says to a Sink.
+"""Follows the events of one replica: finds its source, drives its KvStream, and hands the results to an EventSink.
 
 News of connections is read before batches, and one batch at a time, so that a batch of a new process is never taken
 for the old one's. Applying yields the event loop by time spent: a replay of ten thousand batches, or one batch of ten
@@ -20,62 +20,73 @@ from router.core.cache.lateness import Lateness
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Event, Removed, Stored, slices
-from router.core.kv_events.stream import Apply, Ask, Clear, Counts, KvStream, Limits, Regrade, Resume, Step, Suspend
+from router.core.kv_events.stream import (
+    Apply,
+    AskReplay,
+    Clear,
+    KvStream,
+    Regrade,
+    Resume,
+    Step,
+    StreamCounts,
+    StreamLimits,
+    Suspend,
+)
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
 
 log = logging.getLogger(__name__)
 
-YIELD_S = 0.0005  # of work, before others get the loop
-SLICE_BLOCKS = 256  # applied at once: about half a millisecond
-FIND_AGAIN_S = 1.0  # after a replica did not say where its events are
+YIELD_S = 0.0005  # work without a break, before the event loop goes on
+SLICE_BLOCKS = 256  # blocks applied without a break: about half a millisecond
+FIND_AGAIN_S = 1.0  # pause after a replica did not say where its events are
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """What events mean to the router."""
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
         """One event happened."""
 
     def told(self, replica: str, until_s: float) -> None:
-        """All that the replica did before this was applied, as far as the times that its batches bear tell."""
+        """All events before this time were applied, by the times in the replica's batches."""
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
-        """The cache is gone, or nothing that is known of it is sure. Ends a suspension."""
+        """Forget all blocks: the cache is gone, or nothing about it is certain. Ends a suspension."""
 
     def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
-        """Credit nothing that was said until `clear` or `resume`; see core/kv_events/steps.py for `doubt`."""
+        """Credit no block until `clear` or `resume`; `doubt` is explained in core/kv_events/steps.py."""
 
     def resume(self, replica: str, now_s: float) -> None:
-        """Continuity was proved: all is as before."""
+        """The stream proved that nothing is missing: blocks count as before."""
 
     def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
-        """How far the stream can be trusted: EXACT, CATCHING_UP, or ESTIMATED where there is none."""
+        """Set how far the stream can be trusted: EXACT, CATCHING_UP, or ESTIMATED where there is none."""
 
 
 @dataclass(slots=True)
 class StreamStats:
-    """One replica's stream, for metrics and pages."""
+    """The state of one replica's stream, for metrics and pages."""
 
     state: str
     grade: Grade
     why: str
     endpoint: str = ""
     last_seq: int = -1
-    lag_s: float | None = None  # of the last batch: the router's wall clock minus the engine's
+    lag_s: float | None = None  # lag of the last batch: the router's wall clock minus the engine's
     events: int = 0
-    blocks: int = 0  # stored and removed
-    counts: Counts = field(default_factory=Counts)
+    blocks: int = 0  # blocks stored and removed so far
+    counts: StreamCounts = field(default_factory=StreamCounts)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all followers share. `clock` is monotonic, `wall` tells the time of day."""
+    """What all followers share. `clock` is monotonic, `wall` gives Unix time."""
 
-    sink: Sink
+    sink: EventSink
     sockets: Sockets
     finder: Finder
-    limits: Limits
+    limits: StreamLimits
     poll_s: float
     bound: str  # the address that engines connect to
     clock: Callable[[], float]
@@ -83,7 +94,7 @@ class Surroundings:
 
 
 class Follower:
-    """Follows one replica."""
+    """Follows one replica's events."""
 
     def __init__(self, shared: Surroundings, replica: Replica) -> None:
         self._shared = shared
@@ -96,14 +107,14 @@ class Follower:
         self._replay: Replay | None = None
         self._token = 0
         self._spent_s = 0.0
-        self._look = asyncio.Event()  # ask the replica again where its events are
+        self._look = asyncio.Event()  # set to ask the replica again where its events are
         self._events = self._blocks = 0
         self._why = "not asked yet"
-        self._lag_s: float | None = None  # of the last batch, when it came
+        self._lag_s: float | None = None  # lag of the last batch when it came
         self._lateness = Lateness()
 
     def stats(self) -> StreamStats:
-        """Its stream now."""
+        """The state of the stream now."""
         stream = self.stream
         if stream is None:
             return StreamStats("off", Grade.ESTIMATED, self._why, events=self._events, blocks=self._blocks)
@@ -121,12 +132,12 @@ class Follower:
         )
 
     def update(self, replica: Replica) -> None:
-        """The same replica, by other facts."""
+        """Take over what discovery now says of the replica."""
         self.replica = replica
         self._look.set()
 
     async def run(self) -> None:
-        """Find the source, follow it until it is another one, and again."""
+        """Find the source and follow it, again whenever the source changes, until cancelled."""
         finding = asyncio.create_task(self._find())
         try:
             while True:
@@ -144,7 +155,8 @@ class Follower:
             await asyncio.gather(finding, return_exceptions=True)
 
     async def _find(self) -> None:
-        """Ask where the events are: at first, every `poll_s`, and when a connection came up: other flags, perhaps."""
+        """Ask where the events are: at first, every `poll_s`, and when a connection came up, as flags may have
+        changed."""
         while True:
             wait_s = self._shared.poll_s * random.uniform(0.9, 1.1)  # noqa: S311 - spread, not secrets
             self._look.clear()
@@ -154,7 +166,7 @@ class Follower:
                 wait_s = min(wait_s, FIND_AGAIN_S)
                 if self._found is None:
                     self._grade(Grade.ESTIMATED, f"does not say where its KV events are: {silent}")
-            except Exception:  # whatever a page does to us, we ask again
+            except Exception:  # a bug in reading a page must not end the loop
                 log.exception("bug: looking for KV events failed", extra={"fields": {"replica": self.replica.id}})
             else:
                 if found != self._found:
@@ -172,7 +184,8 @@ class Follower:
                 subscription = self._shared.sockets.subscribe(source.endpoint, source.topic)
                 subscription.wakes(self.wake)
         except ValueError as error:
-            self._found = Off(f"cannot subscribe to {error}")  # until the replica, or the settings, say another
+            # not tried again before the replica or the settings give another address
+            self._found = Off(f"cannot subscribe to {error}")
             return
         if not self.connects:
             self._grade(Grade.ESTIMATED, f"not connected to {source.endpoint} yet")
@@ -189,7 +202,7 @@ class Follower:
         self._sink.clear(self.replica.id, "publishes elsewhere, or not at all", self._shared.clock())
 
     async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
-        """Hear and do until the source is another one."""
+        """Receive and apply events until the source changes."""
         clock, was_up = self._shared.clock, False
         self._spent_s = time.perf_counter()
         while self._found == source:
@@ -206,7 +219,7 @@ class Follower:
                     busy = False
                 busy |= self._answer(stream)
                 await self._perform(stream, source)
-                await self._breathe()  # batches that wait for a replay are no steps, and may be many
+                await self._breathe()  # batches that wait for a replay take time too, and may be many
             if not self.wake.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_wait_s(stream, clock())):
@@ -214,11 +227,12 @@ class Follower:
             self._spent_s = time.perf_counter()
 
     def _heed(self, stream: KvStream, subscription: Subscription, was_up: bool) -> bool:
-        """News of the connection; what is unread of an older one is passed over. Returns whether there was one."""
+        """Take a change of the connection, and skip what is unread of an older one. Returns whether there was a
+        change."""
         while (change := subscription.change()) is not None:
             if not change.up:
                 stream.disconnected("event connection lost", self._shared.clock())
-            elif was_up:  # everything unread is old, or in the replay that is asked for now
+            elif was_up:  # all unread batches are old, or come in the replay that is asked for now
                 while subscription.receive() is not None:
                     pass
             if change.up:
@@ -229,7 +243,7 @@ class Follower:
         return was_up
 
     def _answer(self, stream: KvStream) -> bool:
-        """The next answer to a replay; False if there is none."""
+        """Take the next answer to a replay; False if there is none."""
         heard = self._replay.receive() if self._replay is not None else None
         if heard is None:
             return False
@@ -264,10 +278,10 @@ class Follower:
 
     def _do(self, step: Step, source: Source) -> None:
         now_s, sink, id_ = self._shared.clock(), self._sink, self.replica.id
-        if isinstance(step, Ask):
+        if isinstance(step, AskReplay):
             self._stop_replay()
             self._token = step.token
-            with suppress(ValueError):  # an address that is none stays silent
+            with suppress(ValueError):  # an invalid address never answers
                 self._replay = self._shared.sockets.ask(source.replay, step.first)
                 self._replay.wakes(self.wake)
         elif isinstance(step, Clear):
@@ -283,7 +297,7 @@ class Follower:
         if why != self._why:
             self._why = why
             fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
-            log.info("event stream", extra={"fields": fields})  # what it comes to is the sink's to say
+            log.info("event stream", extra={"fields": fields})  # the sink logs what becomes of it
             self._sink.grade(self.replica.id, grade, why, self._shared.clock())
 
     def _stop_replay(self) -> None:

@@ -1,8 +1,8 @@
-"""ZeroMQ, as little of it as KV events need: a socket that hears batches, one that asks for a replay.
+"""The part of ZeroMQ that KV events need: a socket that receives batches, one that asks for a replay.
 
 The only module that knows pyzmq. All calls return at once; `Sockets.wakes` sets an asyncio.Event when a socket may have
-something. A ZeroMQ descriptor is readable when the state may have changed, not when there is a message: so after a
-wake everything is read until there is nothing more (zeromq.org, zmq_getsockopt, ZMQ_FD).
+something. A ZeroMQ descriptor is readable when the state may have changed, not when there is a message: after a wake
+everything must be read until there is nothing more (zeromq.org, zmq_getsockopt, ZMQ_FD).
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 END = b"\xff" * 8  # number -1: the replay is complete
-HWM = 1_000  # messages in a queue of ZeroMQ's; beyond it TCP makes the engine wait
-REPLAY_HWM = 4_096  # likewise; an engine's ROUTER does not wait but drops, and what it dropped takes another replay
+HWM = 1_000  # messages in a queue of ZeroMQ; beyond this TCP makes the engine wait
+REPLAY_HWM = 4_096  # messages of a replay; an engine's ROUTER does not wait but drops, and that takes another replay
 RECONNECT_MIN_MS, RECONNECT_MAX_MS = 100, 1_000
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread: a dead host is noticed
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread, so that a dead host is noticed
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A connection came up, or is gone. `peer`: the other end's address, on a bound socket where it is known."""
+class PeerChange:
+    """A connection came up, or is gone. `peer` is the other end's address on a bound socket, "" if unknown."""
 
     up: bool
     peer: str = ""
 
 
 class Sockets:
-    """Makes sockets; `close` once they are closed."""
+    """Makes sockets. Close it once they are closed."""
 
     def __init__(self, message_bytes_max: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._message_bytes_max = message_bytes_max
 
     def close(self) -> None:
-        """Whatever was not sent is dropped."""
+        """Close the context; what was not sent is dropped."""
         self._context.destroy(linger=0)
 
     def subscribe(self, endpoint: str, topic: str | None) -> Subscription:
-        """Connected, now or when there is somebody. ValueError: not an address."""
+        """A socket connected to a publisher, now or once there is one. Raises ValueError for an invalid address."""
         return self._subscription(endpoint, topic or "", bind=False)
 
     def bound(self, address: str) -> Subscription:
-        """Where publishers connect. OSError: cannot listen there."""
+        """A socket that publishers connect to. Raises OSError if it cannot listen there."""
         return self._subscription(address, "", bind=True)
 
     def ask(self, endpoint: str, first: int) -> Replay:
-        """Ask for a replay on a connection of its own. ValueError: not an address."""
+        """Ask for a replay on a connection of its own. Raises ValueError for an invalid address."""
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVHWM, REPLAY_HWM)
         try:
@@ -94,7 +94,7 @@ class Sockets:
 
 
 class Subscription:
-    """Hears batches."""
+    """A socket that receives batches."""
 
     def __init__(self, sub: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self._sub = sub
@@ -104,22 +104,22 @@ class Subscription:
 
     @property
     def address(self) -> str:
-        """What it is bound or connected to."""
+        """The address that the socket is bound or connected to."""
         return self._sub.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wakes(self, event: asyncio.Event) -> None:
-        """Set the event when there may be something."""
+        """Set the event whenever there may be something to read."""
         self._wake = _watch([self._sub, self._monitor], event)
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Close the socket."""
         _unwatch(self._wake)
         self._sub.disable_monitor()
         self._monitor.close(linger=0)
         self._sub.close(linger=0)
 
-    def change(self) -> Change | None:
-        """The next change of a connection. To be read before batches: ZeroMQ tells of it first."""
+    def change(self) -> PeerChange | None:
+        """The next change of a connection. Read it before batches: ZeroMQ reports it first."""
         while True:
             try:
                 said = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
@@ -129,12 +129,12 @@ class Subscription:
             if kind == zmq.EVENT_ACCEPTED:
                 self._peers[descriptor] = _peer(descriptor)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                return Change(up=True)
+                return PeerChange(up=True)
             elif kind == zmq.EVENT_DISCONNECTED:
-                return Change(up=False, peer=self._peers.pop(descriptor, ""))
+                return PeerChange(up=False, peer=self._peers.pop(descriptor, ""))
 
     def receive(self) -> tuple[bytes, int, bytes] | None:
-        """The next batch: topic, number, payload. Whatever is not one is passed over."""
+        """The next batch: topic, number, payload. Other messages are skipped."""
         while True:
             try:
                 frames = self._sub.recv_multipart(zmq.NOBLOCK)
@@ -144,7 +144,7 @@ class Subscription:
                 return frames[0], int.from_bytes(frames[1], "big"), frames[2]
 
     def receive_from(self) -> tuple[bytes, int, bytes, str] | None:
-        """Likewise, with the address that it came from, "" where there is none (ipc)."""
+        """The next batch with the address that it came from, "" where there is none (ipc)."""
         while True:
             try:
                 frames = self._sub.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -158,23 +158,23 @@ class Subscription:
 
 
 class Replay:
-    """Hears the answers to one request."""
+    """A socket that receives the answers to one request for a replay."""
 
     def __init__(self, dealer: zmq.Socket[bytes]) -> None:
         self._dealer = dealer
         self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
 
     def wakes(self, event: asyncio.Event) -> None:
-        """Set the event when there may be something."""
+        """Set the event whenever there may be something to read."""
         self._wake = _watch([self._dealer], event)
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Close the socket."""
         _unwatch(self._wake)
         self._dealer.close(linger=0)
 
     def receive(self) -> tuple[int, bytes] | None:
-        """The next batch, number and payload; number -1: that was all."""
+        """The next batch: number and payload; the number -1 ends the replay."""
         while True:
             try:
                 frames = self._dealer.recv_multipart(zmq.NOBLOCK)
@@ -199,7 +199,7 @@ def _watch(watched: list[zmq.Socket[bytes]], event: asyncio.Event) -> tuple[asyn
     descriptors = [int(one.getsockopt(zmq.FD)) for one in watched]
     for descriptor in descriptors:
         loop.add_reader(descriptor, event.set)
-    event.set()  # what is there already gives no sign
+    event.set()  # messages that are there already give no sign
     return loop, descriptors
 
 
@@ -211,7 +211,7 @@ def _unwatch(watched: tuple[asyncio.AbstractEventLoop, list[int]] | None) -> Non
 
 
 def _peer(descriptor: int) -> str:
-    """The address at the other end; "" if the connection is gone already."""
+    """The address at the other end of a connection; "" if it is gone already."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             name = connection.getpeername()

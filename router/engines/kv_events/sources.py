@@ -1,10 +1,10 @@
-"""Where a replica publishes its KV events: what it says of itself, made into addresses that may be connected to.
+"""Where a replica publishes its KV events: turns what it says of itself into addresses that the router may connect to.
 
 vLLM (0.26 and later) names the source of every data-parallel rank on `/kv_event_sources`, ports already offset by the
-rank (vllm/distributed/kv_events.py); SGLang names the first port on `/server_info`. What an engine says is taken for
-a port, never for a host: it is connected to where the replica itself is, so that a replica cannot make the router
-talk to somebody else. Endpoints in the settings are the operator's word and are used as they are; so are those that
-discovery knows, which are of the server's first rank: engines add the rank to the port, and so do we.
+rank (vllm/distributed/kv_events.py); SGLang names the first port on `/server_info`. An engine's word is taken for a
+port, never for a host: the router connects to the replica's own host, so that a replica cannot make it connect
+elsewhere. Endpoints in the settings are the operator's word and are used unchanged; so are those that discovery
+knows, which are of the server's first rank: engines add the rank to the port, and so does the router.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from router.engines import fetch
 
 PAGE_BYTES_MAX = 1 << 20
 _ANY = {"*", "0.0.0.0", "::", ""}  # noqa: S104 - what engines say, not what we bind
-_ASKED = (404, 405, 501)  # there is no such page
+_ASKED = (404, 405, 501)  # statuses of an engine without such a page
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`endpoint`: to connect to; "": the engine connects to us. `replay` "": there is none. `topic` None: any."""
+    """Where to get events. `endpoint` is "" if the engine connects to the router, `replay` "" if there is no replay;
+    `topic` None takes any topic."""
 
     endpoint: str
     replay: str = ""
@@ -39,13 +40,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """The replica has no events for us."""
+    """The replica publishes no events for the router."""
 
     why: str
 
 
 class NoAnswer(Exception):
-    """The replica did not say: nothing is learned."""
+    """The replica did not answer, so that nothing is known."""
 
 
 class _Vllm(msgspec.Struct):
@@ -73,7 +74,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class Finder:
-    """Asks replicas. `configured`: sources by replica id; `bound_port`: of the address that engines connect to."""
+    """Asks replicas for their sources. `configured` has sources by replica id; `bound_port` is that of the address
+    which engines connect to."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Finder:
         await self._session.close()
 
     async def find(self, replica: Replica) -> Source | Off:
-        """What the settings say, else discovery, else what the replica says; NoAnswer when it says nothing."""
+        """The source by the settings, or by discovery, or by the replica itself; NoAnswer if it does not answer."""
         if replica.id in self._configured:
             return self._configured[replica.id]
         if replica.events:
@@ -117,7 +119,7 @@ class Finder:
         listed = msgspec.json.decode(page, type=dict[int, _Vllm])
         if not listed:
             return Off("KV events are switched off (--kv-events-config)")
-        ranks = sorted(listed)  # a server that has a part of the ranks only counts its own from 0
+        ranks = sorted(listed)  # a server with only a part of the ranks counts its own from 0
         if replica.rank is None and len(ranks) > 1:
             return Off(f"has {len(ranks)} data-parallel ranks, each with a cache of its own")
         if (replica.rank or 0) >= len(ranks):
@@ -146,7 +148,7 @@ class Finder:
         return Source(endpoint, replay if isinstance(replay, str) else "", said.topic)
 
     async def _reachable(self, said: str, replica: Replica) -> str | Off:
-        """The address to connect to; "" for none, and where the engine connects to us."""
+        """The address to connect to; "" for none, and where the engine connects to the router."""
         host = URL(replica.url).host or ""
         if said.startswith("ipc://"):
             if not said.startswith("ipc:///") or "\0" in said or not _is_loopback(host):
@@ -179,7 +181,7 @@ class Finder:
 
 
 def _told(replica: Replica) -> Source | Off:
-    """Where discovery says that this rank publishes."""
+    """The source of this rank by discovery."""
     ends = []
     for first in filter(None, (replica.events, replica.replay)):
         host, port = _parsed(first)
@@ -191,7 +193,7 @@ def _told(replica: Replica) -> Source | Off:
 
 
 def _parsed(endpoint: str) -> tuple[str, int]:
-    """Host and port of a tcp:// address; ("", 0) where it is none."""
+    """Host and port of a tcp:// address; ("", 0) if it is no such address."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 1 << 16:
@@ -200,7 +202,7 @@ def _parsed(endpoint: str) -> tuple[str, int]:
 
 
 def _plain(host: str) -> str:
-    """Without brackets, and an IPv4 address in IPv6 form as itself: vLLM needs `[::ffff:127.0.0.1]` to bind."""
+    """A host without brackets, and an IPv4 address in IPv6 form as IPv4: vLLM needs `[::ffff:127.0.0.1]` to bind."""
     host = host.removeprefix("[").removesuffix("]")
     try:
         address = ipaddress.ip_address(host)
@@ -218,7 +220,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _same_host(named: str, host: str) -> bool:
-    """Whether two names are of one host: alike, both loopback, or `host` resolves to `named`."""
+    """Whether two names are of one host: equal, both loopback, or `host` resolves to `named`."""
     if named == _plain(host) or (_is_loopback(named) and _is_loopback(host)):
         return True
     try:
@@ -229,7 +231,7 @@ async def _same_host(named: str, host: str) -> bool:
 
 
 def same_peer(peer: str, host: str) -> bool:
-    """Whether a connection from `peer` may come from `host`; names that are no addresses are not looked up."""
+    """Whether a connection from `peer` may come from `host`; names are not resolved."""
     try:
         ipaddress.ip_address(_plain(host))
     except ValueError:

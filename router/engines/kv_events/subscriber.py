@@ -1,6 +1,6 @@
-"""Follows the KV events of replicas, so that what they hold is known: sockets -> core/kv_events/stream.py -> a Sink.
+"""Follows the KV events of all replicas: sockets -> core/kv_events/stream.py -> an EventSink.
 
-One subscription per replica and data-parallel rank (follower.py), or one bound address that engines connect
+There is one subscription per replica and data-parallel rank (follower.py), or one bound address that engines connect
 to, where the topic tells who publishes.
 """
 
@@ -18,12 +18,12 @@ from yarl import URL
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import BATCH_BYTES_MAX
-from router.core.kv_events.stream import Limits
-from router.engines.kv_events.follower import YIELD_S, Follower, Sink, StreamStats, Surroundings
+from router.core.kv_events.stream import StreamLimits
+from router.engines.kv_events.follower import YIELD_S, EventSink, Follower, StreamStats, Surroundings
 from router.engines.kv_events.sockets import Sockets, Subscription
 from router.engines.kv_events.sources import Finder, Source, same_peer
 
-__all__ = ["Sink", "StreamStats", "Subscriber"]
+__all__ = ["EventSink", "StreamStats", "Subscriber"]
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ REFUSED_MAX = 64  # unknown publishers named in the log
 class Subscriber:
     """`await start()`, `watch` a replica in a task of its own until that is cancelled, `await close()` at the end.
 
-    `endpoints`: where replicas publish that do not say, by replica id: (endpoint, replay endpoint or ""). `bind`: an
-    address to listen on for engines that connect; "": none. `topics`: who publishes there, replica id by topic, for
+    `endpoints` has the (endpoint, replay endpoint or "") of replicas that do not say where they publish. `bind` is an
+    address to listen on for engines that connect, or "". `topics` says who publishes there: replica ids by topic, for
     topics other than kv@HOST:PORT@MODEL.
     """
 
     def __init__(
         self,
-        sink: Sink,
+        sink: EventSink,
         *,
         endpoints: Mapping[str, tuple[str, str]],
         bind: str,
@@ -49,7 +49,7 @@ class Subscriber:
         api_key: str,
         tls: ssl.SSLContext | None = None,
         poll_s: float,
-        limits: Limits,
+        limits: StreamLimits,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -68,10 +68,10 @@ class Subscriber:
         self._listening: asyncio.Task[None] | None = None
         self._by_topic: dict[bytes, str] = {}
         self._refused: set[bytes] = set()
-        self.unknown_publishers = 0  # batches from whoever is not known
+        self.unknown_publishers = 0  # batches of unknown publishers
 
     async def start(self) -> None:
-        """Ready to watch. OSError: the address to bind cannot be listened on."""
+        """Be ready to watch. Raises OSError if the router cannot listen on the address to bind."""
         sockets = Sockets(BATCH_BYTES_MAX)
         port = None
         if self._bind:
@@ -100,7 +100,7 @@ class Subscriber:
 
     @property
     def address(self) -> str:
-        """Where engines connect to; "" if none does."""
+        """The address that engines connect to; "" if there is none."""
         return self._bound.address if self._bound else ""
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ class Subscriber:
         self._by_topic.clear()
         try:
             await follower.run()
-        except Exception:  # a bug: what is known of the replica is not followed any more
+        except Exception:  # a bug: the replica's blocks are not followed any more
             why, now_s = "the router failed to follow its events", self._clock()
             self._sink.clear(replica.id, why, now_s)
             self._sink.grade(replica.id, Grade.ESTIMATED, why, now_s)
@@ -130,35 +130,36 @@ class Subscriber:
                 del self._followers[replica.id]
 
     def update(self, replica: Replica) -> None:
-        """Discovery knows something else of a replica that is watched: where its events are, perhaps."""
+        """Take over what discovery now says of a watched replica, such as where its events are."""
         follower = self._followers.get(replica.id)
         if follower is not None:
             follower.update(replica)
 
     def resync(self, replica: str, why: str = "distrusted") -> None:
-        """Forget what the replica said and have it said again."""
+        """Forget what the replica's events said, and have them sent again."""
         follower = self._followers.get(replica)
         if follower is not None and follower.stream is not None:
             follower.stream.resync(why, self._clock())
             follower.wake.set()
 
     def suspect(self, replica: str, why: str) -> None:
-        """Somebody has evidence of a restart (a refused connection): have the stream prove itself."""
+        """Make the stream prove that it is the same process: there is evidence of a restart, such as a refused
+        connection."""
         follower = self._followers.get(replica)
         if follower is not None and follower.stream is not None:
             follower.stream.suspect(why, self._clock())
             follower.wake.set()
 
     def stat(self, replica: str) -> StreamStats | None:
-        """Of one replica, if it is watched."""
+        """The state of one replica's stream; None if it is not watched."""
         follower = self._followers.get(replica)
         return follower.stats() if follower is not None else None
 
     def stats(self) -> dict[str, StreamStats]:
-        """Of every watched replica."""
+        """The states of all streams, by replica."""
         return {id_: follower.stats() for id_, follower in self._followers.items()}
 
-    # --- engines that connect to us ---
+    # -- engines that connect to the router ----------------------------------------------------------------------
 
     async def _listen(self, bound: Subscription) -> None:
         wake = asyncio.Event()
@@ -194,7 +195,7 @@ class Subscriber:
             follower.wake.set()
 
     def _publisher(self, topic: bytes) -> str:
-        """Which replica publishes under a topic; "" if none."""
+        """The replica that publishes under a topic; "" if none."""
         if not self._by_topic:
             self._by_topic = {_address(one.replica): id_ for id_, one in self._followers.items()} | self._named
         if (known := self._by_topic.get(topic)) is not None:
@@ -203,7 +204,7 @@ class Subscriber:
         return self._by_topic.get(b"kv@" + parts[1], "") if len(parts) > 1 and parts[0] == b"kv" else ""
 
     def _gone(self, peer: str) -> None:
-        """A publisher's connection ended: whoever may have been behind it has to prove itself."""
+        """A publisher's connection ended: every stream that may have come over it must prove itself."""
         bound = [one.replica for one in self._followers.values() if one.connects]
         here = [replica for replica in bound if peer and same_peer(peer, URL(replica.url).host or "")]
         for replica in here or bound:
@@ -211,7 +212,7 @@ class Subscriber:
 
 
 def _address(replica: Replica) -> bytes:
-    """What its topic begins with by convention."""
+    """What the replica's topic begins with by convention."""
     url = URL(replica.url)
     return f"kv@{url.host}:{url.port}".encode()
 

@@ -1,7 +1,7 @@
-"""What Prometheus sees; the only importer of prometheus_client.
+"""The page that Prometheus scrapes; the only importer of prometheus_client.
 
-What is counted are plain numbers (tallies.py), which become families when a scrape asks; what can be read is read then
-(gauges.py). A page of many series is written in slices, between which the event loop goes on.
+Counts are plain numbers (tallies.py), which become families when a scrape asks; levels are read then (gauges.py). A
+page of many series is written in slices, between which the event loop serves requests.
 """
 
 from __future__ import annotations
@@ -19,37 +19,36 @@ from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
 from router.telemetry.metrics.groups import of_groups
-from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 from router.telemetry.tallies import Tallies
 
-__all__ = ["CONTENT_TYPE", "Figures", "Metrics", "RequestRecord"]
+__all__ = ["CONTENT_TYPE", "Figures", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-SLICE_SAMPLES = 100  # of a page, written without a break: half a millisecond or so
-SLICE_LINES = SLICE_SAMPLES + 2  # HELP and TYPE
+SLICE_SAMPLES = 100  # samples written without a break: about half a millisecond
+SLICE_LINES = SLICE_SAMPLES + 2  # a family has HELP and TYPE lines besides
 
 
 class Metrics:
-    """All metrics of one router; no globals, so several can live in one process."""
+    """All metrics of one router. There are no globals, so that several routers can live in one process."""
 
     def __init__(
         self, router: Router, clock: Callable[[], float], figures: Figures | None = None, *, process: bool = False
     ) -> None:
-        """With `process` the page ends with what the kernel says of this process, which no registry has."""
+        """With `process` the page ends with the kernel's figures of this process, which no registry has."""
         figures = figures or Figures()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
-        self.observe = self._tallies.observe  # as it is: one call less on every request
+        self.observe = self._tallies.observe  # bound directly: one call less per request
         self.failed = self._tallies.failed
         self.joined = self._tallies.joined
         self.left = self._tallies.left
         self.shed = self._tallies.shed
-        self.hub_lost = self._tallies.hub_lost
         self.reloaded = self._tallies.reloaded
         self.prewarmed = self._tallies.prewarmed
         self.know_tenants = self._tallies.know
         self.tenant = self._tallies.tenant
         self._ledger = figures.ledger
+        self._totals = figures.totals
         self._read = (
             Gauges(router, self._tallies, figures),
             Replicas(router, clock),
@@ -62,15 +61,15 @@ class Metrics:
             self.registry.register(collector)
 
     def page(self) -> bytes:
-        """The page that Prometheus scrapes, at one go."""
+        """The whole page, written without a break."""
         return b"".join(self._slices())
 
     async def page_in_slices(self) -> bytes:
-        """The same page, written a slice at a time: requests go on in between. No series is torn."""
+        """The same page, written a slice at a time, so that requests go on in between. No series is torn."""
         slices, lines = [], 0
         for text in self._slices():
             more = text.count(b"\n")
-            if lines + more > SLICE_LINES:  # small families go together: a turn may take long where CPU is short
+            if lines + more > SLICE_LINES:  # small families share a slice: a turn takes long where CPU is short
                 await asyncio.sleep(0)
                 lines = 0
             slices.append(text)
@@ -79,6 +78,7 @@ class Metrics:
         return b"".join(slices)
 
     def _of_tallies(self) -> list[Counter | Histogram]:
+        self._tallies.hub_lost(self._totals.hub_lost())
         ledger = self._ledger()
         if ledger is not None:
             self._tallies.take_over(ledger)
@@ -102,27 +102,27 @@ def _counted(tallies: Iterable[Counter | Histogram]) -> Iterator[bytes]:
     for tally in tallies:
         for number, family in enumerate(families(tally, SLICE_SAMPLES)):
             text = generate_latest(_Only(family))
-            yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE once a family
+            yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE only once per family
 
 
 class _Only(Collector):
-    """What `generate_latest` takes for a registry, with one family."""
+    """A registry of one family, for `generate_latest`."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        """That family."""
+        """Yield the family."""
         return (self._family,)
 
 
 class _Counted(Collector):
-    """What was counted."""
+    """Collector of tallies."""
 
     def __init__(self, tallies: Callable[[], Iterable[Counter | Histogram]]) -> None:
         self._tallies = tallies
 
     def collect(self) -> Iterable[Metric]:
-        """One family after another, each whole."""
+        """Yield one whole family after another."""
         for tally in self._tallies():
             yield from families(tally, 1 << 62)

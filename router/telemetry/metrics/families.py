@@ -1,4 +1,4 @@
-"""Families of samples, as Prometheus wants them, out of plain numbers."""
+"""Families of Prometheus, made of plain numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from router.telemetry.series import Counter, Gauge, Histogram
 
 
 def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
-    """Its series as they are, so many samples at once but never part of a series; an empty family if there is none."""
+    """A tally's series as families of up to `samples_max` samples, never with part of a series; an empty family if
+    there is none."""
     if isinstance(tally, Counter):
         values = list(tally.series.items())
         family = GaugeMetricFamily if isinstance(tally, Gauge) else CounterMetricFamily
@@ -33,7 +34,7 @@ def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
 
 
 def histogram(name: str, text: str, bounds: tuple[float, ...], series: list[float]) -> HistogramMetricFamily:
-    """One without labels; `series` are its buckets, the one without bound last, then the sum."""
+    """A histogram without labels; `series` is its buckets, the unbounded one last, then the sum."""
     *counts, total = series
     family = HistogramMetricFamily(f"warmroute_{name}", text)
     family.add_metric((), list(zip(bounds_of(bounds), accumulate(counts), strict=True)), total)
@@ -43,7 +44,7 @@ def histogram(name: str, text: str, bounds: tuple[float, ...], series: list[floa
 def gauge(
     name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float | None]]
 ) -> GaugeMetricFamily:
-    """One sample for each of `values` that is there."""
+    """A gauge with one sample for each of `values` that is not None."""
     family = GaugeMetricFamily(f"warmroute_{name}", text, labels=labels)
     for label_values, value in values:
         if value is not None:
@@ -52,12 +53,12 @@ def gauge(
 
 
 def counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    """One without labels."""
+    """A counter without labels."""
     return CounterMetricFamily(f"warmroute_{name}", text, value=value)
 
 
 def counters(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> CounterMetricFamily:
-    """One with a label."""
+    """A counter with one label."""
     family = CounterMetricFamily(f"warmroute_{name}", text, labels=(label,))
     for of, value in values:
         family.add_metric((of,), value)
@@ -65,5 +66,5 @@ def counters(name: str, text: str, label: str, values: Iterable[tuple[str, float
 
 
 def bounds_of(bounds: tuple[float, ...]) -> list[str]:
-    """As labels."""
+    """Bounds of a histogram as values of the label `le`."""
     return [floatToGoString(bound) for bound in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]

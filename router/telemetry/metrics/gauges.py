@@ -1,7 +1,7 @@
-"""What is read when a scrape asks: of the Router, of event streams, of this and other processes.
+"""Metrics that are read when a scrape asks: of the Router, of event streams, of this and other processes.
 
-Nothing is kept here, so a departed replica's series depart with it. Every name is always present, so that dashboards
-find it.
+Nothing is kept here, so that the series of a replica end when it leaves. Every name is always present, so that
+dashboards find it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from router.telemetry.tallies import Tallies
 
 
 class Gauges(Collector):
-    """Of the router as a whole."""
+    """Metrics of the router as a whole."""
 
     def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
         self._router, self._tallies, self._figures = router, tallies, figures
 
     def collect(self) -> Iterable[Metric]:
-        """One family after another."""
-        figures, tallies = self._figures, self._tallies
+        """Yield one family after another."""
+        figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield gauge("in_flight_requests", "Requests being answered.", (), [((), figures.in_flight())])
         waiting, size_bytes = figures.queued()
         counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
@@ -45,7 +45,7 @@ class Gauges(Collector):
         ledger = figures.ledger()
         yield gauge("prompt_diversity", text, (), [((), ledger.diversity.value if ledger is not None else None)])
         text = "Prompts that were not looked at, or not compared with an earlier one, as both have their limits."
-        yield counter("differences_unexplained", text, figures.unexplained())
+        yield counter("differences_unexplained", text, totals.unexplained())
         index = self._router.index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])
@@ -55,29 +55,29 @@ class Gauges(Collector):
         text = "Unix time when settings that were read again came into force."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         text = "Log lines that nobody took from standard error in time."
-        yield counter("log_lines_dropped", text, figures.lines_dropped())
+        yield counter("log_lines_dropped", text, totals.lines_dropped())
         text = "Spans of traces that the collector did not take, or for which the queue was full."
-        yield counter("spans_dropped", text, figures.spans_dropped())
+        yield counter("spans_dropped", text, totals.spans_dropped())
         text = "Placements on replicas that may not be fit, since no other was left."
         yield counter("panic_placements", text, self._router.panics)
-        count, closed = figures.connections()
+        count, closed = totals.connections()
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
         text = "Connections of clients that the router closed, by the limit that they ran into."
         yield counters("connections_closed", text, "reason", closed.items())
         text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
-        yield histogram("loop_stall_seconds", text, BOUNDS_S, figures.stalls())
+        yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls())
         text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."
-        yield counter("worker_cpu_seconds", text, figures.workers_cpu_s())
+        yield counter("worker_cpu_seconds", text, totals.workers_cpu_s())
 
 
 class Replicas(Collector):
-    """Of each replica, as the Router knows it."""
+    """Metrics of each replica, as the Router knows it."""
 
     def __init__(self, router: Router, clock: Callable[[], float]) -> None:
         self._router, self._clock = router, clock
 
     def collect(self) -> Iterable[Metric]:
-        """One family after another."""
+        """Yield one family after another."""
         router, now_s = self._router, self._clock()
 
         def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
@@ -117,13 +117,13 @@ class Replicas(Collector):
 
 
 class Sources(Collector):
-    """Where replicas come from."""
+    """Metrics of the sources of replicas."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        """Three gauges and a counter by source."""
+        """Yield three gauges and a counter, by source."""
         known = self._figures.discoveries()
         for name, key, text in (
             ("fresh", "fresh", "1 while the source's list of replicas may be taken for the truth."),
@@ -137,13 +137,13 @@ class Sources(Collector):
 
 
 class Events(Collector):
-    """What event streams and tokenizers have done so far."""
+    """Metrics of KV event streams and tokenizers."""
 
     def __init__(self, router: Router, figures: Figures) -> None:
         self._router, self._figures = router, figures
 
     def collect(self) -> Iterable[Metric]:
-        """Counters by replica, and gauges of what its events say now."""
+        """Yield counters by replica, and gauges of what its events say now."""
         streams = self._figures.streams()
         for name, text in _STREAM_COUNTERS.items():
             values = [(replica, of.get(name) or 0.0) for replica, of in streams.items()]

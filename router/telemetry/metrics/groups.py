@@ -13,7 +13,7 @@ LABELS = ("route", "tenant", "tools", "step")
 
 
 def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
-    """All families of groups; each is there even if there is no group."""
+    """All families of groups of requests; each is present even if there is no group."""
     requests = Counter("group_requests", "Requests placed, by what they are for.", *LABELS)
     prompt = Counter("group_prompt_tokens", "Their prompt tokens, by the engine's count where it told.", *LABELS)
     hit = Counter("group_hit_tokens", "Those of them that were cached: by the engine's count, else predicted.", *LABELS)

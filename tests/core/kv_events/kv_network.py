@@ -16,7 +16,17 @@ from functools import lru_cache
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.facts.placements import Grade
-from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Limits, Phase, Regrade, Resume, Suspend
+from router.core.kv_events.stream import (
+    Apply,
+    AskReplay,
+    Clear,
+    KvStream,
+    Phase,
+    Regrade,
+    Resume,
+    StreamLimits,
+    Suspend,
+)
 from router.core.prompts.blocks import token_chain, token_root
 from tests.core.kv_events.kv_data import id_bytes
 from tests.core.kv_events.kv_engine import BLOCK_TOKENS, Content, Engine
@@ -50,7 +60,7 @@ class Rig:
 
     engine: Engine
     replays: bool
-    limits: Limits
+    limits: StreamLimits
     repeats: bool = False  # whether the engine is known to be asked for reports, which it does not mark
     now_s: float = 1_000.0
     up: bool = False  # whether the engine's socket has a connection
@@ -224,7 +234,7 @@ class Rig:
             elif isinstance(step, Regrade):
                 assert (step.grade, step.why) not in self.grades[-1:], "said twice"
                 self.grades.append((step.grade, step.why))
-            elif isinstance(step, Ask):
+            elif isinstance(step, AskReplay):
                 self.asks.append(Replay(step.first, step.token))
                 if len(self.asks) > 4:
                     self.asks.popleft()

@@ -11,7 +11,7 @@ from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import decode
-from router.core.kv_events.stream import Apply, Ask, Clear, KvStream, Phase, Step
+from router.core.kv_events.stream import Apply, AskReplay, Clear, KvStream, Phase, Step
 from router.core.prompts.blocks import token_chain, token_root
 from tests.core.kv_events import kv_data
 from tests.core.kv_events.kv_data import NAMES, Asked, Batch, Recording, encoded, recording
@@ -189,7 +189,7 @@ def test_the_recorded_restart_is_noticed(heard: int) -> None:
 
     def answer(batches: list[Batch]) -> None:
         """The replay asked for last."""
-        ask = [step for step in steps if isinstance(step, Ask)][-1]
+        ask = [step for step in steps if isinstance(step, AskReplay)][-1]
         for batch in batches:
             if batch.seq >= ask.first:
                 follower.replayed(ask.token, batch.seq, batch.payload, 1.0)

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from router.core.kv_events import decoding
-from router.core.kv_events.decoding import Batch, Cleared, Event, MalformedBatch, Removed, Stored, decode, slices
+from router.core.kv_events.decoding import Cleared, Event, EventBatch, MalformedBatch, Removed, Stored, decode, slices
 
 HASH = 15228142305651824730  # vLLM 0.32, over 2**63
 
@@ -17,7 +17,7 @@ def _ids(*tokens: int) -> bytes:
     return array("I", tokens).tobytes()
 
 
-def _batch_of(*events: Any, at: Any = 1.5, rank: Any = 0) -> Batch:
+def _batch_of(*events: Any, at: Any = 1.5, rank: Any = 0) -> EventBatch:
     return decode(msgspec.msgpack.encode([at, list(events), rank]))
 
 
@@ -109,13 +109,13 @@ def test_a_store_may_be_a_repetition(event: Any, again: bool | None) -> None:
 )
 def test_a_batch_is_an_array_or_a_map(whole: Any) -> None:
     """Either way its time, rank and events are the same."""
-    assert decode(msgspec.msgpack.encode(whole)) == Batch(1.5, 3, [PLAIN], 0)
+    assert decode(msgspec.msgpack.encode(whole)) == EventBatch(1.5, 3, [PLAIN], 0)
 
 
 def test_a_batch_without_time_or_rank_is_read() -> None:
     """Neither is needed, and neither is believed when it is no number."""
-    assert _batch_of(_a_map(), at="noon", rank="first") == Batch(None, None, [PLAIN], 0)
-    assert decode(msgspec.msgpack.encode([7, [_a_map()]])) == Batch(7.0, None, [PLAIN], 0)
+    assert _batch_of(_a_map(), at="noon", rank="first") == EventBatch(None, None, [PLAIN], 0)
+    assert decode(msgspec.msgpack.encode([7, [_a_map()]])) == EventBatch(7.0, None, [PLAIN], 0)
 
 
 def test_hashes_become_unsigned_64_bit() -> None:
@@ -231,7 +231,7 @@ def test_removals_and_clears() -> None:
 def test_what_another_machine_holds_is_no_event() -> None:
     """REMOTE blocks are not this engine's: neither stored nor removed, and nothing was unreadable."""
     gone = {"type": "BlockRemoved", "block_hashes": [5], "medium": "STORAGE", "locality": "REMOTE"}
-    assert _batch_of(_a_map(locality="REMOTE"), gone, _a_map()) == Batch(1.5, 0, [PLAIN], 0)
+    assert _batch_of(_a_map(locality="REMOTE"), gone, _a_map()) == EventBatch(1.5, 0, [PLAIN], 0)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_what_another_machine_holds_is_no_event() -> None:
 )
 def test_an_unreadable_event_costs_itself_alone(bad: Any) -> None:
     """It is left out and counted; its neighbours are read."""
-    assert _batch_of(_a_map(), bad, ["AllBlocksCleared"]) == Batch(1.5, 0, [PLAIN, Cleared()], 1)
+    assert _batch_of(_a_map(), bad, ["AllBlocksCleared"]) == EventBatch(1.5, 0, [PLAIN, Cleared()], 1)
 
 
 @pytest.mark.parametrize(

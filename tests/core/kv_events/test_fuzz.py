@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
-from router.core.kv_events.decoding import Batch, MalformedBatch, decode, slices
+from router.core.kv_events.decoding import EventBatch, MalformedBatch, decode, slices
 from tests.core.kv_events.kv_data import EVENTS, NAMES, encoded, recording
 
 FRAMES = 100_000  # mutated frames
@@ -26,14 +26,14 @@ def _small_ledger() -> tuple[Masks, EngineBlocks]:
     return masks, EngineBlocks(masks, "r", blocks_max=LEDGER_BLOCKS, aside_max=50, names_max=100)
 
 
-def _decoded(payload: bytes) -> Batch | None:
+def _decoded(payload: bytes) -> EventBatch | None:
     try:
         return decode(payload)
     except MalformedBatch:
         return None
 
 
-def _apply(ledger: EngineBlocks, batch: Batch) -> None:
+def _apply(ledger: EngineBlocks, batch: EventBatch) -> None:
     for event in batch.events:
         for part in slices(event, 16):
             ledger.apply(part)

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from router.core.facts.placements import Grade
 from router.core.kv_events import stream
-from router.core.kv_events.stream import Limits
+from router.core.kv_events.stream import StreamLimits
 from tests.core.kv_events.kv_engine import Engine, Flavour, Identity
 from tests.core.kv_events.kv_network import Rig
 
@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(world=st.sampled_from(WORLDS), flavour=st.sampled_from(FLAVOURS), before=st.integers(0, 12))
     def start(self, world: World, flavour: Flavour, before: int) -> None:
         """An engine that has said some batches before anybody listened."""
-        limits = Limits(queue_batches_max=world.queue_batches, window_batches=world.window_batches)
+        limits = StreamLimits(queue_batches_max=world.queue_batches, window_batches=world.window_batches)
         flavour = replace(flavour, maps=flavour.maps or bool(world.reports))  # older engines know no reports
         self.reports, engine = world.reports, Engine(world.blocks, world.buffer_batches, flavour)
         self.rig = Rig(engine, world.replays, limits, repeats=not world.reports)

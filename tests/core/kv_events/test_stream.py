@@ -14,18 +14,18 @@ from router.core.kv_events.stream import (
     CONFIRM_BATCHES,
     RESTARTED,
     Apply,
-    Ask,
+    AskReplay,
     Clear,
     KvStream,
-    Limits,
     Phase,
     Regrade,
     Resume,
     Step,
+    StreamLimits,
     Suspend,
 )
 
-LIMITS = Limits(silence_s=1.0, asks_max=3, suspended_max_s=20.0, look_s=10.0)
+LIMITS = StreamLimits(silence_s=1.0, asks_max=3, suspended_max_s=20.0, look_s=10.0)
 
 
 def batch(seq: int, process: str = "A", *kinds: str) -> bytes:
@@ -39,7 +39,7 @@ class Owner:
 
     stream: KvStream
     now_s: float = 0.0
-    asks: deque[Ask] = field(default_factory=deque)
+    asks: deque[AskReplay] = field(default_factory=deque)
     told: list[str] = field(default_factory=list)
     held: list[tuple[int, float | None]] = field(default_factory=list)  # number and time of applied batches
 
@@ -48,7 +48,7 @@ class Owner:
         taken: list[Step] = []
         while (step := self.stream.next(self.now_s)) is not None:
             taken.append(step)
-            if isinstance(step, Ask):
+            if isinstance(step, AskReplay):
                 self.asks.append(step)
                 self.told.append(f"ask {step.first}")
             elif isinstance(step, Apply):
@@ -96,7 +96,7 @@ class Owner:
         return [seq for seq, _ in self.held]
 
 
-def connected(*, replays: bool = True, limits: Limits = LIMITS) -> Owner:
+def connected(*, replays: bool = True, limits: StreamLimits = LIMITS) -> Owner:
     """A stream whose connection came up."""
     owner = Owner(KvStream(replays, limits))
     owner.stream.connected(0.0)
@@ -104,7 +104,7 @@ def connected(*, replays: bool = True, limits: Limits = LIMITS) -> Owner:
     return owner
 
 
-def exact(count: int = 3, limits: Limits = LIMITS) -> Owner:
+def exact(count: int = 3, limits: StreamLimits = LIMITS) -> Owner:
     """A stream that has batches 0 to count - 1, exactly."""
     owner = connected(limits=limits)
     owner.replay(*range(count))
@@ -437,7 +437,7 @@ def test_an_unreadable_event_lowers_the_grade_alone() -> None:
 
 def test_a_full_queue_loses_nothing() -> None:
     """What it cannot take is asked for again, and the stream is not exact meanwhile."""
-    owner = connected(limits=Limits(queue_batches_max=2))
+    owner = connected(limits=StreamLimits(queue_batches_max=2))
     owner.live(2, 3, 4, 5)
     assert owner.stream.counts.dropped == 2
     owner.replay(0, 1, 2)

@@ -14,7 +14,7 @@ from statistics import median
 from router.core.dialects import PATHS
 from router.core.facts.misses import Change, Difference, Sighting
 from router.core.observatory.difference.compare import compare
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import chain_of
 from tests.core.observatory.conversations import path_of
@@ -57,13 +57,13 @@ def watch(requests: Iterable[Request]) -> Iterable[tuple[Request, Sighting]]:
         if chain is None:
             raise AssertionError(f"{request.session}/{request.turn}: not understood")
         look = watcher.look(ask, chain, session=request.hint, path=path, body=request.body, sure=True)
-        if isinstance(look, Look):
+        if isinstance(look, Suspect):
             look.read()
             compared = compare(
                 look.before, look.after, from_bytes=look.from_bytes, body=request.body, path=path, excerpts=True
             )
             watcher.settle(look, compared)
-        yield request, look.sighting if isinstance(look, Look) else look
+        yield request, look.sighting if isinstance(look, Suspect) else look
 
 
 def scored(requests: Iterable[Request], scores: Scores | None = None) -> Scores:

@@ -17,7 +17,7 @@ from typing import Any
 
 from router.engines.discovery import pod_watch
 from router.engines.discovery.kubernetes import CONNECT_S
-from router.engines.discovery.pod_watch import Failed, Gone
+from router.engines.discovery.pod_watch import Gone, WatchFailed
 from tests.support.podstore import Gone as Compacted
 from tests.support.podstore import Pod, PodStore, expired, pod
 
@@ -128,15 +128,15 @@ class MemoryApi:
             await asyncio.sleep(1.0)
             if self.mode == "blackhole":
                 await asyncio.sleep(CONNECT_S - 1.0)
-                raise Failed("no answer")
+                raise WatchFailed("no answer")
         if self.mode == "stalled":
             await self._until_recovered(1e9)
             if self.random.random() < 0.5:
-                raise Failed("reset")
+                raise WatchFailed("reset")
         if self.mode == "429":
-            raise Failed("429", 1.0)
+            raise WatchFailed("429", 1.0)
         if self.mode != "well":
-            raise Failed(self.mode)
+            raise WatchFailed(self.mode)
 
     async def _until_recovered(self, seconds: float) -> None:
         try:
@@ -150,7 +150,7 @@ class MemoryApi:
         bookmark_s = loop.time() + self.bookmark_s
         while True:
             if watch.broken:
-                raise Failed("reset")
+                raise WatchFailed("reset")
             if not watch.stalled:
                 for event in self._news(watch):
                     yield json.dumps(event).encode()

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.facts.replicas import Replica
-from router.engines.discovery.pods import Rule, Sighting, View, read, replicas_of
+from router.engines.discovery.pods import PodSeen, PodView, Rule, read, replicas_of
 from tests.support.podstore import Pod, merged, pod
 
 
-def seen(what: Pod, **changes: Any) -> Sighting:
+def seen(what: Pod, **changes: Any) -> PodSeen:
     """What is read of a pod, merged with changes of its parts."""
     found = read(json.dumps(merged(what, changes)).encode(), RULE)
     assert found is not None
@@ -28,7 +28,7 @@ RULE = Rule()
 A = merged(pod("a"), {"metadata": {"uid": "u", "resourceVersion": "7"}})
 
 
-def replica(found: Sighting) -> Replica | None:
+def replica(found: PodSeen) -> Replica | None:
     """That a pod is, and ready."""
     one = found.claim and found.claim.replica
     return one if one and one.ready else None
@@ -187,7 +187,7 @@ def test_no_more_than_replicas_max() -> None:
 
 def test_events_told_again_change_nothing() -> None:
     """A version that was heard before, or listed, is not taken for news; a deletion is, once."""
-    view = View(RULE)
+    view = PodView(RULE)
     versions = [merged(A, {"metadata": {"resourceVersion": str(version)}}) for version in range(1, 5)]
     raws = [msgspec.Raw(json.dumps(version).encode()) for version in versions]
     view.replace(view.read([raws[0]]), "1")

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from router.core.facts.misses import EXCERPT_CHARS_MAX, Change, Difference
 from router.core.observatory.difference.first_difference import Found, find
-from router.core.observatory.difference.json_paths import Places
+from router.core.observatory.difference.json_paths import JsonPlaces
 from router.core.observatory.difference.overlap import common_prefix, repeated_lines, unmatched
 from router.core.observatory.difference.shapes import shape
 
@@ -45,7 +45,7 @@ def compare(
     same = common_prefix(before, after, from_bytes)
     if same == len(before) or same == len(after):
         return Compared(None, 0, same, same == len(before))
-    found = find(before, after, same, Places(path, body))
+    found = find(before, after, same, JsonPlaces(path, body))
     repeated = _repeated(found, len(before) - same, len(after) - same)
     if not repeated:
         return Compared(None, 0, same, False)

@@ -23,7 +23,7 @@ from router.core.observatory.difference.json_changes import (
     text_of,
     tools_change,
 )
-from router.core.observatory.difference.json_paths import Places
+from router.core.observatory.difference.json_paths import JsonPlaces
 from router.core.observatory.difference.overlap import common_prefix, common_suffix, cut
 from router.core.observatory.difference.rewording import in_other_order, reworded
 from router.core.observatory.difference.shapes import Span, word
@@ -58,7 +58,7 @@ class Found(Struct):
     items: tuple[int, ...] = ()  # how many of the pieces are tools, where some came or went
 
 
-def find(before: bytes, after: bytes, same: int, places: Places) -> Found:
+def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
     """What changed at byte `same`, up to which the prompts are the same and where they are not."""
     start = _message_start(before, after, same)
     if start is not None:
@@ -117,7 +117,7 @@ def _fields(text: bytes, start: int = 0) -> tuple[_Fields, int]:
     return fields, found[0].start() if found else len(text)
 
 
-def _in_message(before: bytes, after: bytes, same: int, start: int, places: Places) -> Found:
+def _in_message(before: bytes, after: bytes, same: int, start: int, places: JsonPlaces) -> Found:
     olds, news = _messages(before, start, after, start)
     index = sum(1 for _ in _LEAD.finditer(after, 0, start))
     one, other = _read(olds[0]), _read(news[0])
@@ -136,7 +136,7 @@ def _in_message(before: bytes, after: bytes, same: int, start: int, places: Plac
     return found
 
 
-def _in_one(one: _Message, other: _Message, index: int, places: Places, told: Change | None) -> Found:
+def _in_one(one: _Message, other: _Message, index: int, places: JsonPlaces, told: Change | None) -> Found:
     """Of two messages in one place; `told`: already known not to be the same one."""
     if one.content != other.content:
         found = _changed(Changed((), one.content, other.content, told))
@@ -190,7 +190,7 @@ def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
     return Change.REORDERED_CONTEXT if Counter(olds[:end]) == Counter(news[:end]) else Change.EDITED_HISTORY
 
 
-def _in_head(before: bytes, after: bytes, same: int, places: Places) -> Found:
+def _in_head(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
     """Before the messages: tools, and arguments of the template."""
     one, other = [lead.start() if (lead := _LEAD.search(text)) else len(text) for text in (before, after)]
     fields = _fields(before[:one])[0], _fields(after[:other])[0]
@@ -233,7 +233,7 @@ def _of_field(name: str, old: bytes, new: bytes, olds: list[bytes], news: list[b
     return change_of(old, new)
 
 
-def _in_text(before: bytes, after: bytes, same: int, places: Places) -> Found:
+def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
     """Of prompts that are no chats."""
     found = _changed(Changed((), before, after))
     found.change = found.change or Change.OTHER

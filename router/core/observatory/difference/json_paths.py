@@ -24,7 +24,7 @@ _PLAIN = re.compile(r"[A-Za-z_$][\w$-]*")
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\S')
 
 
-class Made(Struct):
+class MessageSource(Struct):
     """What one canonical message was made of."""
 
     element: str
@@ -46,7 +46,7 @@ def joined(base: str, steps: Steps) -> str:
     return base if len(base) <= PATH_CHARS_MAX else base[: PATH_CHARS_MAX - 3] + "..."
 
 
-class Places:
+class JsonPlaces:
     """Names places of one request."""
 
     def __init__(self, path: str, body: bytes) -> None:
@@ -132,7 +132,7 @@ class Places:
                 return None
         return value
 
-    def _made(self, index: int) -> Made:
+    def _made(self, index: int) -> MessageSource:
         walk = {"anthropic": _of_anthropic, "responses": _of_responses}.get(self._dialect, _of_openai)
         try:
             for n, made in enumerate(walk(self._body)):
@@ -142,7 +142,7 @@ class Places:
                     break
         except (AttributeError, KeyError, TypeError, ValueError):
             pass  # not what the dialect would have read
-        return Made(f"messages[{index}]")
+        return MessageSource(f"messages[{index}]")
 
 
 def _in_text(given: str, canonical_at: int) -> int:
@@ -195,34 +195,34 @@ def _texts(path: str, content: object, *, system: bool = False) -> list[tuple[st
     return [part for part in made if part[1]] if system else made
 
 
-def _of_openai(body: dict[str, Any]) -> Iterator[Made]:
+def _of_openai(body: dict[str, Any]) -> Iterator[MessageSource]:
     for n, message in enumerate(body["messages"]):
         base = f"messages[{n}]"
         calls = message.get("tool_calls")
         made = [(f"{base}.tool_calls[{k}]", "function.arguments", False) for k in range(len(calls or ()))]
         texts = _texts(f"{base}.content", message.get("content"), system=message.get("role") == "system")
-        yield Made(base, texts, calls=made)
+        yield MessageSource(base, texts, calls=made)
 
 
-def _of_anthropic(body: dict[str, Any]) -> Iterator[Made]:
+def _of_anthropic(body: dict[str, Any]) -> Iterator[MessageSource]:
     system = body.get("system")
     blocks = [part for part in _texts("system", system) if part[1]]
     if isinstance(system, list):
         kept = [not str(block.get("text") or "").startswith(BILLING_HEADER) for block in system if block.get("text")]
         blocks = [part for part, keep in zip(blocks, kept, strict=False) if keep]
     if blocks:
-        yield Made("system", blocks, joint_bytes=0)
+        yield MessageSource("system", blocks, joint_bytes=0)
     for n, message in enumerate(body["messages"]):
         base, content = f"messages[{n}]", message["content"]
         if isinstance(content, str):
-            yield Made(base, [_text(f"{base}.content", content)])
+            yield MessageSource(base, [_text(f"{base}.content", content)])
         else:
             yield from _of_blocks(f"{base}", message["role"], content)
 
 
-def _of_blocks(base: str, role: str, blocks: list[dict[str, Any]]) -> Iterator[Made]:
+def _of_blocks(base: str, role: str, blocks: list[dict[str, Any]]) -> Iterator[MessageSource]:
     """One message, behind the tool results that it brings."""
-    own = Made(base, [], calls=[], fields={})
+    own = MessageSource(base, [], calls=[], fields={})
     for n, block in enumerate(blocks):
         path, kind = f"{base}.content[{n}]", block["type"]
         if kind == "tool_result" and role == "user":
@@ -240,53 +240,53 @@ def _of_blocks(base: str, role: str, blocks: list[dict[str, Any]]) -> Iterator[M
         yield own
 
 
-def _of_result(path: str, block: dict[str, Any]) -> Iterator[Made]:
+def _of_result(path: str, block: dict[str, Any]) -> Iterator[MessageSource]:
     content = block.get("content") or ""
     parts = content if isinstance(content, list) else []
     texts = _texts(f"{path}.content", content)
     if parts:
         texts = [text for text, part in zip(texts, parts, strict=False) if part.get("type") == "text"]
-    yield Made(path, texts)
+    yield MessageSource(path, texts)
     if any(part.get("type") == "image" for part in parts):
-        yield Made(path, [(f"{path}.content", _OPAQUE_BYTES, 0)])
+        yield MessageSource(path, [(f"{path}.content", _OPAQUE_BYTES, 0)])
 
 
-def _of_responses(body: dict[str, Any]) -> Iterator[Made]:
+def _of_responses(body: dict[str, Any]) -> Iterator[MessageSource]:
     if isinstance(instructions := body.get("instructions"), str) and instructions:
-        yield Made("instructions", [_text("instructions", instructions)])
+        yield MessageSource("instructions", [_text("instructions", instructions)])
     given = body["input"]
     if isinstance(given, str):
-        yield Made("input", [_text("input", given)])
+        yield MessageSource("input", [_text("input", given)])
         return
-    open_: Made | None = None
+    open_: MessageSource | None = None
     for n, item in enumerate(given):
         path, kind = f"input[{n}]", item.get("type", "message")
         if item.get("role") == "assistant" or kind in ("function_call", "custom_tool_call", "reasoning"):
             if open_ is not None and _taken(open_, kind):
                 yield open_
                 open_ = None
-            open_ = open_ or Made(path, [], calls=[], fields={})
+            open_ = open_ or MessageSource(path, [], calls=[], fields={})
             _add_item(open_, path, kind, item)
             continue
         if open_ is not None:
             yield open_
             open_ = None
         if kind in ("function_call_output", "custom_tool_call_output"):
-            yield Made(path, _texts(f"{path}.output", item.get("output")))
+            yield MessageSource(path, _texts(f"{path}.output", item.get("output")))
         else:
-            yield Made(path, _texts(f"{path}.content", item.get("content")))
+            yield MessageSource(path, _texts(f"{path}.content", item.get("content")))
     if open_ is not None:
         yield open_
 
 
-def _taken(made: Made, kind: str) -> bool:
+def _taken(made: MessageSource, kind: str) -> bool:
     """Whether an assistant's message has said that already, so that the item begins another."""
     if kind in ("function_call", "custom_tool_call"):
         return False
     return "reasoning" in made.fields if kind == "reasoning" else bool(made.texts)
 
 
-def _add_item(made: Made, path: str, kind: str, item: dict[str, Any]) -> None:
+def _add_item(made: MessageSource, path: str, kind: str, item: dict[str, Any]) -> None:
     if kind in ("function_call", "custom_tool_call"):
         made.calls.append((path, "arguments" if kind == "function_call" else "input", True))
     elif kind == "reasoning":

@@ -57,7 +57,7 @@ class Finding(Struct, eq=False):
         return Compared(made, lost, at, False)
 
 
-class Findings:
+class RecentFindings:
     """The latest, by conversation and by template."""
 
     def __init__(self, findings_max: int) -> None:

@@ -13,8 +13,8 @@ TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10  # of it, an
 SKETCHED_BYTES_MIN = 4 << 10  # of a first user message: a shorter one is not looked for by its lines
 
 
-class Look(Text):
-    """A prompt that is not seen at a glance. If `suspect`, `before` and `after` are to be compared, once `read`,
+class Suspect(Text):
+    """A prompt that is not seen at a glance. If `comparable`, `before` and `after` are to be compared, once `read`,
     and the Watcher is to hear what came out; if it `lacks` its beginning, it is to be looked at again with the whole
     of it."""
 
@@ -59,7 +59,7 @@ class Look(Text):
         return max(self.related.end if self.related is not None else 0, self.size, len(self.body))
 
     @property
-    def suspect(self) -> bool:
+    def comparable(self) -> bool:
         """Whether it has to be compared."""
         return self.related is not None
 
@@ -72,55 +72,57 @@ class Look(Text):
         return lead + self.text[: end - self.base] if end > self.base else lead
 
 
-def marks_of(look: Look, young: Match, seed: int, sketches: anchors.Sketches) -> list[int]:
+def marks_of(suspect: Suspect, young: Match, seed: int, sketches: anchors.Sketches) -> list[int]:
     """What it is found by, if it changes."""
-    since, user, first_end = young.known, look.user, look.first_user_end
-    text, base = look.text, look.base
+    since, user, first_end = young.known, suspect.user, suspect.first_user_end
+    text, base = suspect.text, suspect.base
     made: list[int]
     if base <= since and (user < 0 or (user <= since and first_end - user < SKETCHED_BYTES_MIN)):
-        made = anchors.last(text, max(0, text.rfind(RS, 0, since - base + 1)), look.root)
-        if user >= 0 and first_end < look.size:
-            made += anchors.messages(text[: first_end - base], user - base, look.root, 1)
-        if look.session:
-            made.append(look.session)
+        made = anchors.last(text, max(0, text.rfind(RS, 0, since - base + 1)), suspect.root)
+        if user >= 0 and first_end < suspect.size:
+            made += anchors.messages(text[: first_end - base], user - base, suspect.root, 1)
+        if suspect.session:
+            made.append(suspect.session)
         return made
     in_template = since < user
     low = user - base if in_template else text.rfind(RS, 0, max(0, since - base) + 1)
-    made = anchors.messages(text, max(0, low), look.root, anchors.MESSAGES_KEPT_MAX)
-    if look.session:
-        made.append(look.session)
+    made = anchors.messages(text, max(0, low), suspect.root, anchors.MESSAGES_KEPT_MAX)
+    if suspect.session:
+        made.append(suspect.session)
     if user >= 0 and since < first_end and (in_template or first_end - user >= SKETCHED_BYTES_MIN):
-        _mark_beginning(look, made, seed, sketches, in_template=in_template)
-    elif first_end < look.size and user >= base:
-        made += anchors.messages(text[: first_end - base], user - base, look.root, 1)
+        _mark_beginning(suspect, made, seed, sketches, in_template=in_template)
+    elif first_end < suspect.size and user >= base:
+        made += anchors.messages(text[: first_end - base], user - base, suspect.root, 1)
     return made
 
 
-def _mark_beginning(look: Look, made: list[int], seed: int, sketches: anchors.Sketches, *, in_template: bool) -> None:
+def _mark_beginning(
+    suspect: Suspect, made: list[int], seed: int, sketches: anchors.Sketches, *, in_template: bool
+) -> None:
     """What a prompt is found by whose template, or whose first message, has changed."""
-    base = look.base
-    user, first_end = max(0, look.user - base), look.first_user_end - base
-    if first_end < len(look.text):  # else it is among the last messages
-        made += anchors.messages(look.text[:first_end], user, look.root, 1)
+    base = suspect.base
+    user, first_end = max(0, suspect.user - base), suspect.first_user_end - base
+    if first_end < len(suspect.text):  # else it is among the last messages
+        made += anchors.messages(suspect.text[:first_end], user, suspect.root, 1)
     if first_end - user >= SKETCHED_BYTES_MIN:
-        made += sketch(look, sketches, in_template=False)
+        made += sketch(suspect, sketches, in_template=False)
     if in_template:
-        made += sketch(look, sketches, in_template=True)
-    if look.known.known < BLOCK_BYTES and not base:
-        made += look.prefixes or anchors.prefixes(look.text, seed)
+        made += sketch(suspect, sketches, in_template=True)
+    if suspect.known.known < BLOCK_BYTES and not base:
+        made += suspect.prefixes or anchors.prefixes(suspect.text, seed)
 
 
-def sketch(look: Look, sketches: anchors.Sketches, *, in_template: bool) -> list[int]:
+def sketch(suspect: Suspect, sketches: anchors.Sketches, *, in_template: bool) -> list[int]:
     """Marks of lines of its template, or of its first user message."""
-    user, first_end = max(0, look.user - look.base), look.first_user_end - look.base
+    user, first_end = max(0, suspect.user - suspect.base), suspect.first_user_end - suspect.base
     if in_template:
-        tools, _, system = look.text[: min(user, TEMPLATE_SKETCHED_BYTES_MAX)].partition(RS)
-        return anchors.tools(tools, look.root) + anchors.lines(system, look.root)
-    if look.sketch is None:
-        look.sketch = []
+        tools, _, system = suspect.text[: min(user, TEMPLATE_SKETCHED_BYTES_MAX)].partition(RS)
+        return anchors.tools(tools, suspect.root) + anchors.lines(system, suspect.root)
+    if suspect.sketch is None:
+        suspect.sketch = []
         if sketches.wanted():
-            look.sketch = anchors.lines(look.text[user : min(first_end, user + SKETCHED_BYTES_MAX)], look.root)
-    return look.sketch
+            suspect.sketch = anchors.lines(suspect.text[user : min(first_end, user + SKETCHED_BYTES_MAX)], suspect.root)
+    return suspect.sketch
 
 
 def user_start(text: bytes, end: int) -> int:

@@ -40,7 +40,7 @@ class _Tool(msgspec.Struct):
 _decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 
 
-class Prefix(NamedTuple):
+class SharedPrefix(NamedTuple):
     """What is shared."""
 
     text: bytes
@@ -96,7 +96,7 @@ class Templates:
             self._changed.add(at.id)
             at = self._known.get(at.parent)
 
-    def learn(self, name: int, prefix: Prefix, near: int, others: int) -> None:
+    def learn(self, name: int, prefix: SharedPrefix, near: int, others: int) -> None:
         """A prefix that so many `others` begin with; `near` is a template of one of them, or 0."""
         if len(self._known) >= self._templates_max:
             gone = self._known.popitem(last=False)[1]

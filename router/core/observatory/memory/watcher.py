@@ -16,11 +16,11 @@ from router.core.facts.misses import Sighting, Template
 from router.core.facts.requests import Ask, Prompt
 from router.core.observatory.difference.compare import Compared
 from router.core.observatory.memory import anchors
-from router.core.observatory.memory.assumed import FINDING_BYTES, Findings
+from router.core.observatory.memory.assumed import FINDING_BYTES, RecentFindings
 from router.core.observatory.memory.glance import WAYS_MIN, appended, beside
 from router.core.observatory.memory.relatives import elsewhere, relate
-from router.core.observatory.memory.suspect import SKETCHED_BYTES_MIN, Look, marks_of, user_start
-from router.core.observatory.memory.templates import TEMPLATE_BYTES, TOOLS, Prefix, Templates
+from router.core.observatory.memory.suspect import SKETCHED_BYTES_MIN, Suspect, marks_of, user_start
+from router.core.observatory.memory.templates import TEMPLATE_BYTES, TOOLS, SharedPrefix, Templates
 from router.core.observatory.memory.texts import LINKS_MAX, Match, Record, Text, Texts
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
@@ -47,7 +47,7 @@ class Watcher:
             templates_max, max(0, bodies_bytes_max - templates_max * TEMPLATE_BYTES), excerpts=excerpts
         )
         self._sketches = anchors.Sketches()
-        self._findings = Findings(max(1, memory_bytes_max // FINDINGS_SHARE // FINDING_BYTES))
+        self._findings = RecentFindings(max(1, memory_bytes_max // FINDINGS_SHARE // FINDING_BYTES))
         self._kept_bytes_max = min(prompt_bytes_max, memory_bytes_max // BODIES_SHARE) // BLOCK_BYTES * BLOCK_BYTES
         self._seed = seed & _MASK
         self._shared: set[int] = set()
@@ -73,8 +73,8 @@ class Watcher:
         body: bytes,
         whole: Prompt | None = None,
         sure: bool = False,
-    ) -> Sighting | Look:
-        """What the texts of earlier prompts say of this one; it is kept at once. A Look where that takes more: it is
+    ) -> Sighting | Suspect:
+        """What the texts of earlier prompts say of this one; it is kept at once. A Suspect where that takes more: it is
         suspect, or lacks its beginning. `whole` is its prompt with all of its text, where `ask` has only its end.
         `sure`: what was found of others is not assumed of it."""
         prompt = whole or ask.prompt or _NOTHING  # what has a chain has a prompt
@@ -106,220 +106,220 @@ class Watcher:
             size, end_key = self._kept_bytes_max, 0
             text, keys = text[: max(0, size - base)], keys[: size // BLOCK_BYTES]
             base = min(base, size)
-        look = Look(
+        suspect = Suspect(
             keys, chain.root, end_key, text, base, size, Sighting(), min(prompt.first_user_end, size), path, body, mark,
             _NO_MATCH, prompt.hint_bytes, prompt.bytes_per_token is not None, bool(chain.spans),
         )  # fmt: skip
-        look.sighting.tools, look.salted = tools, bool(ask.salt)
-        self._search(look, chain, sure=sure)
-        return look if look.lacks or look.related is not None else look.sighting
+        suspect.sighting.tools, suspect.salted = tools, bool(ask.salt)
+        self._search(suspect, chain, sure=sure)
+        return suspect if suspect.lacks or suspect.related is not None else suspect.sighting
 
     def _session_mark(self, name: str, root: int) -> int:
         return xxh3_64_intdigest(name.encode(errors="surrogatepass"), self._seed ^ root)
 
-    def _search(self, look: Look, chain: Chain, *, sure: bool) -> None:
+    def _search(self, suspect: Suspect, chain: Chain, *, sure: bool) -> None:
         """Find the longest prefix of it that is known, and decide what it is."""
         texts = self._texts
-        young, old = texts.young.match(look), texts.old.ends
+        young, old = texts.young.match(suspect), texts.old.ends
         if old:
-            aged = look.base > 0 or look.end_key in old or (bool(chain.spans) and chain.spans[-1][0] in old)
-            known = texts.known(look, young, aged=aged)
+            aged = suspect.base > 0 or suspect.end_key in old or (bool(chain.spans) and chain.spans[-1][0] in old)
+            known = texts.known(suspect, young, aged=aged)
         else:
             known = young
-        look.known = known
-        look.sighting.known_bytes = at = known.known
-        if known.lacks or at < look.base:
-            look.lacks = True
+        suspect.known = known
+        suspect.sighting.known_bytes = at = known.known
+        if known.lacks or at < suspect.base:
+            suspect.lacks = True
             return
         record = known.record
         while record is not None and record.start >= at and record.parent is not None:
             record = record.parent
-        look.record = record
+        suspect.record = record
         if record is not None:
             before = record.parent
-            if at == look.size:
-                self._again(look, young, record)
+            if at == suspect.size:
+                self._again(suspect, young, record)
                 return
             if at == record.end and record.children < record.asked:
-                self._appended(look, young, record)
+                self._appended(suspect, young, record)
                 return
             if before is not None and before.end == record.start and before.children < before.asked:
-                self._appended(look, young, before)
+                self._appended(suspect, young, before)
                 return
-        self._apart(look, young, sure=sure)
+        self._apart(suspect, young, sure=sure)
 
-    def settle(self, look: Look, compared: Compared | None, *, rejects: bool = False) -> None:
+    def settle(self, suspect: Suspect, compared: Compared | None, *, rejects: bool = False) -> None:
         """A suspect was compared, or not (None): its sighting is complete now, and it is kept; with `rejects` not if it
         changes what its conversation had said."""
-        if look.related is None:
+        if suspect.related is None:
             return
-        young, known = self._texts.match(look)
-        if known.lacks or known.known < look.base:  # forgotten meanwhile
+        young, known = self._texts.match(suspect)
+        if known.lacks or known.known < suspect.base:  # forgotten meanwhile
             return
-        look.known = known
-        self._settle(look, young, compared, rejects=rejects)
+        suspect.known = known
+        self._settle(suspect, young, compared, rejects=rejects)
 
-    def _settle(self, look: Look, young: Match, compared: Compared | None, *, rejects: bool = False) -> None:
-        related, sighting, own = look.related, look.sighting, look.own
+    def _settle(self, suspect: Suspect, young: Match, compared: Compared | None, *, rejects: bool = False) -> None:
+        related, sighting, own = suspect.related, suspect.sighting, suspect.own
         if related is None:
             return
-        in_template, span = look.known_bytes < look.user, look.span(related)
-        found, told = look.assumed, compared
+        in_template, span = suspect.known_bytes < suspect.user, suspect.span(related)
+        found, told = suspect.assumed, compared
         if told is None and found is not None and not rejects:
-            told = found.said(look.known_bytes, span)
+            told = found.said(suspect.known_bytes, span)
         if told is None:
-            alike = own and look.least_bytes == 1
+            alike = own and suspect.least_bytes == 1
             sighting.appended = not alike
         else:
-            alike = told.appended or told.repeated_bytes >= look.least_bytes
+            alike = told.appended or told.repeated_bytes >= suspect.least_bytes
             if alike:
                 sighting.difference = told.difference
                 # Another prompt may share more of its beginning than the one that it was compared with.
-                sighting.repeated_bytes = min(told.repeated_bytes, look.size - sighting.known_bytes)
+                sighting.repeated_bytes = min(told.repeated_bytes, suspect.size - sighting.known_bytes)
                 sighting.appended = told.difference is None or not own
                 if rejects and not sighting.appended:
                     return
-        if own and (alike or (look.user < 0 and not _is_fork(young))):
-            self._go_on(look, young, self._texts.latest(related.conversation) or related)
+        if own and (alike or (suspect.user < 0 and not _is_fork(young))):
+            self._go_on(suspect, young, self._texts.latest(related.conversation) or related)
         else:
-            self._begin(look, young, related if alike else None)
+            self._begin(suspect, young, related if alike else None)
         if compared is not None and not compared.appended:
             names = (sighting.conversation if own else 0, sighting.template if in_template or not own else 0)
             self._findings.add(names, compared, span, in_template=in_template)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
-    def _again(self, look: Look, young: Match, record: Record) -> None:
+    def _again(self, suspect: Suspect, young: Match, record: Record) -> None:
         """All of it was said before: the same prompt, or an earlier turn, or part of one."""
-        sighting = look.sighting
+        sighting = suspect.sighting
         sighting.conversation, sighting.template = record.conversation, record.template
         sighting.turn, sighting.tool_calls = record.turn, record.tool_calls
-        same = record.end == look.size
+        same = record.end == suspect.size
         if same:
             record.asked += 1
-            if not look.end_key:  # both were cut: what is behind is not known
+            if not suspect.end_key:  # both were cut: what is behind is not known
                 record.turn += 1
-        if young.known < look.size:  # it is used, so it moves to the young generation
-            look.user = -1
+        if young.known < suspect.size:  # it is used, so it moves to the young generation
+            suspect.user = -1
             asked, children = (record.asked, record.children) if same else (1, 0)
-            self._keep(look, young, marks_of(look, young, self._seed, self._sketches), asked, children)
+            self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches), asked, children)
 
-    def _appended(self, look: Look, young: Match, record: Record) -> None:
+    def _appended(self, suspect: Suspect, young: Match, record: Record) -> None:
         """It goes on where an earlier prompt ended."""
-        sighting, start = look.sighting, record.end - look.base
-        text, template = look.text, record.template
+        sighting, start = suspect.sighting, record.end - suspect.base
+        text, template = suspect.text, record.template
         # Of a prompt that several asked, each goes on in a conversation of its own.
-        sighting.conversation = _named(look) if record.children else record.conversation
+        sighting.conversation = _named(suspect) if record.children else record.conversation
         record.children += 1
         sighting.template, sighting.turn, sighting.tool_calls = template, record.turn + 1, record.tool_calls
-        if look.answered and (sighting.tools or sighting.tool_calls):
+        if suspect.answered and (sighting.tools or sighting.tool_calls):
             sighting.tool_calls += text.count(_RS_TOOL, max(0, start))
         if template:
             self._templates.touch(template)
-        made = anchors.messages(text, max(0, start), look.root, anchors.MESSAGES_KEPT_MAX)
-        if look.session:
-            made.append(look.session)
-        self._keep(look, young, made)
+        made = anchors.messages(text, max(0, start), suspect.root, anchors.MESSAGES_KEPT_MAX)
+        if suspect.session:
+            made.append(suspect.session)
+        self._keep(suspect, young, made)
 
-    def _apart(self, look: Look, young: Match, *, sure: bool) -> None:
+    def _apart(self, suspect: Suspect, young: Match, *, sure: bool) -> None:
         """It differs from earlier prompts before their end, or is like none."""
-        first_end, known, size = look.first_user_end, look.known.known, look.size
-        text, base = look.text, look.base
+        first_end, known, size = suspect.first_user_end, suspect.known.known, suspect.size
+        text, base = suspect.text, suspect.base
         user = -1
         if base < first_end and known < first_end:
-            user = look.user = user_start(text, first_end - base) + base
+            user = suspect.user = user_start(text, first_end - base) + base
         if known < BLOCK_BYTES and not base:
-            look.sighting.identity_bytes = elsewhere(look, self._texts, self._seed, self._shared)
+            suspect.sighting.identity_bytes = elsewhere(suspect, self._texts, self._seed, self._shared)
         behind = size - known
-        if not look.ids and (
+        if not suspect.ids and (
             known < user
             or behind >= SKETCHED_BYTES_MIN
-            or (look.session and user >= 0)
+            or (suspect.session and user >= 0)
             or (first_end < size and (user >= 0 or text.find(RS, max(0, known - base)) >= 0))
         ):
-            relate(look, self._texts, self._sketches)
-        related = look.related
+            relate(suspect, self._texts, self._sketches)
+        related = suspect.related
         if related is not None:
-            look.from_bytes = known if related is look.record else 0
-            look.known_bytes = known
-            names = (related.conversation, related.template) if look.own else (related.template,)
-            found = look.assumed = self._findings.of(names, known, in_template=known < user)
+            suspect.from_bytes = known if related is suspect.record else 0
+            suspect.known_bytes = known
+            names = (related.conversation, related.template) if suspect.own else (related.template,)
+            found = suspect.assumed = self._findings.of(names, known, in_template=known < user)
             if not sure and found is not None and found.stands(known):
-                self._settle(look, young, None)
-                look.related = None
-        elif user < 0 and look.record is not None and not _is_fork(young):
-            self._go_on(look, young, look.record)
+                self._settle(suspect, young, None)
+                suspect.related = None
+        elif user < 0 and suspect.record is not None and not _is_fork(young):
+            self._go_on(suspect, young, suspect.record)
         else:
-            self._begin(look, young, None)
+            self._begin(suspect, young, None)
 
     # -- keeping it ----------------------------------------------------------------------------------------------
 
-    def _go_on(self, look: Look, young: Match, before: Record) -> None:
+    def _go_on(self, suspect: Suspect, young: Match, before: Record) -> None:
         """Another prompt of the conversation."""
-        sighting = look.sighting
+        sighting = suspect.sighting
         sighting.conversation, sighting.turn, sighting.template = before.conversation, before.turn + 1, before.template
-        if look.answered:
-            self._count_calls(look)
-        self._keep(look, young, marks_of(look, young, self._seed, self._sketches))
+        if suspect.answered:
+            self._count_calls(suspect)
+        self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches))
 
-    def _begin(self, look: Look, young: Match, related: Record | None) -> None:
+    def _begin(self, suspect: Suspect, young: Match, related: Record | None) -> None:
         """The first prompt of a conversation. `related`: the latest of another of its template."""
-        look.sighting.conversation = look.end_key or _named(look)
-        if look.answered:
-            self._count_calls(look)
-        end = self._shared_bytes(look, young)
+        suspect.sighting.conversation = suspect.end_key or _named(suspect)
+        if suspect.answered:
+            self._count_calls(suspect)
+        end = self._shared_bytes(suspect, young)
         if end >= BLOCK_BYTES:
-            key = look.keys[end // BLOCK_BYTES - 1]
-            self._begun(look, key, end, key)
+            key = suspect.keys[end // BLOCK_BYTES - 1]
+            self._begun(suspect, key, end, key)
         elif related is not None:
             if not related.template:
                 related.template = xxh3_64_intdigest(b"template", related.conversation)
-            self._begun(look, related.template, look.known.known, 0)
-        self._keep(look, young, marks_of(look, young, self._seed, self._sketches))
+            self._begun(suspect, related.template, suspect.known.known, 0)
+        self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches))
 
-    def _count_calls(self, look: Look) -> None:
+    def _count_calls(self, suspect: Suspect) -> None:
         """As many tools were called as have a result."""
-        if look.sighting.tools or (look.record is not None and look.record.tool_calls):
-            look.sighting.tool_calls = look.prefix(look.size).count(_RS_TOOL)
+        if suspect.sighting.tools or (suspect.record is not None and suspect.record.tool_calls):
+            suspect.sighting.tool_calls = suspect.prefix(suspect.size).count(_RS_TOOL)
 
-    def _shared_bytes(self, look: Look, young: Match) -> int:
+    def _shared_bytes(self, suspect: Suspect, young: Match) -> int:
         """Where the template ends that it begins with, if it shares one."""
-        known = look.known.known
-        if BLOCK_BYTES <= look.hint_bytes <= look.size:
-            return look.hint_bytes
-        if look.record is None:
+        known = suspect.known.known
+        if BLOCK_BYTES <= suspect.hint_bytes <= suspect.size:
+            return suspect.hint_bytes
+        if suspect.record is None:
             return 0
-        if look.user < 0:  # behind a whole conversation: examples that many begin with
+        if suspect.user < 0:  # behind a whole conversation: examples that many begin with
             return known if _is_fork(young) else 0
-        return min(known, look.user) if look.user else known
+        return min(known, suspect.user) if suspect.user else known
 
-    def _begun(self, look: Look, name: int, end: int, key: int) -> None:
+    def _begun(self, suspect: Suspect, name: int, end: int, key: int) -> None:
         """One more conversation of this template; and the one that it forked from is of it too."""
-        record, templates = look.record, self._templates
-        look.sighting.template = name
+        record, templates = suspect.record, self._templates
+        suspect.sighting.template = name
         near = record.template if record is not None else 0
         # What is related by a few lines only shares less than those that share it from the first byte on.
         size = end if key else 1 << 62
-        if templates.joined(name, size, look.path, look.body):
+        if templates.joined(name, size, suspect.path, suspect.body):
             if templates.unlabelled:
-                templates.label(name, look.prefix(end))
+                templates.label(name, suspect.prefix(end))
             return
-        prefix = Prefix(look.prefix(end), key, end in (look.user, look.hint_bytes))
-        templates.learn(name, prefix, near, int(record is not None and (not look.hint_bytes or near == name)))
-        templates.joined(name, size, look.path, look.body)
+        prefix = SharedPrefix(suspect.prefix(end), key, end in (suspect.user, suspect.hint_bytes))
+        templates.learn(name, prefix, near, int(record is not None and (not suspect.hint_bytes or near == name)))
+        templates.joined(name, size, suspect.path, suspect.body)
         if record is not None and not near:
             record.template = name
             latest = self._texts.latest(record.conversation)
             if latest is not None and not latest.template:
                 latest.template = name
 
-    def _keep(self, look: Look, young: Match, made: list[int], asked: int = 1, children: int = 0) -> None:
-        if young.known < look.size:  # else it was asked twice at once, and has been kept
-            of = look.sighting
+    def _keep(self, suspect: Suspect, young: Match, made: list[int], asked: int = 1, children: int = 0) -> None:
+        if young.known < suspect.size:  # else it was asked twice at once, and has been kept
+            of = suspect.sighting
             record = Record(
                 None, 0, b"", 0, 0, 0, of.conversation, of.turn, of.template, of.tool_calls, of.tools, asked, children
             )
-            self._texts.keep(look, young, look.known, record, made)
+            self._texts.keep(suspect, young, suspect.known, record, made)
 
 
 def _is_fork(young: Match) -> bool:

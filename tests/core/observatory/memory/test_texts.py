@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.core.facts.misses import Sighting
 from router.core.facts.requests import Ask, Beginning, Joint, Prompt
 from router.core.observatory.memory import texts
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.texts import LINKS_MAX, Record, Siblings, Text, Texts, common, piece
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
@@ -40,12 +40,12 @@ def look(memory: Watcher, text: bytes, model: str = "m", skipped_bytes: int = 0)
     """Seen, and kept without being compared."""
     ask, chain = asked(text, model, skipped_bytes)
     seen = memory.look(ask, chain, session="", path="/v1/completions", body=b"{}")
-    if isinstance(seen, Look) and seen.lacks:
+    if isinstance(seen, Suspect) and seen.lacks:
         assert ask.prompt is not None
         assert ask.prompt.joint is not None
         seen = memory.look(ask, chain, session="", path="/v1/completions", body=b"{}", whole=ask.prompt.joint.whole())
-        assert not isinstance(seen, Look) or not seen.lacks
-    if isinstance(seen, Look):
+        assert not isinstance(seen, Suspect) or not seen.lacks
+    if isinstance(seen, Suspect):
         memory.settle(seen, None)
         return seen.sighting
     return seen

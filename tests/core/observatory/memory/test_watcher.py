@@ -13,7 +13,7 @@ from router.core.facts.misses import Change, Sighting
 from router.core.observatory.difference.compare import compare
 from router.core.observatory.memory import glance
 from router.core.observatory.memory import watcher as watching
-from router.core.observatory.memory.suspect import Look
+from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import chain_of
 
@@ -49,7 +49,7 @@ class Seeing:
         chain = chain_of(ask, ask.model or "")
         assert chain is not None
         look = self.watcher.look(ask, chain, session=session, path=CHAT, body=body)
-        if not isinstance(look, Look):
+        if not isinstance(look, Suspect):
             return look
         self.compared += 1
         look.read()

@@ -1,0 +1,232 @@
+"""The parts of a hub, made from its settings.
+
+Each function makes one part of the hub that it is given, out of the settings and of parts made before. A part that is
+made later is looked up when it is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from router.admin.observatory import Observatory
+from router.admin.pages import Pages
+from router.core.facts.replicas import Replica
+from router.core.kv_events.stream import StreamLimits
+from router.core.observatory.explain import Explainer
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.engines.discovery.sources import source_of
+from router.engines.discovery.static import StaticDiscovery
+from router.engines.discovery.together import Together
+from router.engines.kv_events.subscriber import Subscriber
+from router.engines.probe import Prober
+from router.engines.ranks import Ranks
+from router.hub.local_placer import LocalPlacer
+from router.prewarm.sending import PromptSender
+from router.prewarm.warmer import Warmer
+from router.settings.pairs import event_endpoints, event_topics
+from router.telemetry.metrics import Figures, Metrics
+from router.tokens.request_tokens import Asker
+from router.tokens.trust import Trust
+
+if TYPE_CHECKING:
+    from router.hub.hub import Hub
+    from router.tokens.encoder import Prompts
+
+log = logging.getLogger(__name__)
+
+STALE_PROBES = 3  # probe intervals after which an engine's word on its load no longer counts
+
+
+def router_of(hub: Hub) -> Router:
+    """The Router. What it says of replicas goes to the roster, the event streams and the warmer."""
+    s = hub.settings
+    window_s = s.observatory.replay_window_s
+    return Router(
+        POLICIES[s.routing.policy](),
+        index_bytes_max=s.routing.index_bytes_max,
+        memory_max=s.routing.memory_max,
+        blocks_max_default=s.routing.blocks_max_default,
+        stored_blocks_max=s.events.blocks_max,
+        stored_bytes_max=s.events.index_bytes_max,
+        repeats=s.events.announce,
+        graded=lambda id_, grade, why: hub.roster.graded(id_, grade, why),
+        resync=lambda id_: hub.events.resync(id_) if hub.events else None,
+        slow_start_s=s.upstream.slow_start_s,
+        stuck_after_s=s.upstream.stuck_after_s,
+        breaker_changed=lambda id_, state, why: hub.roster.stood(id_, state, why),
+        cleared=lambda id_: hub.warmer.cleared(id_),
+        suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
+        explainer=Explainer(s.observatory.blocks_max, replay_window_s=window_s) if s.observatory.enabled else None,
+    )
+
+
+def metrics_of(hub: Hub) -> Metrics:
+    """Metrics of this process and of all edges."""
+
+    def streams() -> dict[str, dict[str, float | None]]:
+        rows = hub.events.stats().items() if hub.events is not None else ()
+        return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
+
+    figures = Figures(
+        in_flight=lambda: hub.edges.in_flight,
+        streams=streams,
+        prompts=lambda: hub.totals.prompts(hub.prompts.counts() if hub.prompts is not None else {}),
+        queued=lambda: hub.admission.queued(),
+        held=lambda: hub.admission.held_back(),
+        discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
+        ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
+        totals=hub.totals,
+    )
+    return Metrics(hub.router, time.monotonic, figures, process=True)
+
+
+def discoveries_of(hub: Hub) -> Together:
+    """All sources of replicas: those in the settings or added at run time, and a source that finds others."""
+    s = hub.settings
+    if not s.replicas and s.discovery.source == StaticDiscovery.source:
+        log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
+    return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
+
+
+def pages_of(hub: Hub) -> Pages:
+    """The pages that any client or operator may read."""
+
+    def stream(replica: str) -> dict[str, Any] | None:
+        stats = hub.events.stat(replica) if hub.events is not None else None
+        return msgspec.to_builtins(stats) if stats is not None else None
+
+    return Pages(
+        hub.router,
+        hub.metrics,
+        ready=hub.ready,
+        clock=time.monotonic,
+        decisions_max=hub.settings.limits.decisions_max,
+        streams=stream,
+        window=lambda id_: hub.admission.window(id_),
+        added=lambda id_: Replica(id_).url in hub.replicas.added,
+        warming=lambda id_: hub.warmer.warming(id_),
+        discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
+    )
+
+
+def observatory_of(hub: Hub) -> Observatory | None:
+    """The observatory; None where it is switched off."""
+    settings = hub.settings.observatory
+    if not settings.enabled:
+        return None
+    return Observatory(
+        hub.router,
+        settings,
+        tenant=hub.metrics.tenant,
+        clock=time.monotonic,
+        decisions=hub.pages.newest,
+        window=lambda id_: hub.admission.window(id_),
+        warming=lambda id_: hub.warmer.warming(id_),
+    )
+
+
+def placer_of(hub: Hub) -> LocalPlacer:
+    """What edges of this process ask, and what places for workers."""
+    s = hub.settings
+    return LocalPlacer(
+        hub.router,
+        clock=time.monotonic,
+        event_wait_s=s.events.wait_s,
+        response_ids_max=s.limits.response_ids_max,
+        private_responses=bool(s.auth.keys_file),
+        observe=hub.observe,
+        failed=hub.failed,
+        refused=lambda replica: hub.roster.refused(replica),
+        page=hub.pages.page,
+        limits=s.admission,
+        load_stale_s=STALE_PROBES * s.probe.interval_s,
+        shed=hub.metrics.shed,
+    )
+
+
+def warmer_of(hub: Hub) -> Warmer:
+    """What fills caches before traffic comes."""
+    s = hub.settings
+    sender = PromptSender(
+        hub.router,
+        hub.admission,
+        clock=time.monotonic,
+        api_key=lambda: hub.upstream_key or s.probe.api_key,
+        tls=hub.tls,
+    )
+    return Warmer(
+        hub.router,
+        sender,
+        s.prewarm,
+        clock=time.monotonic,
+        hottest=hub.observatory.hottest if hub.observatory is not None else lambda _: (),
+        counted=hub.metrics.prewarmed,
+        released=lambda id_: hub.edges.ready(id_),
+    )
+
+
+def prober_of(hub: Hub) -> Prober:
+    """What asks replicas for health, models and load."""
+    s = hub.settings
+    return Prober(
+        hub.router,
+        lambda id_: hub.roster.lost(id_),
+        on_ready=lambda id_: hub.roster.ready(id_),
+        interval_s=s.probe.interval_s,
+        timeout_s=s.probe.timeout_s,
+        api_key=s.probe.api_key,
+        models_interval_s=s.probe.models_interval_s,
+        page_bytes_max=s.probe.page_bytes_max,
+        kv_tokens_max=s.routing.kv_tokens_max,
+        tls=hub.tls,
+    )
+
+
+def ranks_of(hub: Hub) -> Ranks:
+    """What asks servers how many data-parallel ranks they have."""
+    probe = hub.settings.probe
+    return Ranks(
+        interval_s=probe.interval_s,
+        again_s=probe.models_interval_s,
+        timeout_s=probe.timeout_s,
+        api_key=probe.api_key,
+        page_bytes_max=probe.page_bytes_max,
+        tls=hub.tls,
+    )
+
+
+def subscriber_of(hub: Hub) -> Subscriber:
+    """What follows the KV events of replicas."""
+    s = hub.settings
+    return Subscriber(
+        hub.router.knowledge,
+        endpoints=event_endpoints(s.events.endpoints),
+        bind=s.events.bind,
+        topics=event_topics(s.events.topics),
+        api_key=s.probe.api_key,
+        tls=hub.tls,
+        poll_s=s.events.poll_s,
+        limits=StreamLimits(
+            silence_s=s.events.replay_timeout_s,
+            suspended_max_s=s.events.suspend_s,
+            queue_bytes_max=s.events.queue_bytes_max,
+        ),
+    )
+
+
+def trust_of(hub: Hub, prompts: Prompts, asker: Asker) -> Trust:
+    """What compares our token ids with those of replicas."""
+    tokens = hub.settings.tokens
+    return Trust(
+        hub.router,
+        prompts,
+        asker,
+        ask_replicas=tokens.ask_replicas,
+        verify=tokens.verify,
+        verify_interval_s=tokens.verify_interval_s,
+    )

@@ -1,0 +1,147 @@
+"""Which replicas there are: one that joins is probed and followed, one that leaves is forgotten, and whoever must know
+is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
+from router.core.fleet.breaker import State
+from router.core.placement.router import Router
+from router.engines.kv_events.subscriber import Subscriber
+from router.engines.probe import Prober
+from router.engines.ranks import Ranks
+from router.loop import guarded
+from router.placer import Edges
+from router.prewarm.warmer import Warmer
+from router.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaRoster:
+    """The replicas of one router, and the tasks that watch each of them."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        prober: Prober,
+        ranks: Ranks,
+        events: Subscriber | None,
+        warmer: Warmer,
+        metrics: Metrics,
+        edges: Callable[[], Edges],
+    ) -> None:
+        """`edges` gives those that serve now; without `events` no replica's KV events are followed."""
+        self._router = router
+        self._prober = prober
+        self._ranks = ranks
+        self._events = events
+        self._warmer = warmer
+        self._metrics = metrics
+        self._edges = edges
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
+        self._grades: dict[str, Grade] = {}  # grades as last logged, by replica
+        self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
+
+    async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> None:
+        """Take over each complete set of replicas that discovery yields, until cancelled."""
+        async for replicas in self._ranks.follow(sets):
+            self.replace(replicas)
+            self.discovered.set()
+
+    async def close(self) -> None:
+        """Stop watching all replicas."""
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def probe_now(self) -> None:
+        """Probe every replica once, without waiting for the next round."""
+        await self.discovered.wait()
+        await asyncio.gather(*(self._prober.probe(member.id, models=True) for member in self._router.members))
+
+    def replace(self, replicas: frozenset[Replica]) -> None:
+        """Take over a complete set. Another engine at a known address is a replica that left and one that joined."""
+        by_id = {replica.id: replica for replica in replicas}
+        before = {member.id: member.replica for member in self._router.members}
+        joined, left = self._router.replace(by_id[id_] for id_ in sorted(by_id))
+        for id_ in left:
+            self._left(before[id_])
+        for id_ in before.keys() - left:
+            if (ready := by_id[id_].ready) != before[id_].ready:
+                text = "replica is ready again" if ready else "replica is not ready"
+                log.info(text, extra={"fields": _named(by_id[id_])})
+                (self.ready if ready else self._edges().left)(id_)
+            member = self._router.member(id_)
+            if self._events is not None and member is not None and member.replica != before[id_]:
+                self._events.update(member.replica)
+        for id_ in joined:
+            self._joined(by_id[id_])
+
+    def _left(self, replica: Replica) -> None:
+        id_ = replica.id
+        log.info("replica left", extra={"fields": _named(replica)})
+        for task in self._tasks.pop(id_):
+            task.cancel()
+        self._metrics.left(id_)
+        self._prober.left(id_)
+        self._grades.pop(id_, None)
+        self._warmer.left(id_)
+        self._edges().left(id_)
+
+    def _joined(self, replica: Replica) -> None:
+        self._metrics.joined(replica.id)
+        self._warmer.joined(replica.id, new=self.discovered.is_set())
+        log.info("replica joined", extra={"fields": _named(replica)})
+        work: list[Coroutine[None, None, None]] = [self._prober.watch(replica.id)]
+        if self._events is not None:
+            work.append(self._events.watch(replica))
+        self._tasks[replica.id] = [asyncio.create_task(guarded(each)) for each in work]
+
+    # -- what is said of a replica -------------------------------------------------------------------------------
+
+    def ready(self, replica: str) -> None:
+        """The replica has become ready."""
+        self._warmer.ready(replica)
+        self._edges().ready(replica)
+
+    def lost(self, replica: str) -> None:
+        """Nobody listens there any more; what comes back may have another number of ranks."""
+        self._edges().lost(replica)
+        for id_ in self._router.same_server(replica):
+            self._warmer.refused(id_)
+        self._ranks.doubt(replica)
+
+    def refused(self, replica: str) -> None:
+        """An edge found that nobody listens there: all ranks of that server are gone at once."""
+        for id_ in self._router.same_server(replica):
+            if self._router.observe_health(id_, False, "connection refused", proof=True):
+                self._router.forget(id_)
+                self._prober.hurry(id_)
+                fields = {"replica": id_, "why": "connection refused"}
+                log.warning("replica does not answer as it should", extra={"fields": fields})
+        self.lost(replica)
+
+    def graded(self, replica: str, grade: Grade, why: str) -> None:
+        """Log a change of the replica's grade, with its reason; a fall from `exact` is a warning."""
+        fell = self._grades.get(replica) is Grade.EXACT
+        self._grades[replica] = grade
+        fields = {"replica": replica, "grade": grade.value, "why": why}
+        log.log(logging.WARNING if fell else logging.INFO, "replica's grade", extra={"fields": fields})
+
+    def stood(self, replica: str, state: State, why: str) -> None:
+        """Log a change of the replica's breaker: requests say what its health checks do not."""
+        level = logging.INFO if state is State.CLOSED else logging.WARNING
+        log.log(level, "replica's breaker", extra={"fields": {"replica": replica, "state": state.value, "why": why}})
+
+
+def _named(replica: Replica) -> dict[str, str]:
+    """What is known of the replica, as fields of a log line."""
+    facts = {"replica": replica.id, "name": replica.name, "node": replica.node, "instance": replica.instance}
+    return {name: fact for name, fact in facts.items() if fact}
