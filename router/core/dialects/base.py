@@ -57,3 +57,15 @@ class Dialect(Protocol):
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
         """What a stream ends with that is not whole, behind these events: an error as official clients raise it."""
+
+
+class UsageUnasked:
+    """A dialect whose streams carry usage whether a request asks for it or not."""
+
+    def with_usage(self, body: bytes) -> bytes:
+        """The body as it is."""
+        return body
+
+    def is_usage_event(self, event: bytes) -> bool:
+        """Never: no event exists only because it was asked for."""
+        return False

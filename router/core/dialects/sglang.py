@@ -20,6 +20,7 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.dialects import sse
+from router.core.dialects.base import UsageUnasked
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, Prompt, TemplateInput
 from router.core.prompts import bodies
@@ -94,7 +95,7 @@ _FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"\w+"|\{\s*")[^\r\n]*[\r\n]')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
-class SGLang:
+class SGLang(UsageUnasked):
     """Generate."""
 
     name = "sglang"
@@ -192,14 +193,6 @@ class SGLang:
             return Ending.OK
         failed = any(self.event_error(b"data: " + data) is not None for data in sse.payloads_backwards(tail))
         return Ending.FAILED if failed else None
-
-    def with_usage(self, body: bytes) -> bytes:
-        """Every event carries usage anyway."""
-        return body
-
-    def is_usage_event(self, event: bytes) -> bool:
-        """Never: nothing was asked for."""
-        return False
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """SGLang's flat error, with our code instead of the status said again."""

@@ -31,7 +31,7 @@ RESERVED = frozenset(("chat_template", "tokenize", "messages", "conversation", "
 
 
 class Unfit(ValueError):
-    """The tokens of this request cannot be known here; the message says why, without a word of the prompt."""
+    """What the engine makes of this request is not known here; the message says why, without a word of the prompt."""
 
 
 class Body(msgspec.Struct):
