@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
-from router.core.facts.requests import Beginning, Heading
+from router.core.facts.requests import Beginning, Heading, Prompt
+from router.core.prompts.canonical import Chat
 
 CELL_BYTES = 8 << 10
 CELLS_MIN = 4  # a shorter body is read in the time that looking for it and learning it take
@@ -106,6 +107,28 @@ class Seen:
         head = _head(body)
         return _place(body, cells, 0, Mark(len(head), head, None)) if head else None
 
+    def go_on(
+        self,
+        chat: Chat,
+        place: Place,
+        body: bytes,
+        messages: Sequence[Raw],
+        write: Callable[[Raw], None],
+        read_whole: Callable[[], Prompt | None],
+    ) -> Prompt:
+        """The prompt of a body of which all but these messages is known: each is written to `chat`, and remembered.
+        `read_whole` reads the body as if nothing had been seen, should the prompt be asked for its text."""
+        ends: list[tuple[int, Beginning]] = []
+        for message, end in zip(messages, _ends_of(body, place.mark.at, messages), strict=True):
+            write(message)
+            ends.append((end, chat.beginning()))
+
+        def whole() -> Prompt | None:
+            self.spend(len(body) // 8)
+            return read_whole()
+
+        return chat.joined(self.learn(place, body, ends), whole)
+
     def learn(self, place: Place, body: bytes, ends: Sequence[tuple[int, Beginning]]) -> list[Beginning]:
         """Remember these messages, each by its end in the body, in order. Returns those that can be found again."""
         made: list[Beginning] = []
@@ -164,7 +187,7 @@ class Seen:
 _MASK = (1 << 64) - 1
 
 
-def ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:
+def _ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:
     """Offset behind each of these messages, which follow each other in the body from `at` on."""
     ends = []
     for message in messages:

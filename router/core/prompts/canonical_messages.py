@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.facts.requests import Ask, Heading, Prompt
 from router.core.prompts import bodies
-from router.core.prompts.beginnings import Place, Seen, ends_of
+from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.prompts.canonical import NO_EFFORT, Chat, Part, arguments, call, calls
 from router.core.prompts.messages_fields import (
@@ -81,16 +81,14 @@ def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place) -> Prompt 
     chat = Chat(place.mark.beginning)
     parts = [fields.tools, fields.system, fields.chat_template_kwargs, fields.output_config, fields.thinking]
     chat.rendered(seen.rendered(parts, lambda: _heading(fields)))
-    ends: list[tuple[int, Beginning]] = []
-    for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
-        _message(chat, decode_message(message))
-        ends.append((end, chat.beginning()))
-
-    def whole() -> Prompt | None:
-        seen.spend(len(body) // 8)
-        return prompt_of(decode_loose(body))
-
-    return chat.joined(seen.learn(place, body, ends), whole)
+    return seen.go_on(
+        chat,
+        place,
+        body,
+        messages,
+        lambda message: _message(chat, decode_message(message)),
+        lambda: prompt_of(decode_loose(body)),
+    )
 
 
 def _heading(fields: Fields) -> Heading:

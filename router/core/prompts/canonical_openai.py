@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.facts.requests import Ask, Heading, Prompt
 from router.core.prompts import bodies
-from router.core.prompts.beginnings import Seen, ends_of
+from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.openai_fields import (
@@ -87,22 +87,20 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
         return None
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
-    if messages is None or bodies.given(
-        fields.mm_processor_kwargs
-    ):  # which may stand behind messages seen without them
+    # mm_processor_kwargs may stand behind messages that were read without them.
+    if messages is None or given(fields.mm_processor_kwargs):
         return None
     chat = Chat(place.mark.beginning)
     chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
-    ends: list[tuple[int, Beginning]] = []
-    for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
-        _message(chat, decode_message(message))
-        ends.append((end, chat.beginning()))
-
-    def whole() -> Prompt | None:
-        seen.spend(len(body) // 8)
-        return prompt_of(path, decode_openai(body))
-
-    return _ask(fields, chat.joined(seen.learn(place, body, ends), whole))
+    prompt = seen.go_on(
+        chat,
+        place,
+        body,
+        messages,
+        lambda message: _message(chat, decode_message(message)),
+        lambda: prompt_of(path, decode_openai(body)),
+    )
+    return _ask(fields, prompt)
 
 
 def _head_parts(fields: QuickFields | RestFields) -> list[Raw]:
@@ -136,7 +134,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
-    if fields.mm_processor_kwargs is not ABSENT and bodies.given(fields.mm_processor_kwargs):
+    if fields.mm_processor_kwargs is not ABSENT and given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
     _head(chat, fields)
     _messages(chat, messages)
