@@ -204,7 +204,7 @@ def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
 async def test_every_metric_is_in_the_table() -> None:
     """A router's own page has exactly the metrics of the table, with their types and no other labels."""
     documented = {row[0].strip("`"): row for row in table(block("metrics"))}
-    async with App(Settings(replicas=("http://127.0.0.1:1",), listen=free_ports())) as app:
+    async with App(Settings(replicas=("http://127.0.0.1:1",), listen=on_free_ports())) as app:
         app.hub.metrics.failed("http://127.0.0.1:1", "connect")
         families = list(app.hub.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
@@ -216,7 +216,7 @@ async def test_every_metric_is_in_the_table() -> None:
         assert labels <= set(re.findall(r"`(\w+)`", documented[name][2])), name
 
 
-def free_ports() -> Any:
+def on_free_ports() -> Any:
     """Listeners on free ports."""
     return type(Settings().listen)(port=0, admin_port=0)
 

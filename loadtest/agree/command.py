@@ -41,7 +41,6 @@ from loadtest.agree.report import (
 from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE, judged, median_row, table_cells, verdict_lines
 from loadtest.common import flags, rivals
-from loadtest.common.children import ChildError
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row, progress_bar, write_json
@@ -185,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.rows = options.rows or (PEERS if options.peers else (*POLICIES, *RULES))
     try:
         return uvloop.run(_until_signal(options, " ".join(["python -m loadtest agree", *arguments])))
-    except (ChildError, ProcessError, ReplayError, TraceError, rivals.RivalError, OSError) as error:
+    except (ProcessError, ReplayError, TraceError, rivals.RivalError, OSError) as error:
         print(f"agree: {error}", file=sys.stderr)
         return 2
 

@@ -18,16 +18,15 @@ import aiohttp
 import msgspec
 
 from loadtest.common import rivals
-from loadtest.common.children import engines, router
 from loadtest.common.client import read_counters
-from loadtest.common.processes import Process, started
+from loadtest.common.processes import START_TIMEOUT_S, Process, engines, free_port, router, started
 from loadtest.common.report import Row
 from loadtest.common.traces import Trace
 from loadtest.replay.command import Progress, ReplaySettings, Sent, replayed
 from router.settings.schema import AdmissionSettings
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.1
+READY_EVERY_S = 0.1
 READINESS = "/readiness"
 """All three rivals tell there how many of their workers are healthy."""
 _TTFT = re.compile(r"^vllm:time_to_first_token_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE)
@@ -74,7 +73,7 @@ async def over_http(
     policy: str | rivals.Rival,
     progress: Progress | None = None,
 ) -> Run:
-    """Replay through a policy of ours, or through a rival as its maker ships it. Raises ChildError, ProcessError,
+    """Replay through a policy of ours, or through a rival as its maker ships it. Raises ProcessError,
     RivalError, ReplayError."""
     async with (
         engines(
@@ -128,7 +127,7 @@ async def _ours(urls: Sequence[str], policy: str, settings: Sequence[str]) -> As
 @asynccontextmanager
 async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="warmroute-agree-") as temporary:
-        folder, port = Path(temporary), rivals.free_port()
+        folder, port = Path(temporary), free_port()
         async with started(rival.name, rival.words(port, urls, folder), folder) as process:
             await _ready(process, f"http://{HOST}:{port}", len(urls))
             yield f"http://{HOST}:{port}"

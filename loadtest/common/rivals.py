@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import venv
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 
+from loadtest.common.processes import free_port
 from router import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,10 +221,3 @@ def install(environment: Path) -> None:
             subprocess.run([*pip, name], check=True, timeout=INSTALL_TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as error:
             raise RivalError(f"{name} cannot be installed: {error}") from error
-
-
-def free_port() -> int:
-    """A port on 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

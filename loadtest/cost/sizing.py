@@ -25,8 +25,9 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.common.processes import Process, ProcessError, rss_mb, spent, usage
+from loadtest.common.processes import Process, ProcessError
 from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.usage import rss_mb, spent, usage
 from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, print_report
 from loadtest.overhead import bodies
 from loadtest.overhead.command import Bench, Plan, bench, stop_when_told

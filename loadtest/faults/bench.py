@@ -21,15 +21,14 @@ from typing import Any
 import aiohttp
 
 from loadtest.common import rivals
-from loadtest.common.processes import Process, started
+from loadtest.common.processes import LISTENING, START_TIMEOUT_S, Process, free_port, started
 from loadtest.common.report import Row
 from loadtest.faults.upstream import answers
 
-START_TIMEOUT_S, READY_EVERY_S, SETTLE_S = 60.0, 0.05, 0.3
+READY_EVERY_S, SETTLE_S = 0.05, 0.3
 QUICK = ("--set", "listen.lame_duck_s=0")
 LINE_BYTES_MAX = 64 << 20
 _READY = re.compile(r"ready \S+ (\d+) control (\d+)")
-_LISTENING = re.compile(r"listening http://\S+:(\d+) admin http://\S+:(\d+)")
 
 
 async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
@@ -109,22 +108,11 @@ class Upstream:
     async def start(self) -> None:
         """Start it, on the port that it had if it had one. Raises ProcessError."""
         self._starts += 1
-        words = [
-            sys.executable,
-            "-m",
-            "loadtest.faults.upstream.process",
-            "--name",
-            self.name,
-            "--port",
-            str(self.port),
-        ]
+        words = ["-m", "loadtest.faults.upstream.process", "--name", self.name, "--port", str(self.port)]
+        words = [sys.executable, *words]
         process = await self._stack.enter_async_context(started(f"{self.name}.{self._starts}", words, self._folder))
         self.process = process
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not (said := _READY.search(process.output.read_text())):
-            if not process.running or time.monotonic() > deadline_s:
-                raise process.error("did not come up")
-            await asyncio.sleep(0.02)
+        (said,) = await process.said(_READY)
         self.port = int(said[1])
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", int(said[2]), limit=LINE_BYTES_MAX)
 
@@ -168,7 +156,7 @@ class Run:
     @property
     def admin_port(self) -> int:
         """Of warmroute."""
-        said = _LISTENING.search(self.process.output.read_text(errors="replace"))
+        said = LISTENING.search(self.process.output.read_text(errors="replace"))
         return int(said[2]) if said else 0
 
     async def ask(
@@ -261,7 +249,7 @@ class Bench:
             router = self.router
             if self.ours:
                 router = rivals.Rival(router.name, (*router.command, *QUICK, *flags))
-            port = rivals.free_port()
+            port = free_port()
             words = router.words(port, list(urls) or [u.url for u in upstreams], self.folder)
             process = await stack.enter_async_context(started(router.name, words, self.folder))
             bearer = {"Authorization": f"Bearer {key}"} if key else None

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from loadtest.common.processes import rss_mb
 from loadtest.common.report import Row
+from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Answer, Bench, Run, Upstream, at_rate, row, until
 from loadtest.faults.rows.leaving import at_rest, gauges, request
 from loadtest.faults.upstream import answers

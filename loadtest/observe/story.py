@@ -29,8 +29,8 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import flags
-from loadtest.common.children import ChildError, engines, router
 from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, ReplayError
+from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, percentile, print_report, write_json
 from loadtest.observe.agents import Clock, Conversation
 
@@ -333,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return uvloop.run(_until_signal(options, " ".join(["story", *arguments])))
-    except (ChildError, ReplayError, OSError) as error:
+    except (ProcessError, ReplayError, OSError) as error:
         print(f"story: {error}", file=sys.stderr)
         return 2
 

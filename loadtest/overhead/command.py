@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import gc
 import pstats
-import re
 import shlex
 import signal
 import sys
@@ -33,8 +32,9 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.common.processes import Process, ProcessError, rss_mb, started
+from loadtest.common.processes import READY, START_TIMEOUT_S, Process, ProcessError, free_port, started
 from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.usage import rss_mb
 from loadtest.overhead import answers, bodies, observatory, slow_and_long, workers
 from loadtest.overhead.load import (
     Address,
@@ -51,7 +51,7 @@ from loadtest.overhead.load import (
 from loadtest.overhead.options import parser
 from loadtest.overhead.report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
 
-START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.05
+READY_EVERY_S = 0.05
 WARM_S, IDLE_S = 0.5, 0.3
 PROBES_S = 1.5  # times to the first event, 160 a second
 LONG_PROMPTS_S = 4.0
@@ -200,7 +200,7 @@ class Bench:
     @asynccontextmanager
     async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[Address, Process]]:
         """The router, once it answers. Raises ProcessError, RivalError."""
-        address = ("127.0.0.1", rivals.free_port())
+        address = ("127.0.0.1", free_port())
         async with started(router.name, router.words(address[1], self.urls, self._folder), self._folder) as process:
             await self._ready(process, address)
             await asyncio.sleep(IDLE_S)
@@ -238,9 +238,7 @@ async def bench(plan: Plan) -> AsyncIterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="warmroute-overhead-") as temporary:
         folder = Path(temporary)
         async with started("upstream", [sys.executable, *words], folder) as process:
-            output = process.output
-            await until(lambda: output.read_text().count("\n") >= plan.replicas, START_TIMEOUT_S, "no upstream")
-            yield Bench(plan, folder, re.findall(r"ready (\S+)", output.read_text()))
+            yield Bench(plan, folder, [said[1] for said in await process.said(READY, plan.replicas)])
 
 
 async def measure(plan: Plan, console: Console) -> list[Row]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.common.processes import Spent, spent, usage
+from loadtest.common.usage import Spent, spent, usage
 from loadtest.overhead import answers, bodies
 
 ANSWER_TIMEOUT_S = 20.0

@@ -12,18 +12,14 @@ figure is the mean of two runs, and how far those of one worker lie apart is sai
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from importlib import resources
 from statistics import mean, median
 
-import aiohttp
-
-from loadtest.common.children import LISTENING, START_TIMEOUT_S, Child, ChildError, child, engines
 from loadtest.common.client import ReplayError
+from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row
 from loadtest.common.traces import read_trace
 from loadtest.overhead.load import Measured
@@ -41,7 +37,6 @@ HITS_POINTS_MAX = 1.0
 WORKLOAD = replace(AGENT, requests=300, time_scale=100.0)
 RUNS = 2
 ON_ITS_OWN = {"Connection": "close"}
-READY_EVERY_S = 0.05
 TIMEOUT_WALL_S = 60.0  # of a request: a slow machine is not what is judged
 
 TEXT = {
@@ -179,36 +174,8 @@ async def replayed(workers: int, flags: Sequence[str]) -> Row:
         time_scale=WORKLOAD.time_scale,
     )
     try:
-        async with fresh as urls, _router(workers, flags, urls) as url:
+        words = ("--workers", str(workers), *flags)
+        async with fresh as urls, router(urls, policy="warm", host=HOST, flags=words) as (url, _):
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(urls)))
-    except (ChildError, ReplayError) as error:
+    except (ProcessError, ReplayError) as error:
         return Row(errors=1, errors_by_kind={str(error): 1})
-
-
-@asynccontextmanager
-async def _router(workers: int, flags: Sequence[str], urls: Sequence[str]) -> AsyncIterator[str]:
-    """warmroute's URL, once it is ready; it says on which port. Raises ChildError."""
-    words = ["-m", "router", "serve", "--host", HOST, "--port", "0", "--admin-port", "0", "--workers", str(workers)]
-    words += ["--set", "listen.lame_duck_s=0"]
-    for url in urls:
-        words += ["--replica", url]
-    async with child("warmroute", [*words, *flags]) as process:
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                url = (await process.match(LISTENING))[1]
-                process.started()
-                await _ready(process, url)
-        except TimeoutError:
-            raise process.error(f"was not ready within {START_TIMEOUT_S:g} s") from None
-        yield url
-
-
-async def _ready(process: Child, url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        while process.running:
-            with suppress(aiohttp.ClientError):
-                async with session.get(f"{url}/readyz") as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(READY_EVERY_S)
-    raise process.error("ended before it was ready")

@@ -23,8 +23,8 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest.common.children import ChildError, engines, router
 from loadtest.common.client import ReplayError
+from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
 from loadtest.common.traces import TraceError, read_trace
 from loadtest.replay.command import ReplaySettings, run_replay
@@ -184,8 +184,8 @@ async def demo(options: argparse.Namespace, command: str) -> int:
 
 async def stay(options: argparse.Namespace, console: Console) -> None:
     """Replicas at life's own speed and a warm router, until cancelled."""
-    port = free_port(options.port, console)
-    admin_port = free_port(options.admin_port, console)
+    port = free_or_any(options.port, console)
+    admin_port = free_or_any(options.admin_port, console)
     async with serving("warm", KV_TOKENS, 1.0, port, admin_port) as (_, url, admin_url):
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
         console.print(
@@ -201,7 +201,7 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
             console.print("stopping")
 
 
-def free_port(port: int, console: Console) -> int:
+def free_or_any(port: int, console: Console) -> int:
     """The port if nothing listens there, else 0 (any free one) after saying so."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return uvloop.run(_until_signal(options, " ".join(["warmroute demo", *arguments])))
-    except (ChildError, ReplayError, TraceError, OSError) as error:
+    except (ProcessError, ReplayError, TraceError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 

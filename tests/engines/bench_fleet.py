@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.common import rivals
+from loadtest.common.processes import free_ports
 from tests.engines.bench_serve import Load, Told, bench
 from tests.engines.install import REPO, model_dir
-from tests.engines.processes import Server, free_ports, wait_until
+from tests.engines.processes import Server, wait_until
 from tests.engines.router_process import Router
 from tests.engines.vllm_server import Replica, get, sample
 

@@ -11,9 +11,10 @@ import json
 import os
 from pathlib import Path
 
+from loadtest.common.processes import free_ports
 from tests.engines.install import REPO, model_dir, python_of
 from tests.engines.install_sglang import VENV_SGLANG
-from tests.engines.processes import Server, free_ports
+from tests.engines.processes import Server
 from tests.engines.vllm_server import CONTEXT_TOKENS_MAX, MODEL, SEQUENCES_MAX, Replica
 
 PAGE_TOKENS = 16

@@ -15,8 +15,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from loadtest.common.processes import free_ports
 from tests.engines.install import REPO, VENV, model_dir
-from tests.engines.processes import Server, free_ports
+from tests.engines.processes import Server
 
 MODEL = "tiny"
 BLOCK_TOKENS = 32

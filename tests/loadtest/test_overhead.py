@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from loadtest.common import rivals
-from loadtest.common.processes import Usage, rss_mb, spent, started, tree, usage
+from loadtest.common.processes import started
 from loadtest.common.report import Row, write_json
+from loadtest.common.usage import Usage, rss_mb, spent, tree, usage
 from loadtest.overhead import answers as overhead_answers
 from loadtest.overhead import bodies, slow_and_long
 from loadtest.overhead import command as overhead

@@ -12,7 +12,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 import urllib.request
@@ -23,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from deploy.compiled import MODULES
+from loadtest.common.processes import free_ports
 from router import __version__
 from tests.supply.install import REPO, VENV
 
@@ -211,17 +211,10 @@ def test_image_runs_as_nobody_on_a_root_that_cannot_be_written(image: Built) -> 
     assert "uid=65532" in image.say("id").stdout
 
 
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_image_serves_and_is_healthy(image: Built, workers: int) -> None:
     """The router serves from the image, in one process and in several, and the image's own health check passes."""
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     listen = [f"--port={ports[0]}", f"--admin-port={ports[1]}", f"--workers={workers}"]
     serve = image.command("warmroute", "serve", "--replica", "http://127.0.0.1:9", *listen)
     process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

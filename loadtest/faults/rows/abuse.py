@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
-from loadtest.common import rivals
-from loadtest.common.processes import rss_mb, started
+from loadtest.common.processes import ProcessError, free_port, started
 from loadtest.common.report import Row
+from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Bench, Run, at_rate, row, until
 from loadtest.faults.upstream import answers
 
@@ -145,13 +145,12 @@ def _vectors(canary: int, allowed: int) -> list[str]:
 
 async def _open_admin(bench: Bench) -> Row:
     """An admin listener for everybody needs a token."""
-    port = rivals.free_port()
+    port = free_port()
     words = [*bench.router.words(port, ["http://127.0.0.1:1"], bench.folder), "--set", "listen.admin_host=0.0.0.0"]
     status = None
     async with started("open-admin", words, bench.folder) as process:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(bench.scale.patience_s(START_S)):
-                status = await process.ended()
+        with suppress(ProcessError):
+            status = await process.ended(bench.scale.patience_s(START_S))
     return row(20, "admin listener on 0.0.0.0 without a token: exit status", 2, status, ok=status not in (None, 0))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from loadtest.common.processes import rss_mb
 from loadtest.common.report import Row, percentile
+from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Answer, Bench, Run, Scale, row, until
 from loadtest.faults.upstream import answers
 

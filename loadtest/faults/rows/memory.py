@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadtest.common.processes import rss_mb, started
+from loadtest.common.processes import started
 from loadtest.common.report import Row
+from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Bench, row
 from router.core.cache.estimate import PrefixIndex
 
