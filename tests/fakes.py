@@ -17,6 +17,8 @@ from typing import Any, Self
 from aiohttp import web
 from multidict import CIMultiDict
 
+from loadtest.common import answers
+from loadtest.common.answers import DONE, data_event, named_event
 from router.app import App
 from router.commands.loading import load
 from router.settings.schema import Settings
@@ -102,8 +104,7 @@ class FakeEngine:
         self.probes["models"] += 1
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.Response(status=401)
-        rows = [{"id": name, "object": "model", "owned_by": self.owned_by, "created": 1} for name in self.models]
-        return web.json_response({"object": "list", "data": rows})
+        return web.json_response(answers.models(*self.models, owned_by=self.owned_by))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -122,7 +123,7 @@ def events(words: int = 3, *, usage: dict[str, Any] | None = None) -> list[bytes
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     if usage is not None:
         chunks.append({"choices": [], "usage": usage})
-    return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
+    return [*map(data_event, chunks), DONE]
 
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -164,11 +165,6 @@ RESPONSE: dict[str, Any] = {
         "total_tokens": 103,
     },
 }
-
-
-def named_event(kind: str, **fields: Any) -> bytes:
-    """An event as Messages and Responses have it: named, and its type said again in the data."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
 def message_events() -> list[bytes]:
@@ -213,7 +209,7 @@ GENERATED: dict[str, Any] = {
 def generate_events() -> list[bytes]:
     """A stream of `/generate` as SGLang 0.5.23 sends it: every event has the text from its beginning, and usage."""
     pieces = [{"text": text, "output_ids": [7], "meta_info": META} for text in ("w0", "w0 w1")]
-    return [b"data: " + json.dumps(each).encode() + b"\n\n" for each in (*pieces, GENERATED)] + [b"data: [DONE]\n\n"]
+    return [*map(data_event, (*pieces, GENERATED)), DONE]
 
 
 async def ok(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -278,7 +274,7 @@ async def empty_stream(_: FakeEngine, request: web.Request) -> web.StreamRespons
 
 async def error_event(_: FakeEngine, request: web.Request) -> web.StreamResponse:
     """What vLLM 0.32 sends when its core dies: an error as first event, and [DONE]."""
-    return await stream(request, [b'data: {"error": {"message": "dead", "code": 500}}\n\n', b"data: [DONE]\n\n"])
+    return await stream(request, [b'data: {"error": {"message": "dead", "code": 500}}\n\n', DONE])
 
 
 async def breaks_midway(_: FakeEngine, request: web.Request) -> web.StreamResponse:

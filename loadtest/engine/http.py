@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from loadtest.common import answers
 from loadtest.engine import tokens
 from loadtest.engine.metrics import render
 from loadtest.engine.replica import Answer, Replica
@@ -296,10 +297,8 @@ class Surface:
         return web.json_response({"success": self._replica.model.reset_prefix_cache()})
 
     async def _models(self, _http: web.Request) -> web.Response:
-        card = {"id": self._model_name, "object": "model", "created": self._started, "owned_by": "vllm"}
-        card |= {"root": self._model_name, "parent": None}
-        card["max_model_len"] = self._replica.model.context_tokens_max
-        return web.json_response({"object": "list", "data": [card]})
+        longest = self._replica.model.context_tokens_max
+        return web.json_response(answers.models(self._model_name, created=self._started, context_tokens=longest))
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()

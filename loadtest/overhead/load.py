@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from loadtest.common.answers import LAST_CHUNK
 from loadtest.common.usage import Spent, spent, usage
 from loadtest.overhead import answers, bodies
 
@@ -111,7 +112,7 @@ class Connection(asyncio.Protocol):
             self.first_s = time.perf_counter()
         if self._left == _CHUNKED_LEFT:
             self._tally.events += data.count(b"\n\n")
-            if data.endswith(answers.LAST_CHUNK) or (len(data) < 5 and self._ends()):
+            if data.endswith(LAST_CHUNK) or (len(data) < 5 and self._ends()):
                 self._finish(self._wrong())
         else:
             self._left -= len(data)
@@ -119,7 +120,7 @@ class Connection(asyncio.Protocol):
                 self._finish(self._wrong())
 
     def _ends(self) -> bool:
-        return b"".join(self._pieces[-5:]).endswith(answers.LAST_CHUNK)
+        return b"".join(self._pieces[-5:]).endswith(LAST_CHUNK)
 
     def _head(self) -> None:
         data = b"".join(self._pieces)

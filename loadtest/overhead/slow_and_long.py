@@ -26,6 +26,7 @@ from statistics import median
 
 import uvloop
 
+from loadtest.common.answers import LAST_CHUNK
 from loadtest.common.processes import started
 from loadtest.common.report import Row, percentile
 from loadtest.common.usage import rss_mb
@@ -132,7 +133,7 @@ async def _read_all(client: socket.socket) -> int:
         # A line break at either side of a cut is one that no piece shows.
         events += data.count(b"\n\n") + (end.endswith(b"\n") and data.startswith(b"\n"))
         end = (end + data[-8:])[-8:]
-        if end.endswith(answers.LAST_CHUNK):
+        if end.endswith(LAST_CHUNK):
             break
     return events
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from loadtest.common.answers import LAST_CHUNK, NOT_FOUND, plain
 from loadtest.overhead import answers
 
 RATE_PER_S = 30.0  # events a second of one stream: what a busy engine gives
@@ -146,7 +147,7 @@ class Replica(asyncio.Protocol):
             self._first = data
         if self._left < 0:  # JSON has no bare CR LF, so that what ends like this is the last chunk
             self._before_last, self._last = self._last[-ENDS_BYTES:], data
-            ended = (self._before_last[-len(answers.LAST_CHUNK) :] + data).endswith(answers.LAST_CHUNK)
+            ended = (self._before_last[-len(LAST_CHUNK) :] + data).endswith(LAST_CHUNK)
             rest = b""
         else:
             rest, data = data[self._left :], data[: self._left]
@@ -176,12 +177,12 @@ class Replica(asyncio.Protocol):
         if path in answers.RENDERED:
             self._written.rendered += 1
             page = {"token_ids": [self._written.rendered, *range(31)], "tokens": [self._written.rendered], "count": 32}
-            self._transport.write(answers.plain("200 OK", "application/json", json.dumps(page).encode()))
+            self._transport.write(plain("200 OK", json.dumps(page).encode()))
         elif path == b"/written":
             page = {"flood_bytes": self._written.flood_bytes, "paths": self._written.paths}
-            self._transport.write(answers.plain("200 OK", "application/json", json.dumps(page).encode()))
+            self._transport.write(plain("200 OK", json.dumps(page).encode()))
         else:
-            self._transport.write(answers.PAGES.get(path, answers.NOT_FOUND))
+            self._transport.write(answers.PAGES.get(path, NOT_FOUND))
 
     def _stream(self, ends: bytes) -> None:
         flood, tokens = _FLOOD.search(ends), _TOKENS.search(ends)

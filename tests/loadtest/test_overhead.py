@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from loadtest.common import rivals
+from loadtest.common.answers import LAST_CHUNK, chunk
 from loadtest.common.processes import started
 from loadtest.common.report import Row, write_json
 from loadtest.common.usage import Usage, rss_mb, spent, tree, usage
@@ -95,7 +96,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     """Status line and body of the next answer, chunks taken apart."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"chunked" in head:
-        raw = await reader.readuntil(overhead_answers.LAST_CHUNK)
+        raw = await reader.readuntil(LAST_CHUNK)
         return head.split(b"\r\n")[0], b"".join(chunks(raw))
     length = int(head.partition(b"content-length:")[2].split()[0])
     return head.split(b"\r\n")[0], await reader.readexactly(length)
@@ -121,7 +122,7 @@ async def test_requests_may_come_at_once_or_in_chunks() -> None:
     short, stream = bodies.single(512).request(1), bodies.stream(2).request(2)
     body = stream.partition(b"\r\n\r\n")[2]
     chunked = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    chunked += overhead_answers.chunk(body[:200]) + overhead_answers.chunk(body[200:]) + overhead_answers.LAST_CHUNK
+    chunked += chunk(body[:200]) + chunk(body[200:]) + LAST_CHUNK
     async with upstream() as (address, _), connected(address) as (reader, writer):
         writer.write(stream + short)
         assert (await answer(reader))[1] == overhead_answers.stream_body(2)
@@ -158,7 +159,7 @@ async def test_streams_send_single_events() -> None:
     async with upstream() as (address, _), connected(address) as (reader, writer):
         writer.write(bodies.stream(20).request(1))
         await reader.readuntil(b"\r\n\r\n")
-        found = list(chunks(await reader.readuntil(overhead_answers.LAST_CHUNK)))
+        found = list(chunks(await reader.readuntil(LAST_CHUNK)))
     assert all(chunk.count(b"\n\n") == 1 and chunk.endswith(b"\n\n") for chunk in found)
     assert len(found) == 1 + 20 + 3
     assert all(200 <= len(chunk) <= 260 for chunk in found[:-1])
@@ -180,7 +181,7 @@ async def test_a_flood_stops_where_nobody_reads() -> None:
                 await asyncio.sleep(0.1)
             assert 0 < written.flood_bytes < size // 2
             end = b""
-            while not end.endswith(overhead_answers.LAST_CHUNK):
+            while not end.endswith(LAST_CHUNK):
                 data = await loop.sock_recv(client, 1 << 20)
                 assert data
                 end = (end + data)[-5:]

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
+from loadtest.common.answers import plain
 from loadtest.common.processes import ProcessError, free_port, started
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
@@ -43,7 +44,7 @@ class Canary:
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 await reader.readuntil(b"\r\n\r\n")
                 there = f"location: http://127.0.0.1:{to.port}/\r\n" if to else ""
-                writer.write(answers.plain("302 Found" if to else "200 OK", b"{}", headers=there))
+                writer.write(plain("302 Found" if to else "200 OK", b"{}", headers=there))
                 await writer.drain()
             writer.close()
 
