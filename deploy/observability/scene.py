@@ -25,7 +25,7 @@ import yaml
 from loadtest.common.processes import LISTENING, READY, Process, ProcessError, free_port, started
 from loadtest.common.report import Row
 from loadtest.common.traces import read_trace
-from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.replay.run import ReplaySettings, run_replay
 from router.settings.keys import entry_of, make_key
 
 HOST = "127.0.0.1"

@@ -15,7 +15,7 @@ from loadtest.agree.table import TABLE
 from loadtest.common import rivals
 from loadtest.common.traces import Session, Trace, read_trace
 from loadtest.replay import demo
-from loadtest.replay.command import ReplaySettings
+from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import CALIBRATION
 
@@ -37,7 +37,7 @@ ROUNDED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AgreeCase:
     """A slice, and who places: a policy of ours or a rival."""
 
     settings: ReplaySettings
@@ -70,7 +70,7 @@ def spread(trace: Trace) -> Trace:
     return replace(trace, sessions=tuple(Session(str(number), (each,)) for number, each in enumerate(moved)))
 
 
-def cases_of(options: argparse.Namespace, said: Console) -> list[Case]:
+def cases_of(options: argparse.Namespace, said: Console) -> list[AgreeCase]:
     """Every slice under everybody who is there; who is missing is said."""
     there = rivals.installed(options.rivals)
     cases = []
@@ -90,7 +90,7 @@ def cases_of(options: argparse.Namespace, said: Console) -> list[Case]:
     return cases
 
 
-def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> AgreeCase:
     if name in TABLE:
         return _of_table(name, row, rival, options)
     slice_ = SLICES[name]
@@ -110,10 +110,10 @@ def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Nam
         router=rival.name if rival else rivals.OURS,
     )
     behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
-    return Case(settings, behind, rival or row, RULES.get(row, row))
+    return AgreeCase(settings, behind, rival or row, RULES.get(row, row))
 
 
-def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> AgreeCase:
     settings = replace(
         agree_table.settings_of(name, options.requests, options.time_scale),
         model=demo.MODEL,
@@ -129,4 +129,4 @@ def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse
         agree_table.TICK_S,
         scaled=True,
     )
-    return Case(settings, behind, rival or row, RULES.get(row, row))
+    return AgreeCase(settings, behind, rival or row, RULES.get(row, row))

@@ -24,14 +24,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.agree.cases import PEERS, POLICIES, RULES, SLICES, Case, cases_of, shipped
-from loadtest.agree.over_http import Run, over_http
+from loadtest.agree.cases import PEERS, POLICIES, RULES, SLICES, AgreeCase, cases_of, shipped
+from loadtest.agree.over_http import HttpRun, over_http
 from loadtest.agree.report import (
     HEADS,
     HTTP,
     SIMULATED,
+    AgreeRun,
     Comparison,
-    Part,
     Pooled,
     agreement_table,
     markdown,
@@ -56,9 +56,9 @@ PAGE_WIDTH = 160
 class Agreement:
     """All runs of one invocation."""
 
-    def __init__(self, cases: Sequence[Case], options: argparse.Namespace, errors: Console) -> None:
+    def __init__(self, cases: Sequence[AgreeCase], options: argparse.Namespace, errors: Console) -> None:
         self._cases, self._options, self._errors = cases, options, errors
-        self._runs: dict[int, list[Run]] = {number: [] for number in range(len(cases))}
+        self._runs: dict[int, list[HttpRun]] = {number: [] for number in range(len(cases))}
         self._prepared: dict[str, Workload] = {}
 
     async def replay_all(self) -> None:
@@ -73,7 +73,7 @@ class Agreement:
 
     def http(self, number: int) -> Pooled:
         """A case's runs over HTTP as one."""
-        parts = [Part(run.row, run.sent, run.counted) for run in self._runs[number]]
+        parts = [AgreeRun(run.row, run.sent, run.counted) for run in self._runs[number]]
         return pooled(parts, self._cases[number].settings, HTTP)
 
     def raced(self, number: int) -> Row:

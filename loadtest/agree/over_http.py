@@ -22,7 +22,7 @@ from loadtest.common.client import read_counters
 from loadtest.common.processes import START_TIMEOUT_S, Process, engines, free_port, router, started
 from loadtest.common.report import Row
 from loadtest.common.traces import Trace
-from loadtest.replay.command import Progress, ReplaySettings, Sent, replayed
+from loadtest.replay.run import Progress, ReplaySettings, Sent, replayed
 from router.settings.schema import AdmissionSettings
 
 HOST = "127.0.0.1"
@@ -48,7 +48,7 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class HttpRun:
     """One replay over HTTP."""
 
     row: Row
@@ -72,7 +72,7 @@ async def over_http(
     behind: Behind,
     policy: str | rivals.Rival,
     progress: Progress | None = None,
-) -> Run:
+) -> HttpRun:
     """Replay through a policy of ours, or through a rival as its maker ships it. Raises ProcessError,
     RivalError, ReplayError."""
     async with (
@@ -96,7 +96,7 @@ async def over_http(
     answers = [each.answer for each in sent if each.answer.ttft_s is not None]
     waited = [((each.ttft_s or 0.0) - each.waited_s) * settings.time_scale for each in answers]
     wire_s = max(0.0, fmean(waited) - engines_s) if waited else 0.0
-    return Run(row, sent, tuple(urls), counted, wire_s)
+    return HttpRun(row, sent, tuple(urls), counted, wire_s)
 
 
 async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -> float:

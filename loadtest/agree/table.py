@@ -22,7 +22,7 @@ from statistics import median
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
 from loadtest.common.traces import Request, Session, Trace
-from loadtest.replay.command import ReplaySettings
+from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.results.claims import FIGURES, TTFT, WARM, WITHIN, Figure
 from loadtest.simulate.scenarios import crowded, generated, recorded
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, Make, Scenario

@@ -18,7 +18,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CpuUsage:
     """CPU of a process and its descendants up to a moment, in seconds."""
 
     scheduled_s: dict[int, float]
@@ -51,7 +51,7 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def usage(pid: int) -> Usage:
+def usage(pid: int) -> CpuUsage:
     """What a process and its descendants spent so far."""
     scheduled, ticked = {}, {}
     for each in tree(pid):
@@ -61,7 +61,7 @@ def usage(pid: int) -> Usage:
             scheduled[each] = sum(_scheduled_s(thread) for thread in Path(f"/proc/{each}/task").iterdir())
         except OSError:
             continue
-    return Usage(scheduled, ticked)
+    return CpuUsage(scheduled, ticked)
 
 
 def _scheduled_s(thread: Path) -> float:
@@ -71,7 +71,7 @@ def _scheduled_s(thread: Path) -> float:
         return 0.0
 
 
-def spent(before: Usage, after: Usage) -> Spent:
+def spent(before: CpuUsage, after: CpuUsage) -> Spent:
     """What was spent between two usages of one process."""
     cpu_s = 0.0
     for pid, scheduled_s in after.scheduled_s.items():

@@ -44,7 +44,7 @@ from loadtest.cost.world import (
     STAGES,
     CostError,
     Decision,
-    World,
+    PricedRouter,
     batch,
     follow,
     removed,
@@ -86,7 +86,7 @@ def body_of(messages: list[dict[str, Any]], *, tools: bool) -> bytes:
 
 
 async def conversations(
-    world: World,
+    world: PricedRouter,
     talks: Talks,
     names: Sequence[str],
     size: tuple[int, int],
@@ -116,7 +116,7 @@ async def conversations(
 
 async def decisions(folder: Path, runs: int, told: Callable[[int], None]) -> list[Row]:
     """Rows of all decisions; `told` hears how many runs are done."""
-    world = World(folder)
+    world = PricedRouter(folder)
     try:
         talks = await fitting(world)
         world.fill(OTHER_BLOCKS)
@@ -147,7 +147,7 @@ def rows_of(case: str, found: dict[str, list[Decision]]) -> list[Row]:
     ]
 
 
-async def fitting(world: World) -> Talks:
+async def fitting(world: PricedRouter) -> Talks:
     """Text whose prompts come out as long as they are meant to be."""
     talks = Talks(4.0)
     decision = await world.decide(body_of(talks.messages("fit", 0, 9, LONG[0] // 9), tools=False))
@@ -156,7 +156,7 @@ async def fitting(world: World) -> Talks:
 
 async def profile(folder: Path, size: tuple[int, int]) -> None:
     """Where the time of an extension by a turn goes, all in one thread."""
-    world, profiler = World(folder, one_thread=True), cProfile.Profile()
+    world, profiler = PricedRouter(folder, one_thread=True), cProfile.Profile()
     try:
         talks = await fitting(world)
         world.fill(OTHER_BLOCKS)

@@ -30,7 +30,7 @@ from loadtest.common.report import Row, progress_bar, write_json
 from loadtest.common.usage import rss_mb, spent, usage
 from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, print_report
 from loadtest.overhead import bodies
-from loadtest.overhead.command import Bench, Plan, bench, stop_when_told
+from loadtest.overhead.command import OverheadBench, Plan, bench, stop_when_told
 from loadtest.overhead.load import (
     ANSWER_TIMEOUT_S,
     Address,
@@ -259,7 +259,9 @@ async def measure(sizes: Sizes, console: Console) -> list[Row]:
     return rows
 
 
-async def _sized(running: Bench, sizes: Sizes, replicas: int, rows: list[Row], told: Callable[[int], None]) -> None:
+async def _sized(
+    running: OverheadBench, sizes: Sizes, replicas: int, rows: list[Row], told: Callable[[int], None]
+) -> None:
     """All rows of one number of replicas."""
 
     def found(row: Row) -> None:

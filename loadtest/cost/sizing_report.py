@@ -27,7 +27,7 @@ class SizingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SizingRule:
     """Cores and MB as a sum."""
 
     base_cores: float
@@ -54,7 +54,7 @@ class Rule:
         return rest + self.index_factor * index_mb
 
 
-def rule(rows: Sequence[Row]) -> Rule:
+def rule(rows: Sequence[Row]) -> SizingRule:
     """What follows from the rows. Raises SizingError."""
     idle, full = _case(rows, IDLE), _case(rows, FULL)
     short, streamed = _case(rows, SHORT), _case(rows, STREAMS)
@@ -76,7 +76,7 @@ def rule(rows: Sequence[Row]) -> Rule:
     taken = [(row.got or 0.0) / row.index_mb for row in full if row.index_mb]
     if not taken:
         raise SizingError("the index was never filled")
-    return Rule(
+    return SizingRule(
         base_cores,
         replica_cores,
         max(median(map(chunk_us, same)) for same in by_streams.values()),

@@ -115,7 +115,7 @@ class Decision:
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
-class World:
+class PricedRouter:
     """A router with eight followed replicas, and engines that do what it says. Times on its clock are made up."""
 
     def __init__(self, folder: Path, *, one_thread: bool = False) -> None:

@@ -20,8 +20,9 @@ from aiohttp import web
 from loadtest.common import flags
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.http import Surface
-from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.replica import Replica
+from loadtest.engine.model import EngineModel
+from loadtest.engine.replica import SimulatedReplica
+from loadtest.engine.step import Limits
 
 if TYPE_CHECKING:
     from loadtest.engine.kv_publisher import KvPublisher
@@ -66,7 +67,7 @@ class Engines:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.urls: list[str] = []
-        self.replicas: list[Replica] = []
+        self.replicas: list[SimulatedReplica] = []
         self._settings = settings
         self._runners: list[web.AppRunner] = []
         self._publishers: list[KvPublisher] = []
@@ -89,7 +90,7 @@ class Engines:
             settings.limits,
             record_events=publisher is not None,
         )
-        replica = Replica(
+        replica = SimulatedReplica(
             model,
             time_scale=settings.time_scale,
             tick_s=settings.tick_s,

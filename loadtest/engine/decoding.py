@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadtest.engine.request import Request
+    from loadtest.engine.request import EngineRequest
 
 _NUMBER = attrgetter("number")
 
@@ -25,7 +25,7 @@ class Running:
         "blocks", "cached", "computed", "ends", "generated", "joined", "live", "number", "request", "stored"
     )  # fmt: skip
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.number = -1  # of its admission: the order in the batch
         self.blocks: list[int] = []

@@ -20,8 +20,8 @@ from aiohttp import web
 from loadtest.common import answers
 from loadtest.engine import tokens
 from loadtest.engine.metrics import render
-from loadtest.engine.replica import Answer, Replica
-from loadtest.engine.request import Request, RequestRefused
+from loadtest.engine.replica import Choices, SimulatedReplica
+from loadtest.engine.request import EngineRequest, RequestRefused
 
 BODY_BYTES_MAX = 64 << 20
 OUTPUT_TOKENS_DEFAULT = 128
@@ -87,7 +87,7 @@ class Job:
     include_usage: bool
     ids: list[int]
     texts: list[str]
-    answer: Answer
+    answer: Choices
     prompt_tokens: list[int]
     created: int
 
@@ -96,7 +96,7 @@ class Surface:
     """The routes of one replica."""
 
     def __init__(
-        self, replica: Replica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
+        self, replica: SimulatedReplica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
     ) -> None:
         self._replica = replica
         self._tell_ttft = tell_ttft
@@ -161,7 +161,7 @@ class Surface:
                 model.check(count, output_n)
         except RequestRefused as refusal:
             raise Refused(400, str(refusal), param="input_tokens") from None
-        answer = Answer(len(prompts))
+        answer = Choices(len(prompts))
         texts = [tokens.answer(prompt, output_n) for prompt in prompts]
         name = http.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -179,7 +179,7 @@ class Surface:
             text = Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
             job.ids.append(next(self._ids))
-            self._replica.submit(Request(job.ids[-1], counts[index], output_n, keys, text), answer, index)
+            self._replica.submit(EngineRequest(job.ids[-1], counts[index], output_n, keys, text), answer, index)
         return job
 
     async def _stream(self, http: web.Request, job: Job) -> web.StreamResponse:

@@ -11,7 +11,7 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """What the model needs to know of a prompt and its answer."""
 
     request_id: int

@@ -64,7 +64,7 @@ class Scale:
 
 
 @dataclass(slots=True)
-class Answer:
+class FaultAnswer:
     """What a client got."""
 
     id: str
@@ -169,10 +169,10 @@ class Run:
         max_tokens: int = 8,
         headers: dict[str, str] | None = None,
         **marks: object,
-    ) -> Answer:
+    ) -> FaultAnswer:
         """One request; what goes wrong is in the answer. `marks` are for the replica (see
         faults/upstream/process.py)."""
-        found = Answer(str(next(self._numbers)))
+        found = FaultAnswer(str(next(self._numbers)))
         marker = " ".join(f"{key}={value}" for key, value in {"id": found.id, **marks}.items())
         shape = answers.APIS[api]
         body = shape.request(f"[[{marker}]] {text or f'question {found.id}'}", stream=stream, tokens=max_tokens)
@@ -275,12 +275,12 @@ class Bench:
         await asyncio.sleep(SETTLE_S)
         await run.all("clear")
 
-    async def _listens(self, run: Run) -> Answer:
+    async def _listens(self, run: Run) -> FaultAnswer:
         status, _ = await run.page("/readyz" if self.ours else "/health")
-        return Answer("", status=status)
+        return FaultAnswer("", status=status)
 
 
-async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[Answer]]) -> list[Answer]:
+async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
     """So many requests, begun at this rate whether or not others were answered; all answers, in order."""
     began_s = time.monotonic()
     tasks = []
@@ -290,9 +290,9 @@ async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[An
     return list(await asyncio.gather(*tasks))
 
 
-async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[Answer]]) -> list[Answer]:
+async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
     """So many requests, not more than so many at a time; all answers, in order."""
-    numbers, found = iter(range(requests)), list[tuple[int, Answer]]()
+    numbers, found = iter(range(requests)), list[tuple[int, FaultAnswer]]()
 
     async def lane() -> None:
         for i in numbers:
@@ -302,7 +302,7 @@ async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitabl
     return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
 
 
-def kinds(found: Sequence[Answer]) -> dict[str, int]:
+def kinds(found: Sequence[FaultAnswer]) -> dict[str, int]:
     """What was not fine, counted by kind."""
     counted: dict[str, int] = {}
     for answer in found:
@@ -319,7 +319,7 @@ def row(
     *,
     ok: bool | None = None,
     slack: float | None = None,
-    found: Sequence[Answer] = (),
+    found: Sequence[FaultAnswer] = (),
     note: str = "",
 ) -> Row:
     """A row that is met when `got` is at most what is expected, unless `ok` says; with a slack it is a time, which

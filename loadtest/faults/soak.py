@@ -21,7 +21,7 @@ from statistics import median
 
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
-from loadtest.faults.bench import Answer, Bench, Run, Upstream, at_rate, row, until
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, at_rate, row, until
 from loadtest.faults.rows.leaving import at_rest, gauges, request
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID
@@ -80,7 +80,7 @@ class Soak:
         if draw < DEAF:
             await self._deaf(f"deaf{chance.getrandbits(40)}")
             return
-        answer: Answer = await self._run.ask(
+        answer: FaultAnswer = await self._run.ask(
             api=chance.choice(list(answers.APIS)),
             stream=chance.random() < 0.7,
             text="words " * chance.choice((5, 50, 5_000)),

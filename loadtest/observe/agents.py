@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 
-class Clock(StrEnum):
+class ReleaseClock(StrEnum):
     """Where a release of the coding agent tells the time."""
 
     NOWHERE = "nowhere"
@@ -214,7 +214,7 @@ class Conversation:
         """How many requests it has."""
         return self.rng.randint(max(2, self.agent.turns_max // 2), self.agent.turns_max)
 
-    def next_body(self, clock: Clock) -> tuple[bytes, str]:
+    def next_body(self, clock: ReleaseClock) -> tuple[bytes, str]:
         """Its next request, by the release of the day, and the step that it is."""
         agent, rng = self.agent, self.rng
         first = not self._messages
@@ -223,10 +223,10 @@ class Conversation:
             self._messages.append({"role": "system", "content": f"{agent.instructions}\n\n{notes}".strip()})
         self._messages += [{"role": "user", "content": self._task()}] if first else self._worked()
         told = f"Current time: {datetime.now(UTC).isoformat(timespec='milliseconds')}"
-        if clock is Clock.END and agent.tells_time:
+        if clock is ReleaseClock.END and agent.tells_time:
             self._messages[-1]["content"] += f"\n{told}"
         messages = self._messages
-        if clock is Clock.TOP and agent.tells_time:
+        if clock is ReleaseClock.TOP and agent.tells_time:
             messages = [{"role": "system", "content": f"{told}\n\n{messages[0]['content']}"}, *messages[1:]]
         body = {"model": self.model, "messages": messages, "max_tokens": self.answer_tokens}
         if agent.tools:

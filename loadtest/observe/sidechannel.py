@@ -21,8 +21,9 @@ from typing import cast
 
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
-from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.request import Request as EngineRequest
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Limits
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.placement.policies import POLICIES
@@ -51,7 +52,7 @@ class Probe:
     cached_tokens: int
 
 
-class World:
+class SharedRouter:
     """A router, its replicas, and two tenants."""
 
     def __init__(self, *, isolated: bool, seed: int) -> None:
@@ -135,7 +136,7 @@ async def _no_page(_: str) -> None:
 
 async def probes(count: int, *, isolated: bool, seed: int = 1) -> list[Probe]:
     """So many looks, in a world of their own."""
-    world = World(isolated=isolated, seed=seed)
+    world = SharedRouter(isolated=isolated, seed=seed)
     try:
         return [await world.probe() for _ in range(count)]
     finally:

@@ -32,7 +32,7 @@ from loadtest.common import flags
 from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, ReplayError
 from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, percentile, print_report, write_json
-from loadtest.observe.agents import Clock, Conversation
+from loadtest.observe.agents import Conversation, ReleaseClock
 
 HOST = "127.0.0.1"
 MODEL = "qwen3-32b"
@@ -46,7 +46,7 @@ BAR_CELLS = 30
 PICTURE = (1280, 800)  # pixels; it is as high as what stands above the table of replicas
 SETTLED_S = 4.0  # the page asks every two seconds
 END_OF_MAP = "return Math.ceil(document.querySelector('#map').closest('section').getBoundingClientRect().bottom) + 16"
-PHASES = {"before": Clock.NOWHERE, "broken": Clock.TOP, "mended": Clock.END}
+PHASES = {"before": ReleaseClock.NOWHERE, "broken": ReleaseClock.TOP, "mended": ReleaseClock.END}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class StorySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class StoryRequest:
     """One request and its answer; times are since the beginning."""
 
     phase: str
@@ -83,7 +83,7 @@ class Story:
     """One run against one router."""
 
     def __init__(self, settings: StorySettings, console: Console) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[StoryRequest] = []
         self._settings = settings
         self._console = console
         self._phase = "before"
@@ -146,7 +146,7 @@ class Story:
         self._prompts.add(body)
         headers = {"Content-Type": "application/json", "x-warmroute-step": step}
         answer = await client.send(body, time.perf_counter(), headers)
-        self.sent.append(Sent(phase, sent_s, self._now_s(), answer, replay))
+        self.sent.append(StoryRequest(phase, sent_s, self._now_s(), answer, replay))
 
     def _row(self, number: int, phase: str) -> Row:
         settings = self._settings
@@ -176,14 +176,14 @@ class Story:
         )
 
 
-def _rate(sent: Sequence[Sent], *, replays_only: bool = False) -> float | None:
+def _rate(sent: Sequence[StoryRequest], *, replays_only: bool = False) -> float | None:
     """Of prompt tokens, those that were found; None where nothing was asked."""
     tokens = sum(each.answer.prompt_tokens for each in sent)
     found = sum(each.answer.cached_tokens or 0 for each in sent if each.replay or not replays_only)
     return found / tokens if tokens else None
 
 
-def _point(phase: str, at_s: float, sent: Sequence[Sent], time_scale: float) -> str:
+def _point(phase: str, at_s: float, sent: Sequence[StoryRequest], time_scale: float) -> str:
     """A line of the timeline."""
     rate = _rate(sent)
     ttfts = [each.answer.ttft_s * time_scale for each in sent if each.answer.ttft_s is not None]

@@ -49,7 +49,7 @@ from loadtest.overhead.load import (
     until,
 )
 from loadtest.overhead.options import parser
-from loadtest.overhead.report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
+from loadtest.overhead.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
 READY_EVERY_S = 0.05
 WARM_S, IDLE_S = 0.5, 0.3
@@ -76,14 +76,14 @@ class Plan:
     """Whether what misses its goal is measured in as many rounds again."""
 
 
-class Bench:
+class OverheadBench:
     """The upstream that runs, and what was measured so far."""
 
     def __init__(self, plan: Plan, folder: Path, urls: Sequence[str]) -> None:
         self._plan, self._folder, self.urls = plan, folder, urls
         self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
         self._direct: dict[tuple[int, str], Measured] = {}
-        self.turns: dict[tuple[str, str], list[Turn]] = {}
+        self.turns: dict[tuple[str, str], list[CaseRun]] = {}
         self.extras: list[Row] = []
         self.absent: dict[str, str] = {}
 
@@ -170,7 +170,7 @@ class Bench:
             async with self.running(router) as (address, process):
                 for case in cases:
                     measured = await self.measure(case, [address], process)
-                    found = Turn(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
+                    found = CaseRun(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
                     self.turns.setdefault((router.name, case.name), []).append(found)
         except (ProcessError, rivals.RivalError) as error:
             if router.name == rivals.OURS:
@@ -232,13 +232,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(plan: Plan) -> AsyncIterator[Bench]:
+async def bench(plan: Plan) -> AsyncIterator[OverheadBench]:
     """A bench with its upstream; everything is stopped with the block."""
     words = ["-m", "loadtest.overhead.upstream", "--replicas", str(plan.replicas), "--rate", str(plan.rate_per_s)]
     with tempfile.TemporaryDirectory(prefix="warmroute-overhead-") as temporary:
         folder = Path(temporary)
         async with started("upstream", [sys.executable, *words], folder) as process:
-            yield Bench(plan, folder, [said[1] for said in await process.said(READY, plan.replicas)])
+            yield OverheadBench(plan, folder, [said[1] for said in await process.said(READY, plan.replicas)])
 
 
 async def measure(plan: Plan, console: Console) -> list[Row]:

@@ -57,7 +57,7 @@ TTFT_CASE = "stream100"
 
 
 @dataclass(slots=True)
-class Turn:
+class CaseRun:
     """One case of one router in one round."""
 
     measured: Measured
@@ -71,7 +71,7 @@ def cpu_us(row: Row) -> float | None:
     return row.cpu_us_per_chunk if row.cpu_us_per_chunk is not None else row.cpu_us_per_request
 
 
-def row_of(router: str, case: Case, turns: Sequence[Turn], replicas: int) -> Row:
+def row_of(router: str, case: Case, turns: Sequence[CaseRun], replicas: int) -> Row:
     """Medians of all rounds; requests and errors are sums."""
     errors: Counter[str] = Counter()
     for turn in turns:
@@ -98,7 +98,7 @@ def row_of(router: str, case: Case, turns: Sequence[Turn], replicas: int) -> Row
     return row
 
 
-def _median(turns: Sequence[Turn], of: Callable[[Turn], float | None]) -> float | None:
+def _median(turns: Sequence[CaseRun], of: Callable[[CaseRun], float | None]) -> float | None:
     found = [value for turn in turns if (value := of(turn)) is not None]
     return round(median(found), 3) if found else None
 
@@ -107,7 +107,7 @@ def _per(cpu_s: float, times: int) -> float | None:
     return cpu_s * 1e6 / times if times else None
 
 
-def _added_ms(turn: Turn, percent: float) -> float | None:
+def _added_ms(turn: CaseRun, percent: float) -> float | None:
     """The plain difference: it may be below 0, by noise."""
     through = percentile(turn.measured.ttfts_s, percent)
     direct = percentile(turn.direct.ttfts_s, percent) if turn.direct else None

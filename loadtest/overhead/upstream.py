@@ -44,12 +44,12 @@ class Wheel:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rate_per_s: float) -> None:
         self._loop = loop
-        self._slots: list[dict[Replica, None]] = [{} for _ in range(max(1, round(1 / rate_per_s / SLOT_S)))]
+        self._slots: list[dict[CheapReplica, None]] = [{} for _ in range(max(1, round(1 / rate_per_s / SLOT_S)))]
         self._streams = self._turn = self._at = 0
         self._ticking = False
         self._began_s = 0.0
 
-    def add(self, stream: Replica) -> int:
+    def add(self, stream: CheapReplica) -> int:
         """Hang a stream into the next slot in turn; returns which."""
         self._turn = (self._turn + 7) % len(self._slots)  # streams that begin together do not come by together
         self._slots[self._turn][stream] = None
@@ -59,7 +59,7 @@ class Wheel:
             self._loop.call_later(SLOT_S, self._tick)
         return self._turn
 
-    def remove(self, stream: Replica, slot: int) -> None:
+    def remove(self, stream: CheapReplica, slot: int) -> None:
         """Take a stream out."""
         if self._slots[slot].pop(stream, self) is None:
             self._streams -= 1
@@ -85,7 +85,7 @@ class Written:
         self.paths: dict[str, int] = {}
 
 
-class Replica(asyncio.Protocol):
+class CheapReplica(asyncio.Protocol):
     """One connection to a replica."""
 
     def __init__(self, wheel: Wheel, written: Written) -> None:
@@ -242,7 +242,7 @@ async def serve(host: str, replicas: int, rate_per_s: float) -> None:
     wheel, written = Wheel(loop, rate_per_s), Written()
     servers = []
     for _ in range(replicas):
-        server = await loop.create_server(lambda: Replica(wheel, written), host, 0, backlog=BACKLOG)
+        server = await loop.create_server(lambda: CheapReplica(wheel, written), host, 0, backlog=BACKLOG)
         servers.append(server)
         print(READY.format(host=host, port=server.sockets[0].getsockname()[1]), flush=True)
     await loop.create_future()

@@ -23,8 +23,8 @@ from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row
 from loadtest.common.traces import read_trace
 from loadtest.overhead.load import Measured
-from loadtest.replay.command import ReplaySettings, run_replay
 from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS, SESSIONS_PER_REPLICA
+from loadtest.replay.run import ReplaySettings, run_replay
 
 NUMBERS = (1, 2)  # of workers, compared
 CASE = "stream300"

@@ -58,7 +58,7 @@ from loadtest.pages.race import (
     scenarios_table,
     write_pictures,
 )
-from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
+from loadtest.replay.demo import FIXED, WORKLOADS, DemoWorkload, verdicts
 from loadtest.replay.demo import POLICIES as COMPARED
 from router.core.cache.knowledge import Held
 from router.core.facts.misses import Breakdown, Miss
@@ -370,7 +370,7 @@ def story_block(document: dict[str, Any]) -> str:
     )
 
 
-def ceiling(workload: Workload) -> float:
+def ceiling(workload: DemoWorkload) -> float:
     """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
 
     Only for workloads that arrive by the clock: what others send depends on how fast they are answered.

@@ -27,7 +27,7 @@ from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
 from loadtest.common.traces import TraceError, read_trace
-from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.replay.run import ReplaySettings, run_replay
 
 HOST = "127.0.0.1"
 REPLICAS = 4
@@ -40,7 +40,7 @@ MODEL = "sim"
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class DemoWorkload:
     """One workload of the demo. Seconds are simulated."""
 
     name: str
@@ -68,7 +68,7 @@ class Workload:
         )
 
 
-AGENT = Workload(
+AGENT = DemoWorkload(
     name="agent",
     trace="claude_code_sessions",
     requests=300,
@@ -79,7 +79,7 @@ AGENT = Workload(
 )
 WORKLOADS = (
     AGENT,
-    Workload(
+    DemoWorkload(
         name="conversation",
         trace="mooncake_conversation",
         requests=450,
@@ -96,12 +96,12 @@ FIXED = (
 )
 
 
-async def run_all(workloads: Sequence[Workload], console: Console) -> list[Row]:
+async def run_all(workloads: Sequence[DemoWorkload], console: Console) -> list[Row]:
     """Every workload under every policy, one after the other."""
     return [await run_one(workload, policy, console) for workload in workloads for policy in POLICIES]
 
 
-async def run_one(workload: Workload, policy: str, console: Console) -> Row:
+async def run_one(workload: DemoWorkload, policy: str, console: Console) -> Row:
     """One workload under one policy, on replicas and a router of its own."""
     trace_file = resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz"
     with resources.as_file(trace_file) as path:

@@ -14,13 +14,13 @@ from loadtest.common.answers import LAST_CHUNK, chunk
 from loadtest.faults.judge import events, finished, verdict
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID, Behaviour
-from loadtest.faults.upstream.process import Replica
+from loadtest.faults.upstream.process import FaultyReplica
 
 
 @asynccontextmanager
-async def replica(**behaviour: Any) -> AsyncIterator[Replica]:
+async def replica(**behaviour: Any) -> AsyncIterator[FaultyReplica]:
     """One, in this process."""
-    made = Replica("r0", "127.0.0.1", 0)
+    made = FaultyReplica("r0", "127.0.0.1", 0)
     await made.open()
     made.state.behave(behaviour)
     try:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from loadtest.common.report import Row
-from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
 from loadtest.faults.judge import verdict
 
 TOUCH_MAX = 0.02
@@ -174,7 +174,7 @@ async def _first_s(run: Run, since_s: float) -> float | None:
     """Seconds until a request is answered, one every 50 ms; None if none is within 20 s."""
     answered = asyncio.get_running_loop().create_future()
 
-    async def ask() -> Answer:
+    async def ask() -> FaultAnswer:
         answer = await run.ask(stream=False, timeout_s=5.0)
         if answer.ok and not answered.done():
             answered.set_result(answer.ended_s - since_s)

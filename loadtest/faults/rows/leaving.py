@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from loadtest.common.report import Row, percentile
 from loadtest.common.usage import rss_mb
-from loadtest.faults.bench import Answer, Bench, Run, Scale, row, until
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Scale, row, until
 from loadtest.faults.upstream import answers
 
 CLOSED_P99_MAX_MS = 50.0
@@ -223,7 +223,7 @@ async def _stalled(run: Run, before_mb: float) -> tuple[float, int]:
 
 async def _gap_p99_ms(run: Run) -> float:
     """Of ten streams of twenty tokens a second."""
-    asked: Sequence[Answer] = await asyncio.gather(*(run.ask(tokens=30, token_s=0.05) for _ in range(10)))
+    asked: Sequence[FaultAnswer] = await asyncio.gather(*(run.ask(tokens=30, token_s=0.05) for _ in range(10)))
     gaps_ms = [1e3 * (b - a) for answer in asked for a, b in zip(answer.pieces_s, answer.pieces_s[1:], strict=False)]
     return percentile(gaps_ms, 99) or 0.0
 

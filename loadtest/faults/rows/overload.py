@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from loadtest.common.processes import READY, started
 from loadtest.common.report import Row, percentile
-from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
 from loadtest.faults.upstream import answers
 from loadtest.overhead.slow_and_long import HEALTH_P99_MAX_MS, health_beside_long_prompts
 
@@ -159,7 +159,7 @@ async def neighbours(bench: Bench) -> list[Row]:
     seconds_s = bench.scale.of(8, 60)
     flags = (*ADMISSION, "--set", f"auth.keys_file={file}")
 
-    async def one(tenant: Tenant) -> Answer:
+    async def one(tenant: Tenant) -> FaultAnswer:
         return await run.ask(max_tokens=TOKENS, timeout_s=30.0, headers=tenant.headers)
 
     async with _engines(bench) as urls, bench.running(0, flags, urls, key=quiet.key) as run:

@@ -57,7 +57,7 @@ class State:
         self.name = name
         self.behaviour = Behaviour()
         self.seen: list[dict[str, Any]] = []
-        self.connections: set[Connection] = set()
+        self.connections: set[FaultyConnection] = set()
         self.opened = self.running = self.waiting = self.flooded_bytes = self.prompt_tokens = self.tokens = 0
         self.slots: asyncio.Semaphore | None = None
         self.healthy_s: float | None = None  # the first good answer of /health since it was opened
@@ -82,7 +82,7 @@ class State:
         return here, words.get("id", "")
 
 
-class Connection(asyncio.Protocol):
+class FaultyConnection(asyncio.Protocol):
     """One connection; requests one after another."""
 
     def __init__(self, state: State) -> None:

@@ -21,13 +21,13 @@ from typing import Any
 
 import uvloop
 
-from loadtest.faults.upstream.connection import Connection, State
+from loadtest.faults.upstream.connection import FaultyConnection, State
 
 BACKLOG = 1_024
 READY = "ready {name} {port} control {control}"
 
 
-class Replica:
+class FaultyReplica:
     """The listener, which can be closed and opened again, and its control port."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
@@ -39,7 +39,9 @@ class Replica:
         """Listen, on the same port as before."""
         if self._server is None:
             loop = asyncio.get_running_loop()
-            server = await loop.create_server(lambda: Connection(self.state), self._host, self.port, backlog=BACKLOG)
+            server = await loop.create_server(
+                lambda: FaultyConnection(self.state), self._host, self.port, backlog=BACKLOG
+            )
             self.port, self._server = server.sockets[0].getsockname()[1], server
 
     def refuse(self) -> None:
@@ -84,7 +86,7 @@ class Replica:
 
 async def serve(name: str, host: str, port: int) -> None:
     """One replica and its control port, said in a line, until cancelled."""
-    replica = Replica(name, host, port)
+    replica = FaultyReplica(name, host, port)
     await replica.open()
     control = await asyncio.start_server(replica.control, host, 0, limit=1 << 20)
     print(READY.format(name=name, port=replica.port, control=control.sockets[0].getsockname()[1]), flush=True)

@@ -19,7 +19,7 @@ from statistics import median
 
 from loadtest.common.report import Row, percentile
 from loadtest.simulate.scenarios.table import Scenario
-from loadtest.simulate.world.world import Result, Sent
+from loadtest.simulate.world.world import Result, SimulatedRequest
 
 REJECTED = ("rejected", "none_ready")
 """Failures that a client sees as 429 or 503."""
@@ -70,11 +70,11 @@ def row_of(scenario: Scenario, result: Result) -> Row:
     return row
 
 
-def _or_longest(sent: Sent, took_s: float | None, longest_s: float) -> float:
+def _or_longest(sent: SimulatedRequest, took_s: float | None, longest_s: float) -> float:
     return longest_s if sent.failure or took_s is None else min(took_s, longest_s)
 
 
-def _per_token_s(sent: Sent) -> float | None:
+def _per_token_s(sent: SimulatedRequest) -> float | None:
     """Of an answer that came to its end; None for one token, which is the first."""
     tokens = sent.turn.output_tokens - 1
     if sent.failure or sent.ttft_s is None or sent.e2e_s is None or not tokens:
@@ -82,7 +82,7 @@ def _per_token_s(sent: Sent) -> float | None:
     return (sent.e2e_s - sent.ttft_s) / tokens
 
 
-def _of_caches(row: Row, sent: Sequence[Sent], replicas: Sequence[str]) -> None:
+def _of_caches(row: Row, sent: Sequence[SimulatedRequest], replicas: Sequence[str]) -> None:
     """Hit rates, imbalance and who was asked, of the requests that were prefilled."""
     computed = dict.fromkeys(replicas, 0)
     asked, found, replayed = 0, 0, 0

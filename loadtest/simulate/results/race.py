@@ -53,7 +53,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RaceJob:
     """One workload at one load for one seed, and who races over it."""
 
     scenario: str
@@ -93,7 +93,7 @@ def shortened(workload: Workload, requests_max: int) -> Workload:
     return replace(workload, requests_max=min(requests_max, workload.requests_max))
 
 
-def run_job(job: Job) -> list[Row]:
+def run_job(job: RaceJob) -> list[Row]:
     """A row for each entrant, in their order."""
     scenario = job.build()
     with settled():
@@ -115,7 +115,7 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _run(job: Job, scenario: Scenario, entrant: Entrant) -> Row:
+def _run(job: RaceJob, scenario: Scenario, entrant: Entrant) -> Row:
     source = ROWS[entrant.policy]
     began = time.perf_counter()
     try:

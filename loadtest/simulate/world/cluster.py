@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from loadtest.engine.model import Limits, Outcome
-from loadtest.simulate.world.kv_events import Clock, Publisher
+from loadtest.engine.step import Limits, Outcome
+from loadtest.simulate.world.kv_events import Publisher, VirtualClock
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Fault, Setting, SettingError
@@ -27,7 +27,7 @@ class VirtualCluster:
         self,
         setting: Setting,
         block_tokens: int,
-        clock: Clock,
+        clock: VirtualClock,
         placers: Sequence[Placer],
         deliver: Deliver,
         lost: Callable[[str], None],

@@ -30,7 +30,7 @@ BUFFER_BATCHES = 10_000  # as vLLM's publisher keeps for replays (buffer_steps)
 KEY_BYTES = 8
 
 
-class Clock(Protocol):
+class VirtualClock(Protocol):
     """Virtual time."""
 
     now_s: float
@@ -49,7 +49,7 @@ class Publisher:
     """One replica's batches, from process to process."""
 
     def __init__(
-        self, name: str, block_tokens: int, clock: Clock, *, delay_s: float, loss: float, rng: random.Random
+        self, name: str, block_tokens: int, clock: VirtualClock, *, delay_s: float, loss: float, rng: random.Random
     ) -> None:
         self.name, self.clock, self.delay_s, self.up = name, clock, delay_s, True
         self._block_tokens, self._loss, self._rng = block_tokens, loss, rng

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.engine.calibration import Calibration, StepTimes
-from loadtest.engine.model import Admitted, EngineModel, Limits, Outcome, Step
-from loadtest.engine.request import Request
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Admitted, Limits, Outcome, Step
 from loadtest.simulate.world.shared_cache import SharedPool
 from router.core.facts.replicas import Load
 
@@ -64,7 +65,7 @@ class VirtualReplica:
         self.preempted_before = 0
         self.model = self._fresh()
 
-    def submit(self, request: Request, now_s: float) -> None:
+    def submit(self, request: EngineRequest, now_s: float) -> None:
         """Start a request; raises what `EngineModel.submit` raises."""
         self.model.submit(request)
         if self._step is None:
