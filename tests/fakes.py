@@ -41,6 +41,16 @@ class Seen:
         return json.loads(self.body)
 
 
+async def listening(
+    app: web.Application, port: int = 0, *, handler_cancellation: bool = False
+) -> tuple[web.AppRunner, int]:
+    """The application on loopback, and its port; whoever asked cleans the runner up."""
+    runner = web.AppRunner(app, handler_cancellation=handler_cancellation, shutdown_timeout=0.1, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner, runner.addresses[0][1]
+
+
 @dataclass
 class FakeEngine:
     """`async with FakeEngine() as engine`."""
@@ -68,10 +78,7 @@ class FakeEngine:
         app.router.add_get("/kv_event_sources", self._sources)
         app.router.add_get("/server_info", self._info)
         app.router.add_route("*", "/{path:.*}", self._generate)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._runner, self.port = await listening(app, self.port, handler_cancellation=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
@@ -63,7 +63,8 @@ class EngineSettings:
 
 
 class Engines:
-    """Running replicas. `urls` and `replicas` are in order; `stop` ends everything `start` began."""
+    """Running replicas; `urls` and `replicas` are in order. `async with`, or `start` and `stop`, which ends everything
+    that `start` began."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.urls: list[str] = []
@@ -71,6 +72,13 @@ class Engines:
         self._settings = settings
         self._runners: list[web.AppRunner] = []
         self._publishers: list[KvPublisher] = []
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         """Listen on all ports, or raise OSError (zmq's included) with nothing left open."""

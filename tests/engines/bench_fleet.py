@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.common import rivals
-from loadtest.common.processes import free_ports
+from loadtest.common.processes import free_port
 from tests.engines.bench_serve import Load, Told, bench
 from tests.engines.install import REPO, model_dir
 from tests.engines.processes import Server, wait_until
@@ -85,7 +85,7 @@ def ours(replicas: Sequence[Replica], folder: Path, name: str, policy: str) -> I
 def theirs(replicas: Sequence[Replica], folder: Path, name: str) -> Iterator[str]:
     """The URL of the rival with its own cache-aware policy, ready."""
     rival = rivals.installed(rivals.ENVIRONMENT)[RIVAL]
-    (port,) = free_ports(1)
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = Server(
         name, rival.words(port, [each.url for each in replicas], folder), folder / f"{name}.log", os.environ, REPO

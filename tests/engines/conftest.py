@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.engines import install
-from tests.engines.router_process import Router
+from tests.engines.router_process import Router, routing
 from tests.engines.talk import word_tokens
-from tests.engines.vllm_server import Replica
+from tests.engines.vllm_server import Replica, serving
 
 HERE = Path(__file__).parent
 CLIENT_TIMEOUT_S = 120.0
@@ -84,15 +84,7 @@ def started_replicas(folder: Path, figures: Callable[[str], None]) -> Iterator[l
     if not install.installed():
         pytest.fail("vLLM is not installed: python -m tests.engines.install", pytrace=False)
     both = [Replica(name, folder) for name in ("left", "right")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from serving(both, figures)
 
 
 @pytest.fixture
@@ -107,13 +99,7 @@ def replicas(started_replicas: list[Replica], figures: Callable[[str], None]) ->
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[Replica], folder: Path, request: pytest.FixtureRequest) -> Iterator[Router]:
     """One router for a file of tests."""
-    router = Router([replica.url for replica in started_replicas], folder, f"router-{request.path.stem}")
-    try:
-        router.wait_ready()
-        yield router
-        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
-    finally:
-        router.server.kill()
+    yield from routing(Router([replica.url for replica in started_replicas], folder, f"router-{request.path.stem}"))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from tests.engines import install
 from tests.engines.bench_fleet import RIVAL, Seen, forget, ours, seen, theirs, there
 from tests.engines.bench_serve import Load
-from tests.engines.vllm_server import Replica
+from tests.engines.vllm_server import Replica, serving
 from tests.figures import figure
 
 RUNS = int(os.environ.get("WARMROUTE_BENCH_RUNS", "0"))
@@ -38,15 +38,7 @@ def started_replicas(folder: Path, figures: Figures) -> Iterator[list[Replica]]:
     if not install.installed():
         pytest.fail("vLLM is not installed: python -m tests.engines.install", pytrace=False)
     both = [Replica(name, folder, KV_BLOCKS) for name in ("bench-left", "bench-right")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from serving(both, figures)
 
 
 def race(

@@ -24,9 +24,9 @@ from tests.engines.conftest import CLIENT_TIMEOUT_S
 from tests.engines.exact_drive import Drive, Seen
 from tests.engines.exact_workload import scripts
 from tests.engines.processes import wait_until
-from tests.engines.router_process import LISTENING, Router
+from tests.engines.router_process import LISTENING, Router, routing
 from tests.engines.talk import prose
-from tests.engines.vllm_server import BLOCK_TOKENS, MODEL, Replica
+from tests.engines.vllm_server import BLOCK_TOKENS, MODEL, Replica, serving
 from tests.figures import figure
 
 KV_BLOCKS = 352  # 11,264 tokens each; the open scripts and those that ended want several times that
@@ -60,15 +60,7 @@ def started_replicas(folder: Path, figures: Figures) -> Iterator[list[Replica]]:
     if not install.installed():
         pytest.fail("vLLM is not installed: python -m tests.engines.install", pytrace=False)
     both = [Replica(name, folder, KV_BLOCKS) for name in ("small", "little")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from serving(both, figures)
 
 
 def new_router(replicas: list[Replica], folder: Path, name: str) -> Router:
@@ -79,13 +71,7 @@ def new_router(replicas: list[Replica], folder: Path, name: str) -> Router:
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[Replica], folder: Path) -> Iterator[Router]:
     """One router for this file, with a tokenizer, in place of the folder's own."""
-    router = new_router(started_replicas, folder, "router-exact")
-    try:
-        router.wait_ready()
-        yield router
-        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
-    finally:
-        router.server.kill()
+    yield from routing(new_router(started_replicas, folder, "router-exact"))
 
 
 @asynccontextmanager

@@ -18,14 +18,15 @@ import httpx
 import pytest
 
 from tests.engines import install_sglang
-from tests.engines.conftest import CLIENT_TIMEOUT_S
 from tests.engines.exact_drive import Seen
 from tests.engines.exact_workload import Call, Script
 from tests.engines.processes import wait_until
-from tests.engines.router_process import LISTENING, Router
+from tests.engines.router_process import LISTENING, Router, routing
 from tests.engines.sglang_server import PAGE_TOKENS, SGLangReplica
 from tests.engines.sglang_workload import SGLangDrive, bias_for, scripts
-from tests.engines.test_exact import Overheard, grades, new_router
+from tests.engines.test_exact import Overheard, grades, new_router, talking_to
+from tests.engines.test_exact import running as router_of
+from tests.engines.vllm_server import serving
 from tests.figures import figure
 
 KV_PAGES = 384  # 6,144 tokens each
@@ -46,34 +47,13 @@ def started_replicas(folder: Path, figures: Figures) -> Iterator[list[SGLangRepl
     if not install_sglang.installed():
         pytest.skip("SGLang is not installed: python -m tests.engines.install_sglang")
     both = [SGLangReplica(name, folder, KV_PAGES) for name in ("sgl-left", "sgl-right")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from serving(both, figures)
 
 
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[SGLangReplica], folder: Path) -> Iterator[Router]:
     """One router for this file, with a tokenizer, in place of the folder's own."""
-    router = new_router([*started_replicas], folder, "router-sglang")
-    try:
-        router.wait_ready()
-        yield router
-        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
-    finally:
-        router.server.kill()
-
-
-@asynccontextmanager
-async def talking_to(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client without retries of its own."""
-    async with httpx.AsyncClient(base_url=url, timeout=CLIENT_TIMEOUT_S, trust_env=False) as made:
-        yield made
+    yield from routing(new_router([*started_replicas], folder, "router-sglang"))
 
 
 @asynccontextmanager
@@ -81,14 +61,9 @@ async def running(
     replicas: list[SGLangReplica], folder: Path, name: str
 ) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
     """A router of a test's own that knows all its replicas, and a client of it."""
-    router = new_router([*replicas], folder, name)
-    try:
-        await asyncio.to_thread(router.wait_ready)
+    async with router_of([*replicas], folder, name) as (router, client):
         await asyncio.to_thread(wait_until, "exact", lambda: ready_and_exact(router) == len(replicas), READY_TIMEOUT_S)
-        async with talking_to(router.url) as client:
-            yield router, client
-    finally:
-        router.server.kill()
+        yield router, client
 
 
 def ready_and_exact(router: Router) -> int:

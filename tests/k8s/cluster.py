@@ -27,7 +27,7 @@ import aiohttp
 from loadtest.common.processes import LISTENING, READY, START_TIMEOUT_S, Process, free_ports, started
 from loadtest.engine import tokens
 from tests.apiserver import ApiServer
-from tests.io.wire import pass_on
+from tests.io.wire import spliced
 from tests.k8s.tools import NAMESPACE
 from tests.podstore import pod
 
@@ -339,13 +339,6 @@ class Balancer:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(len(self._ready)):
             port = int(self._ready[next(self._turn) % len(self._ready)].url.rpartition(":")[2])
-            try:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                continue
-            for pair in ((reader, far_writer), (far_reader, writer)):
-                pipe = asyncio.create_task(pass_on(*pair))
-                self._pipes.add(pipe)
-                pipe.add_done_callback(self._pipes.discard)
-            return
+            if await spliced(reader, writer, port, self._pipes):
+                return
         writer.close()

@@ -34,12 +34,8 @@ BLOCK = 16
 async def running(**changes: object) -> AsyncIterator[Engines]:
     """Engines on free ports, 200 times faster than life."""
     given = {"replicas": 1, "port": 0, "time_scale": 200.0, "limits": Limits(block_tokens=BLOCK)}
-    engines = Engines(EngineSettings(**(given | changes)))  # type: ignore[arg-type]
-    await engines.start()
-    try:
+    async with Engines(EngineSettings(**(given | changes))) as engines:  # type: ignore[arg-type]
         yield engines
-    finally:
-        await engines.stop()
 
 
 @pytest.fixture

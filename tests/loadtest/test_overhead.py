@@ -555,7 +555,7 @@ async def test_a_case_that_misses_its_goal_is_measured_again(monkeypatch: pytest
     measured = list[tuple[str, int, str]]()
 
     async def turn_of(
-        bench: overhead.Bench, router: rivals.Rival, turn: int, cases: Sequence[overhead_report.Case]
+        bench: overhead.OverheadBench, router: rivals.Rival, turn: int, cases: Sequence[overhead_report.Case]
     ) -> None:
         for case in cases:
             us = next(costs_us[router.name]) if case.name == "short" else {"warmroute": 10.0, "smg": 100.0}[router.name]
@@ -563,12 +563,12 @@ async def test_a_case_that_misses_its_goal_is_measured_again(monkeypatch: pytest
             made = Measured(100, Counter(), 1.0, us * 100 / 1e6)
             bench.turns.setdefault((router.name, case.name), []).append(CaseRun(made))
 
-    monkeypatch.setattr(overhead.Bench, "_turn", turn_of)
+    monkeypatch.setattr(overhead.OverheadBench, "_turn", turn_of)
     for again, runs, got in ((False, 8, 0.95), (True, 12, 0.775)):
         measured.clear()
         costs_us = {"warmroute": iter([95.0, 95.0, 60.0, 60.0]), "smg": iter([100.0] * 4)}
         plan = overhead.Plan(("short", "mid"), routers, 2, 1, 1.0, 30.0, again=again)
-        bench = overhead.Bench(plan, tmp_path, ["http://127.0.0.1:1"])
+        bench = overhead.OverheadBench(plan, tmp_path, ["http://127.0.0.1:1"])
         told = list[int]()
         await bench.run(told.append)
         assert len(measured) == runs
@@ -736,7 +736,7 @@ def test_figures_are_rendered_for_readme(tmp_path: Path) -> None:
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     """Cases of one run have numbers far enough apart that no request comes twice."""
     plan = overhead.Plan(("short",), (), 1, 1, 1.0, 30.0)
-    bench = overhead.Bench(plan, tmp_path, ["http://127.0.0.1:1"])
+    bench = overhead.OverheadBench(plan, tmp_path, ["http://127.0.0.1:1"])
     first, second = (next(bench._numbers) for _ in range(2))
     assert second - first >= overhead.NUMBERS_A_CASE > 60 * 100_000
     assert time.time() < 10**12  # a number has 12 digits

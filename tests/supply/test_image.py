@@ -25,6 +25,7 @@ from deploy.compiled import MODULES
 from loadtest.common.processes import free_ports
 from router import __version__
 from tests.supply.install import REPO, VENV
+from tests.supply.tool import program
 
 BASE = "localhost/warmroute-base:test"
 BUILD_TIMEOUT_S = 900.0
@@ -48,15 +49,7 @@ exec chroot --userspec=65532:65532 "$root" /usr/bin/env -i "$@"
 
 def run(command: list[str | Path], **others: str) -> str:
     """What a command prints; the test fails with all it said when it fails."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=REPO,
-        env=os.environ | others,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-        check=False,
-    )
+    done = program(command, timeout_s=BUILD_TIMEOUT_S, **others)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
