@@ -15,7 +15,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import yaml
 
 from loadtest.common.processes import LISTENING, READY, Process, ProcessError, free_port, started
 from loadtest.common.report import Row
-from loadtest.common.traces import read_trace
+from loadtest.common.traces import shipped_trace
 from loadtest.replay.run import ReplaySettings, run_replay
 from router.settings.keys import entry_of, make_key
 
@@ -108,8 +107,6 @@ class Scene:
 
     async def replay(self, requests: int, sessions: int, tenant: str = "acme", policy: str = "") -> Row:
         """Agents' sessions from a real trace. What is turned away or broken by trouble is in the row."""
-        with resources.as_file(resources.files("loadtest") / "data" / "claude_code_sessions.jsonl.gz") as path:
-            trace = read_trace(path)
         settings = ReplaySettings(
             url=self.url,
             model=MODEL,
@@ -122,7 +119,7 @@ class Scene:
             headers=self.headers(tenant),
             policy=policy,
         )
-        return await run_replay(trace, settings)
+        return await run_replay(shipped_trace("claude_code_sessions"), settings)
 
     async def burst(self, count: int, tenant: str) -> list[int]:
         """So many requests at once; their statuses."""

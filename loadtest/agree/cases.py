@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import random
 from dataclasses import dataclass, replace
-from importlib import resources
 
 from rich.console import Console
 
@@ -13,7 +12,7 @@ from loadtest.agree import table as agree_table
 from loadtest.agree.over_http import Behind
 from loadtest.agree.table import TABLE
 from loadtest.common import rivals
-from loadtest.common.traces import Session, Trace, read_trace
+from loadtest.common.traces import Session, Trace, shipped_trace
 from loadtest.replay import demo
 from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.rules import ROWS
@@ -52,8 +51,7 @@ def shipped(settings: ReplaySettings) -> Trace:
     if settings.workload in TABLE:
         return agree_table.trace_of(settings.workload)
     name = SLICES[settings.workload or ""].trace
-    with resources.as_file(resources.files("loadtest") / "data" / f"{name}.jsonl.gz") as path:
-        return spread(read_trace(path))
+    return spread(shipped_trace(name))
 
 
 def spread(trace: Trace) -> Trace:

@@ -16,11 +16,13 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import uvloop
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -238,3 +240,12 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago."""
     return free_ports(1)[0]
+
+
+def until_stopped(serving: Coroutine[Any, Any, None]) -> int:
+    """Run what serves until Ctrl-C; the exit status."""
+    try:
+        uvloop.run(serving)
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -137,6 +137,11 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ordered[int(rank) - 1]
 
 
+def quantiles(name: str, values_s: Sequence[float]) -> dict[str, Any]:
+    """The fields of a row that have the median and the high percentiles of a time: `ttft` or `e2e`."""
+    return {f"{name}_p{percent}_s": percentile(values_s, percent) for percent in (50, 90, 99)}
+
+
 # The envelope
 
 

@@ -31,7 +31,7 @@ from rich.console import Console
 from loadtest.common import flags
 from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, ReplayError
 from loadtest.common.processes import ProcessError, engines, router
-from loadtest.common.report import Row, percentile, print_report, write_json
+from loadtest.common.report import Row, percentile, print_report, quantiles, write_json
 from loadtest.observe.agents import Conversation, ReleaseClock
 
 HOST = "127.0.0.1"
@@ -166,9 +166,7 @@ class Story:
             requests=len(sent),
             errors=sum(bool(a.failure) and not a.rejected for a in answers),
             rejected=sum(a.rejected for a in answers),
-            ttft_p50_s=percentile(ttfts, 50),
-            ttft_p90_s=percentile(ttfts, 90),
-            ttft_p99_s=percentile(ttfts, 99),
+            **quantiles("ttft", ttfts),
             token_hit_rate=hit,
             genuine_hit_rate=None if hit is None or replayed is None else hit - replayed,
             replay_hit_rate=replayed,

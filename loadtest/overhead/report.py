@@ -98,6 +98,38 @@ def row_of(router: str, case: Case, turns: Sequence[CaseRun], replicas: int) -> 
     return row
 
 
+def ratio_row(
+    workload: str,
+    pairs: Sequence[tuple[Measured, Measured]],
+    goal: str,
+    ratio_max: float,
+    slack: float,
+    *,
+    chunks: bool = False,
+) -> Row:
+    """CPU per request, or per chunk, of the second measurement of each pair over that of the first: the median, which
+    must be at most `ratio_max`; `slack` is a part of that."""
+    errors = sum((before.errors + after.errors for before, after in pairs), Counter[str]())
+    row = Row(
+        workload=workload,
+        requests=sum(before.requests + after.requests for before, after in pairs),
+        errors=errors.total(),
+        errors_by_kind=dict(errors),
+        goal=goal,
+        expected=ratio_max,
+        ok=False,
+    )
+    costs = [[_per(m.cpu_s, m.events if chunks else m.requests) for m in pair] for pair in pairs]
+    known = [(before, after) for before, after in costs if before and after]
+    if known:
+        after_us = round(median(after for _, after in known), 3)
+        row.cpu_us_per_chunk, row.cpu_us_per_request = (after_us, None) if chunks else (None, after_us)
+        row.goal = f"{goal} ({median(before for before, _ in known):.1f} µs)"
+        row.got = round(median(after / before for before, after in known), 3)
+        row.ok = not errors and row.got <= ratio_max * (1 + slack)
+    return row
+
+
 def _median(turns: Sequence[CaseRun], of: Callable[[CaseRun], float | None]) -> float | None:
     found = [value for turn in turns if (value := of(turn)) is not None]
     return round(median(found), 3) if found else None

@@ -19,9 +19,8 @@ import re
 import time
 from collections.abc import Sequence
 
-import uvloop
-
 from loadtest.common.answers import LAST_CHUNK, NOT_FOUND, plain
+from loadtest.common.processes import until_stopped
 from loadtest.overhead import answers
 
 RATE_PER_S = 30.0  # events a second of one stream: what a busy engine gives
@@ -255,11 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=4, metavar="N", help="one port each (4)")
     parser.add_argument("--rate", type=float, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
     options = parser.parse_args(argv)
-    try:
-        uvloop.run(serve(options.host, options.replicas, options.rate))
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return until_stopped(serve(options.host, options.replicas, options.rate))
 
 
 if __name__ == "__main__":

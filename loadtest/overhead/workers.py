@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from importlib import resources
-from statistics import mean, median
+from statistics import mean
 
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row
-from loadtest.common.traces import read_trace
+from loadtest.common.traces import shipped_trace
 from loadtest.overhead.load import Measured
-from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS, SESSIONS_PER_REPLICA
-from loadtest.replay.run import ReplaySettings, run_replay
+from loadtest.overhead.report import ratio_row
+from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS
+from loadtest.replay.run import run_replay
 
 NUMBERS = (1, 2)  # of workers, compared
 CASE = "stream300"
@@ -92,30 +92,9 @@ def _order(turn: int) -> Sequence[int]:
 
 def chunk_row(one: Sequence[Measured], two: Sequence[Measured], slack: float) -> Row:
     """CPU per chunk with two workers over that with one, round by round; `slack` as a part of the goal."""
-    errors: Counter[str] = Counter()
-    for measured in (*one, *two):
-        errors += measured.errors
-    pairs = [(a, b) for a, b in zip(map(_cpu_us, one), map(_cpu_us, two), strict=True) if a and b]
     goal = f"CPU per chunk with --workers 2 at most {CHUNK_RATIO_MAX:g} x that with 1 worker"
-    row = Row(
-        workload="workers_chunk",
-        requests=sum(measured.requests for measured in (*one, *two)),
-        errors=errors.total(),
-        errors_by_kind=dict(errors),
-        goal=goal,
-        expected=CHUNK_RATIO_MAX,
-        ok=False,
-    )
-    if pairs:
-        row.cpu_us_per_chunk = round(median(b for _, b in pairs), 3)
-        row.goal = f"{goal} ({median(a for a, _ in pairs):.1f} µs)"
-        row.got = round(median(b / a for a, b in pairs), 3)
-        row.ok = not errors and row.got <= CHUNK_RATIO_MAX * (1 + slack)
-    return row
-
-
-def _cpu_us(measured: Measured) -> float | None:
-    return measured.cpu_s * 1e6 / measured.events if measured.events else None
+    pairs = list(zip(one, two, strict=True))
+    return ratio_row("workers_chunk", pairs, goal, CHUNK_RATIO_MAX, slack, chunks=True)
 
 
 def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
@@ -151,20 +130,8 @@ def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
 
 async def replayed(workers: int, flags: Sequence[str]) -> Row:
     """The trace through so many workers, on fresh engines; what cannot be measured is an error of the row."""
-    with resources.as_file(resources.files("loadtest") / "data" / f"{WORKLOAD.trace}.jsonl.gz") as path:
-        trace = read_trace(path, requests_max=WORKLOAD.requests)
-    settings = ReplaySettings(
-        url="",
-        model=MODEL,
-        time_scale=WORKLOAD.time_scale,
-        requests_max=WORKLOAD.requests,
-        sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
-        think_max_s=WORKLOAD.think_max_s,
-        ramp_s=WORKLOAD.ramp_s,
-        output_tokens_max=WORKLOAD.output_tokens_max,
-        timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale,
-        headers=ON_ITS_OWN,
-    )
+    trace = shipped_trace(WORKLOAD.trace, WORKLOAD.requests)
+    settings = WORKLOAD.settings(timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale, headers=ON_ITS_OWN)
     fresh = engines(
         replicas=REPLICAS,
         host=HOST,

@@ -29,7 +29,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from statistics import median
@@ -37,7 +36,7 @@ from typing import Any
 
 from loadtest.common.report import COLUMNS, Row, shown
 from loadtest.common.rivals import OURS
-from loadtest.common.traces import TraceError, read_trace
+from loadtest.common.traces import TraceError, shipped_trace
 from loadtest.cost.sizing_report import HEADERS as SIZING_HEADS
 from loadtest.cost.sizing_report import SizingError, rule_lines
 from loadtest.cost.sizing_report import cells as sizing_cells
@@ -375,8 +374,7 @@ def ceiling(workload: DemoWorkload) -> float:
 
     Only for workloads that arrive by the clock: what others send depends on how fast they are answered.
     """
-    with resources.as_file(resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz") as path:
-        trace = read_trace(path, requests_max=workload.requests)
+    trace = shipped_trace(workload.trace, workload.requests)
     seen: set[tuple[str, int]] = set()
     found = total = 0
     for request in (request for session in trace.sessions for request in session.requests):

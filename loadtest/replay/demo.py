@@ -17,8 +17,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -26,7 +26,7 @@ from rich.console import Console
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
-from loadtest.common.traces import TraceError, read_trace
+from loadtest.common.traces import TraceError, shipped_trace
 from loadtest.replay.run import ReplaySettings, run_replay
 
 HOST = "127.0.0.1"
@@ -52,6 +52,22 @@ class DemoWorkload:
     ramp_s: float = 0.0
     speed: float = 1.0
     output_tokens_max: int = 512
+
+    def settings(self, **more: Any) -> ReplaySettings:  # noqa: ANN401 - fields of ReplaySettings
+        """How it is replayed, but for the URLs."""
+        return ReplaySettings(
+            url="",
+            model=MODEL,
+            time_scale=self.time_scale,
+            requests_max=self.requests,
+            sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
+            think_max_s=self.think_max_s,
+            ramp_s=self.ramp_s,
+            speed=self.speed,
+            output_tokens_max=self.output_tokens_max,
+            workload=self.name,
+            **more,
+        )
 
     def describe(self) -> str:
         """Everything that is fixed about it, in one line."""
@@ -103,23 +119,7 @@ async def run_all(workloads: Sequence[DemoWorkload], console: Console) -> list[R
 
 async def run_one(workload: DemoWorkload, policy: str, console: Console) -> Row:
     """One workload under one policy, on replicas and a router of its own."""
-    trace_file = resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz"
-    with resources.as_file(trace_file) as path:
-        trace = read_trace(path)
-    settings = ReplaySettings(
-        url="",
-        model=MODEL,
-        time_scale=workload.time_scale,
-        requests_max=workload.requests,
-        sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
-        think_max_s=workload.think_max_s,
-        ramp_s=workload.ramp_s,
-        speed=workload.speed,
-        output_tokens_max=workload.output_tokens_max,
-        workload=workload.name,
-        policy=policy,
-        router="warmroute",
-    )
+    trace, settings = shipped_trace(workload.trace), workload.settings(policy=policy, router="warmroute")
     total = min(workload.requests, trace.request_count)
     async with serving(policy, workload.kv_tokens, workload.time_scale) as (replicas, url, _):
         with progress_bar(console, f"{workload.name}, {policy}", total) as progress:

@@ -23,7 +23,7 @@ from typing import Literal
 import aiohttp
 
 from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, Endpoint, ReplayError, first_model, read_counters
-from loadtest.common.report import Row, percentile
+from loadtest.common.report import Row, percentile, quantiles
 from loadtest.common.traces import REQUESTS_MAX, Request, Session, Trace
 
 READ_BUFFER_BYTES = 1 << 18
@@ -223,12 +223,8 @@ def row_of(
         requests=len(answers),
         errors=sum(failures.values()) - rejected,
         rejected=rejected,
-        ttft_p50_s=percentile(ttfts, 50),
-        ttft_p90_s=percentile(ttfts, 90),
-        ttft_p99_s=percentile(ttfts, 99),
-        e2e_p50_s=percentile(e2es, 50),
-        e2e_p90_s=percentile(e2es, 90),
-        e2e_p99_s=percentile(e2es, 99),
+        **quantiles("ttft", ttfts),
+        **quantiles("e2e", e2es),
         output_tokens_per_s=sum(a.completion_tokens for a in good) / duration_s if duration_s else None,
         goodput=len(within) / duration_s if settings.ttft_limit_s is not None and duration_s else None,
         duration_s=duration_s,

@@ -11,36 +11,32 @@ from pathlib import Path
 from typing import Protocol
 
 
-class ListenerFiles(Protocol):
-    """The settings `listen`, as far as they concern TLS."""
+class OwnFiles(Protocol):
+    """Settings that name a certificate of ours."""
 
     @property
     def tls_certificate(self) -> str:
-        """The chain."""
+        """The file of the certificate chain."""
 
     @property
     def tls_key(self) -> str:
-        """Its key."""
+        """The file of its key."""
+
+
+class ListenerFiles(OwnFiles, Protocol):
+    """The settings `listen`, as far as they concern TLS."""
 
     @property
     def tls_client_ca(self) -> str:
-        """Clients' authorities."""
+        """The file of the authorities that sign clients' certificates."""
 
 
-class ReplicaFiles(Protocol):
+class ReplicaFiles(OwnFiles, Protocol):
     """The settings `upstream`, as far as they concern TLS."""
 
     @property
     def tls_ca(self) -> str:
-        """Replicas' authorities."""
-
-    @property
-    def tls_certificate(self) -> str:
-        """Our chain."""
-
-    @property
-    def tls_key(self) -> str:
-        """Its key."""
+        """The file of the authorities that sign replicas' certificates."""
 
 
 def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:

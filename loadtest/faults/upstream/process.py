@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import uvloop
-
+from loadtest.common.processes import until_stopped
 from loadtest.faults.upstream.connection import FaultyConnection, State
 
 BACKLOG = 1_024
@@ -100,11 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     options = parser.parse_args(argv)
-    try:
-        uvloop.run(serve(options.name, options.host, options.port))
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return until_stopped(serve(options.name, options.host, options.port))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from loadtest.common.report import Row, percentile
+from loadtest.common.report import Row, percentile, quantiles
 from loadtest.simulate.scenarios.table import Scenario
 from loadtest.simulate.world.world import Result, SimulatedRequest
 
@@ -45,13 +45,9 @@ def row_of(scenario: Scenario, result: Result) -> Row:
         requests=len(sent),
         errors=failures.total() - rejected,
         rejected=rejected,
-        ttft_p50_s=percentile(ttfts, 50),
-        ttft_p90_s=percentile(ttfts, 90),
-        ttft_p99_s=percentile(ttfts, 99),
+        **quantiles("ttft", ttfts),
         ttft_limit_s=limit_s,
-        e2e_p50_s=percentile(e2es, 50),
-        e2e_p90_s=percentile(e2es, 90),
-        e2e_p99_s=percentile(e2es, 99),
+        **quantiles("e2e", e2es),
         tpot_p50_ms=percentile(tpots, 50),
         tpot_p90_ms=percentile(tpots, 90),
         patience_s=setting.patience_s,

@@ -26,6 +26,7 @@ class Booked(Shown, ABC):
         """Work by replica, in the unit of `_work`."""
         self._open: dict[Turn, int] = {}
         self._candidates: Sequence[Candidate] = ()
+        self._turns = Turns()
 
     def choose(self, question: Question, candidates: Sequence[Candidate]) -> Choice:
         """Pick one of `candidates`."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.rules.books import Booked, least
 from router.core.facts.placements import Candidate
 
 AFFINITY = 0.80
@@ -28,10 +28,6 @@ class LlmdAffinity(Booked):
     """No settings but the defaults."""
 
     name = "llmd_affinity"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._turns = Turns()
 
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
         return self._turns.one_of(least(self._sticky(candidates) or candidates, self._load_share))

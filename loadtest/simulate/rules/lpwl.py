@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.rules.books import Booked, least
 from router.core.facts.placements import Candidate
 
 
@@ -17,10 +17,6 @@ class Lpwl(Booked):
     """No settings."""
 
     name = "lpwl"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._turns = Turns()
 
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
         shortest = least(candidates, lambda c: self._waiting(c) + c.uncached_tokens)

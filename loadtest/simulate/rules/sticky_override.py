@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.rules.books import Booked, least
 from loadtest.simulate.world.turns import Turn
 from router.core.facts.placements import Candidate
 
@@ -27,7 +27,6 @@ class StickyOverride(Booked):
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns = Turns()
         self.pinned: dict[str, str] = {}
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:

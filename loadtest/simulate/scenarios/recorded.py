@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
-from loadtest.common.traces import Request, Session, Trace, block_count, read_trace
+from loadtest.common.runs import block_count
+from loadtest.common.traces import Request, Session, Trace, read_trace, shipped_trace
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario, in_half
 from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting
@@ -27,14 +27,6 @@ OUTPUT_TOKENS_MAX = 3_000
 """With the longest prompt (128,000) they still fit the context."""
 TTFT_LIMIT_S = 5.0
 """Where the longest prompts alone take longer than 2 s."""
-
-
-@lru_cache(maxsize=2)
-def shipped(name: str) -> Trace:
-    """A trace of loadtest/data."""
-    file = resources.files("loadtest") / "data" / f"{name}.jsonl.gz"
-    with resources.as_file(file) as path:
-        return read_trace(path)
 
 
 # Mooncake's conversations
@@ -72,7 +64,7 @@ def mooncake(load: str, seed: int) -> Scenario:
 
 
 def _conversations(seed: int) -> list[list[Request]]:
-    trace = shipped("mooncake_conversation_whole")
+    trace = shipped_trace("mooncake_conversation_whole")
     return [requests for name, requests in conversations(trace).items() if in_half(name, seed)]
 
 
@@ -127,7 +119,7 @@ def claude_code(load: str, seed: int, setting: Setting | None = None) -> Scenari
 
 @lru_cache(maxsize=1)  # some 60 MB; what happens to a cluster is raced on the same sessions
 def _claude_code(load: str, seed: int) -> Scenario:
-    half = [session for session in shipped("claude_code_sessions").sessions if in_half(session.name, seed)]
+    half = [session for session in shipped_trace("claude_code_sessions").sessions if in_half(session.name, seed)]
     return closed_scenario("claude_code", half, load, Setting(seed=seed), CLAUDE_REQUESTS)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from loadtest.common.traces import BYTES_PER_TOKEN, Request, shared_blocks
+from loadtest.common.runs import shared_blocks
+from loadtest.common.traces import BYTES_PER_TOKEN, Request
 from router.core.prompts import blocks
 
 MODEL = "sim"
