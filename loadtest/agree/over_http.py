@@ -67,11 +67,7 @@ class _Readiness(msgspec.Struct):
 
 
 async def over_http(
-    trace: Trace,
-    settings: ReplaySettings,
-    behind: Behind,
-    policy: str | rivals.Rival,
-    progress: Progress | None = None,
+    trace: Trace, settings: ReplaySettings, behind: Behind, policy: str | rivals.Rival, progress: Progress | None = None
 ) -> HttpRun:
     """Replay through a policy of ours, or through a rival as its maker ships it. Raises ProcessError,
     RivalError, ReplayError."""

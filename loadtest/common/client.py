@@ -30,10 +30,7 @@ FIRST_CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|argum
 ERROR_EVENT = re.compile(rb'(?:^|\n)data:\s*\{"error"')
 SET_UP_TIMEOUT_S = 10.0
 
-COUNTERS = (
-    ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"),
-    ("sglang:prompt_tokens", "sglang:cached_tokens"),
-)
+COUNTERS = (("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"), ("sglang:prompt_tokens", "sglang:cached_tokens"))
 """Per engine: prompt tokens looked up in its prefix cache, and those found there."""
 
 

@@ -149,11 +149,7 @@ async def started(name: str, command: Sequence[str], folder: Path | None = None)
     with output.open("wb") if output else nullcontext(asyncio.subprocess.PIPE) as sink:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
             )
         except OSError as error:
             raise ProcessError(f"{name} cannot be started: {error}") from error

@@ -225,10 +225,7 @@ def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
 
 
 BAR_CHARACTERS = 40
-CHARTED = (
-    Column("token_hit_rate", "token hit rate", "{:.1f} %", 100),
-    Column("ttft_p90_s", "p90 TTFT", "{:.2f} s"),
-)
+CHARTED = (Column("token_hit_rate", "token hit rate", "{:.1f} %", 100), Column("ttft_p90_s", "p90 TTFT", "{:.2f} s"))
 
 
 def chart_lines(rows: Sequence[Row]) -> list[str]:

@@ -165,16 +165,7 @@ class Surface:
         texts = [tokens.answer(prompt, output_n) for prompt in prompts]
         name = http.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        job = Job(
-            f"{'chatcmpl' if chat else 'cmpl'}-{name}",
-            chat,
-            usage,
-            [],
-            texts,
-            answer,
-            counts,
-            int(time.time()),
-        )
+        job = Job(f"{'chatcmpl' if chat else 'cmpl'}-{name}", chat, usage, [], texts, answer, counts, int(time.time()))
         for index, prompt in enumerate(prompts):
             text = Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)

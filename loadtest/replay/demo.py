@@ -96,12 +96,7 @@ AGENT = DemoWorkload(
 WORKLOADS = (
     AGENT,
     DemoWorkload(
-        name="conversation",
-        trace="mooncake_conversation",
-        requests=450,
-        time_scale=25,
-        kv_tokens=KV_TOKENS,
-        speed=2.4,
+        name="conversation", trace="mooncake_conversation", requests=450, time_scale=25, kv_tokens=KV_TOKENS, speed=2.4
     ),
     replace(AGENT, name="agent-ample", requests=240, kv_tokens=4 * KV_TOKENS),
 )

@@ -124,13 +124,7 @@ def _claude_code(load: str, seed: int) -> Scenario:
 
 
 def closed_scenario(
-    name: str,
-    sessions: Sequence[Session],
-    load: str,
-    setting: Setting,
-    requests_max: int,
-    *,
-    ttft_limit_s: float = 2.0,
+    name: str, sessions: Sequence[Session], load: str, setting: Setting, requests_max: int, *, ttft_limit_s: float = 2.0
 ) -> Scenario:
     """As many sessions at a time as the load says, in an order that the seed says, until so many requests were sent."""
     order = random.Random(f"{name}:{setting.seed}").sample(sessions, len(sessions))

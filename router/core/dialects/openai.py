@@ -192,12 +192,7 @@ def _goes_on(tail: bytes) -> bool:
     return False
 
 
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def _usage(data: bytes) -> Usage | None:

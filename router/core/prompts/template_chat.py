@@ -19,13 +19,7 @@ from router.core.facts.requests import TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.bodies import ABSENT, UNREADABLE
 
-TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 # Names that are arguments of the rendering itself; vLLM refuses them, or they would change what is rendered.
 RESERVED = frozenset(("chat_template", "tokenize", "messages", "conversation", "tools", "return_dict"))
 

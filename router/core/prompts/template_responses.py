@@ -121,11 +121,7 @@ def _called(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]
     if not isinstance(name, str) or not isinstance(item.get("arguments"), str):
         raise Unfit("function_call")
     name = f"{namespace}__{name}" if namespace else name
-    call = {
-        "id": item.get("call_id"),
-        "function": {"name": name, "arguments": item["arguments"]},
-        "type": "function",
-    }
+    call = {"id": item.get("call_id"), "function": {"name": name, "arguments": item["arguments"]}, "type": "function"}
     if last is None:
         return {"role": "assistant", "tool_calls": [call]}
     last.setdefault("tool_calls", []).append(call)
