@@ -19,7 +19,7 @@ from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import CALIBRATION
 
 POLICIES = ("warm", "round_robin", "least_loaded")
-"""Of ours, over HTTP."""
+"""Policies of ours that are raced over HTTP."""
 RULES = {name: f"{name.removesuffix('-router')}_cache_aware" for name in rivals.RIVALS}
 """The restated rule of each rival, by its row's name."""
 PEERS = ("warm", "round_robin", *rivals.RIVALS)
@@ -43,7 +43,7 @@ class AgreeCase:
     behind: Behind
     placed_by: str | rivals.Rival
     rule: str
-    """Its row in the simulation."""
+    """The row in the simulation that stands for `placed_by`."""
 
 
 def shipped(settings: ReplaySettings) -> Trace:

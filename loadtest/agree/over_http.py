@@ -54,9 +54,9 @@ class HttpRun:
     row: Row
     sent: list[Sent]
     urls: tuple[str, ...]
-    """Of the replicas, in order."""
+    """URLs of the replicas, in order."""
     counted: list[tuple[float, float]]
-    """Of each replica: prompt tokens looked up, and found."""
+    """By replica: prompt tokens looked up in its cache, and tokens found there."""
     wire_s: float
     """Mean simulated seconds that first tokens took beyond what the engines say: client, router and HTTP, which burn
     real time, times the time scale. What a router says that it had them wait is left out."""

@@ -41,7 +41,7 @@ class Cluster:
     calibration: Calibration
     kv_tokens: int
     names: tuple[str, ...]
-    """Of the replicas, as the router over HTTP knew them: rings hash names."""
+    """Names of the replicas, as the router over HTTP knew them: rings hash names."""
     probe_interval_s: float
     """Simulated seconds between two looks at a replica."""
     wire_s: float

@@ -27,7 +27,7 @@ import uvloop
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 MEASURED_STOP_TIMEOUT_S = 2.0
-"""From SIGTERM to SIGKILL of a process that writes to a file: it was measured, and has nothing to finish."""
+"""Time from SIGTERM to SIGKILL for a process that writes to a file: it was measured, and has nothing to finish."""
 LAST_WORDS_TIMEOUT_S = 1.0
 LOOK_S = 0.02
 FIRST_LINES_MAX = 1_000

@@ -191,7 +191,7 @@ def installed(environment: Path) -> dict[str, Rival]:
 
 
 def nginx_path() -> str | None:
-    """Where nginx is, if it is."""
+    """The path of nginx; None if it is not installed."""
     return shutil.which(YARDSTICK) or next((place for place in NGINX_PLACES if Path(place).exists()), None)
 
 

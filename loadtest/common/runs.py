@@ -25,7 +25,7 @@ def block_count(runs: Runs) -> int:
 
 
 def shared_blocks(left: Runs, right: Runs) -> int:
-    """How many blocks both lists begin with."""
+    """The number of blocks that both lists begin with."""
     shared = 0
     for (left_first, left_count), (right_first, right_count) in zip(left, right, strict=False):
         if left_first != right_first:

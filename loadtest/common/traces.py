@@ -38,7 +38,7 @@ LINE_BYTES_MAX = 4_000_000
 """A line is one request; the longest real one (126k tokens in 512-token blocks) is under 2 KB."""
 REQUESTS_MAX = 1_000_000
 TURNS_BACK_MAX = 64
-"""How far a session's requests are compared with each other; nearly always one back is enough."""
+"""Each request of a session is compared with this many before it; one is nearly always enough."""
 
 
 class TraceError(ValueError):

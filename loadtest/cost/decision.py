@@ -60,7 +60,8 @@ LONG_A_RUN, SHORT_A_RUN = 4, 40  # conversations side by side
 OTHER_BLOCKS = 20_000
 REPLICAS_MAX = 10_000
 EVENT_BLOCKS, POOL_BLOCKS = 100_000, 30_000
-EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}  # as an engine with a few requests in each step sends them
+# By blocks of an event: events of a batch, as an engine with a few requests in each step sends them.
+EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}
 GOALS = {"extend_100k_ms": 3.0, "cold_100k_ms": 12.0, "extend_1k_ms": 0.3}
 BLOCKS_PER_S_GOAL = 100_000.0
 
@@ -155,7 +156,7 @@ async def fitting(world: PricedRouter) -> Talks:
 
 
 async def profile(folder: Path, size: tuple[int, int]) -> None:
-    """Where the time of an extension by a turn goes, all in one thread."""
+    """Print where the time goes when a conversation grows by a turn, all in one thread."""
     world, profiler = PricedRouter(folder, one_thread=True), cProfile.Profile()
     try:
         talks = await fitting(world)

@@ -36,8 +36,8 @@ from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 from router.settings.schema import Settings
 
-PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # in between and beyond in proportion to replicas
-EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # of a placement by estimate: the goal's, and what it took
+PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # goals for other numbers of replicas are in proportion
+EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # times of a placement by estimate: of its goal, and of the time it took
 JOIN_GOAL_MS, SLICE_GOAL_MS, OPEN_GOAL_BYTES = 5.0, 1.0, 2_048.0
 PROMPT_TOKENS, OPEN_TOKENS, BYTES_PER_TOKEN = 8_000, 1_000, 4
 PROMPTS, OPEN, JOINS = 64, 256, 9
@@ -107,7 +107,7 @@ class Fleet:
         return self.router.route(ask, MODEL, chain, self.now_s, ring_key=key, tokens=counted, only=only)
 
     def finish(self, lease: Lease) -> None:
-        """Its answer ends."""
+        """End the answer of a lease."""
         usage = Usage(lease.prompt_tokens, 200, lease.cached_tokens)
         self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
 
@@ -173,7 +173,8 @@ def join_ms(fleet: Fleet) -> float:
     """The event loop is held for that long when a replica joins, the first placement with it included."""
     spent = list[float]()
     for n in range(JOINS):
-        prompt = fleet.prompt(OPEN_TOKENS)  # which nobody holds: then the ring decides, and learns of the newcomer
+        # No replica holds this prompt, so the ring decides and learns of the newcomer.
+        prompt = fleet.prompt(OPEN_TOKENS)
         fleet.ids = [*fleet.ids[1:], _url(50_000 + n)]
         fleet.now_s += 1.0
         found = [Replica(id_) for id_ in fleet.ids]
@@ -210,7 +211,7 @@ def open_bytes(fleet: Fleet) -> float:
             fleet.router.first_token(lease, fleet.now_s)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        while leases:  # nothing is learned of those whose client left, and what was computed stays in the index
+        while leases:  # nothing is learned when the client has left; computed blocks stay in the index
             fleet.router.finish(leases.pop(), Outcome(Ending.CLIENT_LEFT), fleet.now_s)
         del lease
         gc.collect()

@@ -52,11 +52,12 @@ REPLICAS, STREAM_NUMBERS = (4, 32, 128), (100, 300, 1_000)
 WINDOW_S = 5.0  # /metrics is scraped once in it: three times as often as is usual
 SHORT_LANES, SHORT_WARM_S = 32, 0.5
 LOOK_EVERY_S = 0.2
-STARTING_S, STARTING_PER_STREAM_S = 1.0, 0.003  # until the last of them runs
-PAGE_WIDTH = 100  # where there is no terminal
+STARTING_S, STARTING_PER_STREAM_S = 1.0, 0.003  # time until the last stream runs
+PAGE_WIDTH = 100  # columns of the table where there is no terminal
 FILL_LANES, FILL_BYTES, FILL_TIMEOUT_S = 8, 200 << 10, 60.0
 FILL_ROUND_S = 1.0  # between two looks at how full the index is
-FULL_SHARE, STILL_SHARE = 0.95, 0.005  # of the limit; what a round adds to an index that grows no more
+# The index is full at this part of its limit, or once a round adds less than this part.
+FULL_SHARE, STILL_SHARE = 0.95, 0.005
 SCRAPE_TIMEOUT_S = 10.0
 NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
 
@@ -77,7 +78,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """How many rows there will be."""
+        """The number of rows that the run will have."""
         return len(self.replicas) * (2 + len(self.streams)) + 1
 
 
@@ -179,7 +180,7 @@ class Subject:
         return row
 
     async def streams(self, number: int) -> Row:
-        """So many streams at a time."""
+        """The row of `number` streams at a time."""
         sizes, pid = self._sizes, self._process.pid
         load = StreamLoad(number, sizes.window_s, 0.0, sizes.rate_per_s, STARTING_S + number * STARTING_PER_STREAM_S)
         async with watched(self._address, pid, sizes.window_s) as seen:

@@ -65,7 +65,7 @@ def rule(rows: Sequence[Row]) -> SizingRule:
     base_mb, replica_mb = _line((_x(row.replicas), row.rss_mb) for row in idle)
 
     def chunk_us(row: Row) -> float:
-        """Of a chunk alone: without what the router would have spent on nobody."""
+        """CPU of one chunk in µs, without what the idle router spends."""
         chunks_per_s = (row.cpu_cores or 0.0) * 1e6 / (row.cpu_us_per_chunk or 1e9)
         alone = (row.cpu_cores or 0.0) - base_cores - replica_cores * _x(row.replicas)
         return max(0.0, alone) * 1e6 / max(1.0, chunks_per_s)

@@ -201,7 +201,7 @@ class PricedRouter:
         return placed
 
     async def stages(self, body: bytes) -> Decision:
-        """The same, a piece at a time, each on this thread."""
+        """A decision step by step, every step on this thread."""
         dialect, marks = PATHS[CHAT], [time.process_time()]
 
         def mark() -> None:
@@ -277,4 +277,4 @@ def _ignore(*_: object) -> None:
 
 
 async def _no_page(_: str) -> None:
-    """There are no pages."""
+    """No page is shown."""

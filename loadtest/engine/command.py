@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from loadtest.engine.kv_publisher import KvPublisher
 
 REPLICAS_MAX = 256
-COUNT_MAX = 1 << 40  # of tokens, sequences and blocks
+COUNT_MAX = 1 << 40  # the most tokens, sequences and blocks
 SHUTDOWN_S = 0.01
-"""At once, that is; aiohttp takes 0 for no limit."""
+"""Nearly at once; aiohttp takes 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EngineSettings:
     model: str = "sim"
     calibration: Calibration = CALIBRATIONS["qwen3-32b-2xh100"]
     kv_tokens: int | None = None
-    """None: the calibration's."""
+    """KV tokens of a replica. None: the calibration's."""
     limits: Limits = field(default_factory=Limits)
     time_scale: float = 1.0
     tick_s: float = 0.005

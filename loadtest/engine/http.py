@@ -65,7 +65,7 @@ class Refused(Exception):
         self.status, self.kind, self.param = status, kind, param
 
     def response(self) -> web.Response:
-        """For the client."""
+        """The error as vLLM's response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
         return web.json_response({"error": error}, status=self.status)
 
@@ -106,7 +106,7 @@ class Surface:
         self._started = int(time.time())
 
     def application(self) -> web.Application:
-        """To be run with `handler_cancellation`, so that a client that leaves ends its work."""
+        """The application; run it with `handler_cancellation`, so that a client that leaves ends its work."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)

@@ -171,7 +171,7 @@ class EngineModel:
     # --- planning
 
     def _plan_decode(self, horizon_s: float) -> Step | None:
-        """As many iterations as stay pure decode, or None if this one would not be."""
+        """A step of as many iterations as stay pure decode; None if not even one would."""
         decoding, size = self._decoding, self.limits.block_tokens
         decodes, context = decoding.count, decoding.context_tokens + decoding.count
         if decodes < len(self._running):

@@ -28,7 +28,7 @@ class Choice:
     """Tokens handed out so far."""
     cached_tokens: int = 0
     ttft_s: float = 0.0
-    """From its submission to its first token, by the model's clock."""
+    """Time from submission to the first token, by the model's clock."""
     finished: bool = False
 
 

@@ -56,17 +56,17 @@ class Step:
     decodes: int
     """Sequences that get a token in each iteration."""
     context_tokens: int
-    """Theirs, in the first iteration."""
+    """Context tokens of the decodes in the first iteration."""
     work: list[tuple[Running, int]] | None = None
-    """The other sequences and the prompt tokens each computes; None of pure decode."""
+    """The other sequences, and the prompt tokens that each computes. None: pure decode."""
 
 
 @dataclass(slots=True)
 class Admitted:
-    """Who is in the batch: for whoever may know an engine's future."""
+    """The requests in the batch, for rules that may know an engine's future."""
 
     prefilling: list[tuple[object, int, int]]
     """(the request's tag, prompt tokens to compute, tokens before them)."""
     decodes: int
     context_tokens: int
-    """Of all decodes."""
+    """Context tokens of all decodes."""

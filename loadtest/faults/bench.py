@@ -47,7 +47,7 @@ class NotForThis(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a run is, and how much time may be over what is promised."""
+    """The size of a run, and by how much times may exceed what is promised."""
 
     full: bool = False
     slack: float = 1.0
@@ -59,7 +59,7 @@ class Scale:
         return full if self.full else max(1, small // 2) if self.counts else small
 
     def patience_s(self, seconds_s: float) -> float:
-        """How long to wait for what must come: as promised, or ten times as long where no time is judged."""
+        """Seconds to wait for what must come: as promised, or ten times as long where no time is judged."""
         return 10 * seconds_s if self.counts else seconds_s
 
 
@@ -75,7 +75,7 @@ class FaultAnswer:
     """What broke it on the way; empty: it ended as HTTP has it."""
     began_s: float = 0.0
     first_s: float = 0.0
-    """When the first byte of the body came; 0: never."""
+    """Time at which the first byte of the body came; 0: never."""
     ended_s: float = 0.0
     pieces_s: list[float] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class FaultAnswer:
 
     @property
     def kind(self) -> str:
-        """For counting."""
+        """The name under which an answer is counted."""
         return self.error or str(self.status)
 
 
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def admin_port(self) -> int:
-        """Of warmroute."""
+        """The port of warmroute's admin listener; 0 if it is not known."""
         said = LISTENING.search(self.process.output.read_text(errors="replace"))
         return int(said[2]) if said else 0
 
@@ -198,7 +198,7 @@ class Run:
         return sorted(found, key=lambda record: record["came_s"])
 
     async def all(self, do: str, **fields: Any) -> None:  # noqa: ANN401 - JSON of any kind
-        """The same command to all replicas."""
+        """Send a command to all replicas."""
         for upstream in self.upstreams:
             await upstream.tell(do, **fields)
 
@@ -281,7 +281,7 @@ class Bench:
 
 
 async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
-    """So many requests, begun at this rate whether or not others were answered; all answers, in order."""
+    """The answers to so many requests, in order; requests begin at this rate, whatever was answered."""
     began_s = time.monotonic()
     tasks = []
     for i in range(requests):
@@ -291,7 +291,7 @@ async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[Fa
 
 
 async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
-    """So many requests, not more than so many at a time; all answers, in order."""
+    """The answers to so many requests, in order; at most `concurrency` are in flight at a time."""
     numbers, found = iter(range(requests)), list[tuple[int, FaultAnswer]]()
 
     async def lane() -> None:

@@ -162,7 +162,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def slope(samples: list[float], seconds_s: float) -> float | None:
-    """By how much the last third is above the first after the warm-up, told for RSS_SLOPE_PER_S of time."""
+    """Growth of the last third over the first after the warm-up, scaled to RSS_SLOPE_PER_S of time."""
     steady = samples[int(WARM_PART * len(samples)) :]
     third = len(steady) // 3
     if third < 2:
@@ -176,7 +176,7 @@ async def _as_before(run: Run, fds: int) -> bool:
     with suppress(OSError):
         held = len(os.listdir(f"/proc/{run.process.pid}/fd"))  # noqa: PTH208 - a folder of the kernel's
         return held <= fds + FDS_MAX and all([(await run.ask()).ok for _ in range(2 * REPLICAS)])
-    return True  # it has ended, which is told apart
+    return True  # the end of the process is reported apart
 
 
 async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:

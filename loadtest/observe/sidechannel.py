@@ -38,9 +38,9 @@ REPLICAS = 4
 PROBES = 2_000
 PROMPT_TOKENS = 512, 4_096
 OUTPUT_TOKENS = 4
-JITTER_S = 0.002  # of the network, one standard deviation
+JITTER_S = 0.002  # one standard deviation of network delay
 KV_TOKENS = 65_536
-AUC_MAX, AUC_BLIND = 0.55, 0.95  # with isolation at most; without it at least
+AUC_MAX, AUC_BLIND = 0.55, 0.95  # most area under the curve with isolation, least without
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ def _ignore(*_: object) -> None:
 
 
 async def _no_page(_: str) -> None:
-    """There are no pages."""
+    """No page is shown."""
 
 
 async def probes(count: int, *, isolated: bool, seed: int = 1) -> list[Probe]:
-    """So many looks, in a world of their own."""
+    """So many probes of a router of their own."""
     world = SharedRouter(isolated=isolated, seed=seed)
     try:
         return [await world.probe() for _ in range(count)]

@@ -39,7 +39,7 @@ MODEL = "qwen3-32b"
 CALIBRATION = "qwen3-32b-2xh100"
 PHASE_S_MAX = 55.0  # three of them stay under three minutes
 THINK_S = (0.5, 3.0)
-SETTLING = 1 / 3  # of a phase
+SETTLING = 1 / 3  # the first part of a phase, which is not judged
 TIMEOUT_S = 120.0
 READ_BUFFER_BYTES = 1 << 18
 BAR_CELLS = 30
@@ -58,7 +58,7 @@ class StorySettings:
     """Conversations at a time; one that ends is followed by another."""
     phase_s: float = 50.0
     point_s: float = 10.0
-    """Of the timeline."""
+    """Width of a point of the timeline."""
     requests_max: int = 5_000
     time_scale: float = 1.0
     kv_tokens: int = 307_328
@@ -105,7 +105,7 @@ class Story:
                 agent.cancel()
 
     def phases(self) -> list[str]:
-        """In their order."""
+        """The names of the phases, in order."""
         return [phase for phase in PHASES if phase != "mended" or self._settings.mend]
 
     def rows(self) -> list[Row]:
@@ -175,7 +175,7 @@ class Story:
 
 
 def _rate(sent: Sequence[StoryRequest], *, replays_only: bool = False) -> float | None:
-    """Of prompt tokens, those that were found; None where nothing was asked."""
+    """The share of prompt tokens that were found cached; None without requests."""
     tokens = sum(each.answer.prompt_tokens for each in sent)
     found = sum(each.answer.cached_tokens or 0 for each in sent if each.replay or not replays_only)
     return found / tokens if tokens else None
@@ -199,7 +199,7 @@ def _s(values: Sequence[float], percent: float) -> str:
 
 
 async def advised(session: aiohttp.ClientSession, admin_url: str) -> list[dict[str, Any]]:
-    """Its advice, most costly first. Raises ReplayError."""
+    """The router's advice, most costly first. Raises ReplayError."""
     async with session.get(f"{admin_url}/admin/advice") as response:
         if response.status != 200:
             raise ReplayError(f"{admin_url}/admin/advice answered {response.status}")

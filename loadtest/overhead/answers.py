@@ -44,7 +44,8 @@ def _answer(prompt_tokens: int) -> bytes:
     return json.dumps(said).encode()
 
 
-# By the most bytes of a request's body: an answer whose usage is right to a factor, whatever a router made of the body.
+# Key: the most bytes of a request's body. Value: an answer whose usage is right to a factor, whatever a router made of
+# the body.
 _ANSWERS = {size: _answer(tokens) for size, tokens in ((4 << 10, 128), (64 << 10, 4_096), (1 << 20, 50_000))}
 _LONGEST = _answer(2_000_000)
 _RESPONSES = {size: plain("200 OK", body) for size, body in _ANSWERS.items()}

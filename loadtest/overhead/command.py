@@ -55,7 +55,7 @@ READY_EVERY_S = 0.05
 WARM_S, IDLE_S = 0.5, 0.3
 PROBES_S = 1.5  # times to the first event, 160 a second
 LONG_PROMPTS_S = 4.0
-PAGE_WIDTH = 120  # where there is no terminal
+PAGE_WIDTH = 120  # columns of the table where there is no terminal
 NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
 
 
@@ -70,7 +70,7 @@ class Plan:
     window_s: float
     rate_per_s: float
     flags: tuple[str, ...] = ()
-    """Of `warmroute serve`, where it is started apart from `routers`."""
+    """Flags of `warmroute serve` where it is started apart from `routers`."""
     slack: float = 0.0
     again: bool = False
     """Whether what misses its goal is measured in as many rounds again."""
@@ -89,12 +89,12 @@ class OverheadBench:
 
     @property
     def replicas(self) -> list[Address]:
-        """Where the upstream listens."""
+        """The addresses at which the upstream listens."""
         return [("127.0.0.1", int(url.rpartition(":")[2])) for url in self.urls]
 
     @property
     def steps(self) -> int:
-        """How many cases are measured in all."""
+        """The number of cases that are measured in all."""
         plan, extras = self._plan, self._extras
         of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
         of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
@@ -117,12 +117,12 @@ class OverheadBench:
         missed = {row.case for row in self.rows() if row.ok is False} if self._plan.again else set()
         last = max((at + 1 for at, case in enumerate(self._cases) if case.name in missed), default=0)
         for turn in range(rounds, 2 * rounds if last else rounds):
-            await self._round(turn, self._cases[:last], lambda: None)  # behind the same cases as before
+            await self._round(turn, self._cases[:last], lambda: None)  # the case comes after the same cases as before
         for name in self._extras:
             self.extras += await self._extra(name, lambda: told(next(also)))
 
     async def _round(self, turn: int, cases: Sequence[Case], told: Callable[[], None]) -> None:
-        """These cases at all routers, which take turns to be first. `told` after each."""
+        """Measure these cases at all routers, which take turns to be first; `told` is called after each."""
         for case in cases:
             if case.streams:
                 self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
@@ -163,7 +163,7 @@ class OverheadBench:
         return await workers.replayed(number, self._plan.flags)
 
     async def _turn(self, router: rivals.Rival, turn: int, cases: Sequence[Case]) -> None:
-        """These cases of one router in one round; a rival that does not come up is left out from then on."""
+        """Measure these cases at one router in one round; a rival that does not start is left out from then on."""
         if router.name in self.absent:
             return
         try:

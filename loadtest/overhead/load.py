@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._tally = tally
         self._transport: asyncio.Transport
         self._pieces: list[bytes] = []
-        self._left = 0  # of a body with a length
+        self._left = 0  # bytes to come of a body with a length
         self._in_head = True
         self._expected: bytes | None = None
         self.done: Callable[[str | None], None] = lambda _: None
@@ -249,7 +249,8 @@ async def closed_loop(address: Address, load: Loop, pid: int, first: int) -> Mea
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """So many streams at a time, how long they are measured and then probed, events a second of each, time to begin."""
+    """A load of streams: how many at a time, how long they are measured and then probed, events a second of each, time
+    to begin."""
 
     number: int
     window_s: float

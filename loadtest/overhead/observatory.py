@@ -17,7 +17,7 @@ from loadtest.overhead.report import ratio_row
 
 CASES = ("short", "mid", "long")
 RATIO_MAX = 1.05
-PAIRS = 2  # of windows in a round, for each case
+PAIRS = 2  # pairs of windows in a round, for each case
 OFF = ("--set", "observatory.enabled=false")
 ON = (
     *("--set", "observatory.excerpts=true"),
@@ -31,7 +31,7 @@ Measure = Callable[[str], Awaitable[Measured]]
 
 
 def steps(rounds: int) -> int:
-    """How many pairs of windows `rows` needs."""
+    """The number of pairs of windows that `rows` needs."""
     return PAIRS * rounds * len(CASES)
 
 
@@ -50,7 +50,7 @@ async def rows(
         for turn in range(2 * PAIRS * rounds if again else PAIRS * rounds):
             extra = turn >= PAIRS * rounds
             for case in [case for case in CASES if not extra or not row_of(case, pairs[case], slack).ok]:
-                if turn % 2:  # who goes first gains or loses by it
+                if turn % 2:  # the first of a pair has an advantage or a disadvantage, so they take turns
                     second, first = await on(case), await off(case)
                 else:
                     first, second = await off(case), await on(case)

@@ -19,7 +19,7 @@ from loadtest.common.report import Column, Row, percentile, svg_chart
 from loadtest.common.rivals import OURS, RIVALS, YARDSTICK
 from loadtest.overhead.load import Measured
 
-SLACK_TTFT_MS = 10.0  # of absolute allowance, for a slack of 1: the p99 of a second of probes moves by milliseconds
+SLACK_TTFT_MS = 10.0  # allowance at a slack of 1: the p99 of a second of probes varies by milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class CaseRun:
 
     measured: Measured
     direct: Measured | None = None
-    """The same streams without a router, in the same round."""
+    """The streams of the same round without a router."""
     rss_mb: float = 0.0
 
 

@@ -26,7 +26,7 @@ from loadtest.overhead import answers
 RATE_PER_S = 30.0  # events a second of one stream: what a busy engine gives
 SLOT_S = 0.001  # the resolution of libuv's timers
 LATE_SLOTS_MAX = 200  # a longer stall is not made up for
-ENDS_BYTES = 4_096  # of a body, where its settings are looked for
+ENDS_BYTES = 4_096  # bytes at each end of a body in which its settings are looked for
 HEAD_BYTES_MAX = 64 << 10
 BACKLOG = 1_024
 READY = "ready http://{host}:{port}"
@@ -90,7 +90,7 @@ class CheapReplica(asyncio.Protocol):
     def __init__(self, wheel: Wheel, written: Written) -> None:
         self._wheel, self._written = wheel, written
         self._transport: asyncio.Transport
-        self._held = b""  # of a head that is not whole, or behind a stream that runs
+        self._held = b""  # bytes of a head that is not whole, or received while a stream runs
         self._head = b""
         self._left = 0  # bytes of a body to come; -1: chunked, so nobody knows
         self._first = self._last = self._before_last = b""
@@ -110,11 +110,11 @@ class CheapReplica(asyncio.Protocol):
         self._flood = 0
 
     def pause_writing(self) -> None:
-        """Nobody reads."""
+        """The client reads too slowly."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """They read again."""
+        """The client reads again."""
         self._paused = False
         self._pour_soon()
 

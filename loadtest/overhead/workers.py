@@ -26,7 +26,7 @@ from loadtest.overhead.report import ratio_row
 from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS
 from loadtest.replay.run import run_replay
 
-NUMBERS = (1, 2)  # of workers, compared
+NUMBERS = (1, 2)  # numbers of workers that are compared
 CASE = "stream300"
 CHUNK_RATIO_MAX = 1.1
 HITS_POINTS_MAX = 1.0
@@ -37,7 +37,7 @@ HITS_POINTS_MAX = 1.0
 WORKLOAD = replace(AGENT, requests=300, time_scale=100.0)
 RUNS = 2
 ON_ITS_OWN = {"Connection": "close"}
-TIMEOUT_WALL_S = 60.0  # of a request: a slow machine is not what is judged
+TIMEOUT_WALL_S = 60.0  # long enough for any request: a slow machine is not what is judged
 
 TEXT = {
     "workers_chunk": f"{CASE} once more, with one worker and with two",
@@ -50,7 +50,7 @@ TEXT = {
 
 
 def steps(rounds: int) -> int:
-    """How many runs of warmroute `rows` needs."""
+    """The number of runs of warmroute that `rows` needs."""
     return len(NUMBERS) * (rounds + RUNS)
 
 
@@ -83,7 +83,7 @@ async def rows(
 
 
 def _order(turn: int) -> Sequence[int]:
-    """Who goes first gains or loses by it, so they take turns."""
+    """The order in a round: the first has an advantage or a disadvantage, so they take turns."""
     return NUMBERS[::-1] if turn % 2 else NUMBERS
 
 

@@ -54,7 +54,7 @@ class DemoWorkload:
     output_tokens_max: int = 512
 
     def settings(self, **more: Any) -> ReplaySettings:  # noqa: ANN401 - fields of ReplaySettings
-        """How it is replayed, but for the URLs."""
+        """The replay of this workload, without its URLs."""
         return ReplaySettings(
             url="",
             model=MODEL,

@@ -35,7 +35,7 @@ class ReplaySettings:
 
     url: str
     model: str | None = None
-    """None: the first that `/v1/models` names."""
+    """Name of the model. None: the first that `/v1/models` names."""
     endpoint: Endpoint = "chat"
     mode: Literal["auto", "open", "closed"] = "auto"
     speed: float = 1.0
@@ -73,7 +73,7 @@ async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress 
 
 
 async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> tuple[Row, list[Sent]]:
-    """As `run_replay`, and every request with its answer, in the order of the answers' ends."""
+    """Replay the trace; returns its row, and every request with its answer in the order in which answers ended."""
     mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
     if mode == "open" and trace.kind != "open":
         raise ReplayError("sessions have no common clock: replay them in closed loop")

@@ -41,7 +41,7 @@ from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SE
 from loadtest.simulate.world.setting import SettingError
 
 SAVED_EVERY_S = 60.0
-WIDTH = 160  # of tables where nobody has a terminal
+WIDTH = 160  # width of tables where there is no terminal
 
 
 class SimulateError(ValueError):

@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command."""
+    """The parser of `python -m loadtest simulate`."""
     made = _Parser(
         prog="loadtest simulate",
         description="Race placement policies over workloads in virtual time.",

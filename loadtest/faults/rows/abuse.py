@@ -79,7 +79,7 @@ async def _came(canary: Canary) -> bool:
 
 
 async def _register(run: Run, port: int, url: str) -> list[str]:
-    """Which of the ways to add a worker were answered well."""
+    """The ways to add a worker that were answered well."""
     base, taken = f"http://127.0.0.1:{port}", []
     for path, body in (("/workers", {"url": url}), (f"/add_worker?url={url}", None), ("/admin/replicas", {"url": url})):
         with suppress(aiohttp.ClientError, TimeoutError):

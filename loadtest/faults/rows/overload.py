@@ -135,17 +135,17 @@ class Tenant:
 
     @property
     def key(self) -> str:
-        """For the one run that it is made for."""
+        """A key for the one run that it is made for."""
         return f"wr-{hashlib.sha256(self.name.encode()).hexdigest()}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its requests."""
+        """Headers of its requests."""
         return {"Authorization": f"Bearer {self.key}"}
 
     @property
     def entry(self) -> str:
-        """Of the keys file."""
+        """Its entry in the keys file."""
         digest = hashlib.sha256(self.key.encode()).hexdigest()
         return f'- {{name: {self.name}, sha256: "{digest}", tenant: {self.name}}}\n'
 

@@ -45,7 +45,7 @@ class Api:
     """An answer that does not stream."""
 
     def tokens(self, n: int) -> list[bytes]:
-        """So many token events."""
+        """Events of `n` tokens."""
         return [self.token.replace("%TEXT%", f" w{i}").encode() for i in range(n)]
 
     def stream(self, n: int) -> list[bytes]:

@@ -34,7 +34,7 @@ class Behaviour:
     """What a replica does with requests."""
 
     fault: str = ""
-    """One of EARLY or MID; empty: none."""
+    """A fault of EARLY or MID; empty: none."""
     count: int = -1
     """The fault is for so many requests; -1: for all."""
     after: int = 2
@@ -63,7 +63,7 @@ class State:
         self.healthy_s: float | None = None  # the first good answer of /health since it was opened
 
     def behave(self, fields: dict[str, Any]) -> None:
-        """From now on, with what is not told as by default."""
+        """Behave like this from now on; fields that are not given have their defaults."""
         self.behaviour = Behaviour(**fields)
         self.slots = asyncio.Semaphore(self.behaviour.slots) if self.behaviour.slots else None
 
@@ -117,7 +117,7 @@ class FaultyConnection(asyncio.Protocol):
             self._task.cancel()
 
     def eof_received(self) -> bool:
-        """They will say no more: they have left."""
+        """The client will send no more: it has left."""
         return False
 
     def pause_writing(self) -> None:
@@ -125,7 +125,7 @@ class FaultyConnection(asyncio.Protocol):
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """They read again."""
+        """The client reads again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -273,7 +273,7 @@ class FaultyConnection(asyncio.Protocol):
         write(b"".join(map(chunk, (*api.finish, *api.done))) + LAST_CHUNK)
 
     async def _end(self, fault: str) -> None:
-        """How a faulty answer ends."""
+        """End a faulty answer."""
         match fault:
             case "mid_rst":
                 sock: socket.socket = self._transport.get_extra_info("socket")

@@ -71,7 +71,7 @@ def _or_longest(sent: SimulatedRequest, took_s: float | None, longest_s: float) 
 
 
 def _per_token_s(sent: SimulatedRequest) -> float | None:
-    """Of an answer that came to its end; None for one token, which is the first."""
+    """Seconds per token of a whole answer; None for an answer of one token."""
     tokens = sent.turn.output_tokens - 1
     if sent.failure or sent.ttft_s is None or sent.e2e_s is None or not tokens:
         return None

@@ -34,7 +34,7 @@ from router.core.placement.policies import POLICIES, Policy
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Where a row comes from. `make` gives a fresh policy."""
+    """The source of a row; `make` gives a fresh policy."""
 
     make: Callable[[], Policy]
     source: str

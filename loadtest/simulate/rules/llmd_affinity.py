@@ -33,7 +33,7 @@ class LlmdAffinity(Booked):
         return self._turns.one_of(least(self._sticky(candidates) or candidates, self._load_share))
 
     def _sticky(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Who holds enough of the prompt; nobody, where they are too far behind the others."""
+        """The candidates that hold enough of the prompt; none if they are too far behind the others."""
         sticky: list[Candidate] = []
         others: list[Candidate] = []
         for c in candidates:

@@ -30,10 +30,10 @@ class StickyOverride(Booked):
         self.pinned: dict[str, str] = {}
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It stays open, and counts as long."""
+        """Nothing changes: a request counts until it has ended."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It no longer counts."""
+        """The request no longer counts."""
         self.pending[replica] -= self._open.pop(turn, 0)
 
     def _work(self, candidate: Candidate) -> int:

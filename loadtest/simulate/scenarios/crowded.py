@@ -101,7 +101,7 @@ OVERFULL = 1.5
 CHAT_TURNS, CHAT_REQUESTS = 10, 1_000
 BEGUN_PIECES, GROWN_PIECES = (10, 50), 2
 MEAN_PIECES = 34
-"""Of a context in the middle of the run: a chat is asked some four turns."""
+"""Pieces of a context in the middle of the run: a chat has some four turns."""
 
 
 def overfull_chats(load: str, seed: int) -> Scenario:

@@ -50,7 +50,7 @@ def request(namespace: str, part: Pieces, at_s: float) -> Request:
 
 
 def turns_of(namespace: str, parts: Iterable[Pieces], times_s: Iterable[float]) -> list[Turn]:
-    """Each a session of its own."""
+    """The requests as turns, each in a session of its own."""
     pairs = [
         (str(number), request(namespace, part, at_s))
         for number, (part, at_s) in enumerate(zip(parts, times_s, strict=True))
@@ -59,7 +59,7 @@ def turns_of(namespace: str, parts: Iterable[Pieces], times_s: Iterable[float]) 
 
 
 def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -> list[float]:
-    """So many arrivals in order, at a mean rate a second."""
+    """Times of `count` Poisson arrivals in order, at a mean rate a second."""
     times = []
     for _ in range(count):
         start_s += rng.expovariate(rate)

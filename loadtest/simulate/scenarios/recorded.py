@@ -24,16 +24,16 @@ BLOCK_TOKENS = 64
 THINK_MAX_S = 60.0
 """Longer waits are people who went away; their session's cache would be gone in any case."""
 OUTPUT_TOKENS_MAX = 3_000
-"""With the longest prompt (128,000) they still fit the context."""
+"""The longest answer: with the longest prompt (128,000 tokens) it still fits the context."""
 TTFT_LIMIT_S = 5.0
-"""Where the longest prompts alone take longer than 2 s."""
+"""The TTFT limit where the longest prompts alone take longer than 2 s."""
 
 
 # Mooncake's conversations
 
 MOONCAKE_REQUESTS = 1_200
 MOONCAKE_REPLICAS = 4
-"""So that these requests span 500 s at capacity, four times the median wait between two turns of a conversation."""
+"""Few enough that these requests span 500 s at capacity, four times the median wait between two turns."""
 
 
 def conversation(request: Request) -> str:
@@ -126,7 +126,8 @@ def _claude_code(load: str, seed: int) -> Scenario:
 def closed_scenario(
     name: str, sessions: Sequence[Session], load: str, setting: Setting, requests_max: int, *, ttft_limit_s: float = 2.0
 ) -> Scenario:
-    """As many sessions at a time as the load says, in an order that the seed says, until so many requests were sent."""
+    """Sessions in closed loop: the load says how many at a time, the seed in which order, until so many requests are
+    sent."""
     order = random.Random(f"{name}:{setting.seed}").sample(sessions, len(sessions))
     active = max(1, round(LOADS[load] * sessions_sustained(sessions, setting)))
     picked: list[Session] = []

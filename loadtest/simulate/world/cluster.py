@@ -108,7 +108,7 @@ class VirtualCluster:
             self._restart(replica, fault.lasts_s)
 
     def _restart(self, replica: VirtualReplica, down_s: float) -> None:
-        """Its process dies, and with it all it was asked; another one is there after a while."""
+        """The process dies, and with it all requests that it had; a new one is there after `down_s`."""
         up_s = self._clock.now_s + down_s
         replica.stop()
         replica.down_until_s = max(replica.down_until_s, up_s)

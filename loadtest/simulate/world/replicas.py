@@ -28,11 +28,11 @@ class SlowedTimes:
     factor: float = 1.0
 
     def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of a step (`StepTimes`), times the current factor."""
         return self.factor * self.times.mixed_s(prefill_tokens, prefill_pairs, decodes, context_tokens)
 
     def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of a step (`StepTimes`), times the current factor."""
         return self.factor * self.times.decodes_s(decodes, context_tokens, iterations)
 
 
@@ -53,7 +53,7 @@ class VirtualReplica:
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
-        self._factor = 1.0  # of the steps to come
+        self._factor = 1.0  # slow-down of the steps to come
         self.calibration = calibration
         self._limits, self._record = limits, record_events
         self._schedule, self._deliver = schedule, deliver
@@ -75,7 +75,7 @@ class VirtualReplica:
             self._cut(now_s)
 
     def slow(self, factor: float, now_s: float) -> None:
-        """From the next iteration on, all take so many times as long."""
+        """Make every iteration after this one so many times as long."""
         self._factor = factor
         self._cut(now_s)
 
@@ -116,7 +116,7 @@ class VirtualReplica:
 
     @property
     def preemptions(self) -> int:
-        """Of all its lives."""
+        """Preemptions over all restarts."""
         return self.preempted_before + self.model.counters.preemptions
 
     def load(self) -> Load:

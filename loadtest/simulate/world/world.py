@@ -59,11 +59,11 @@ class SimulatedRequest:
     failure: str = ""
     tried: tuple[str, ...] = ()
     tries: int = 1
-    """Of its client."""
+    """The number of this try of its client."""
     asked_s: float = 0.0
-    """When the try under way began."""
+    """Time at which the try under way began."""
     waited_s: float = 0.0
-    """For which earlier tries were held back."""
+    """Time that earlier tries were held back."""
     held: bool = False
     held_while_idle: bool = False
     """Whether it was ever held back, and whether while the fleet's mean backlog was below one unit."""
@@ -215,7 +215,7 @@ class World:
             self.at(self.now_s + TICK_S, self._try_held, placer)
 
     def _reach(self, what: tuple[int, SimulatedRequest, Lease]) -> None:
-        """It comes to its replica, unless it was given up or sent elsewhere on the way."""
+        """The request comes to its replica, unless it was given up or sent elsewhere on the way."""
         number, sent, lease = what
         if number not in self._open or sent.lease is not lease:
             return
@@ -237,7 +237,7 @@ class World:
             self._end(number, sent, "refused")
 
     def _tokens(self, turn: Turn) -> TokenPrompt:
-        """Of ids only the number is looked at where the keys are given."""
+        """The token prompt of a turn: keys are given, so only the number of ids matters."""
         keys = {self.workload.block_tokens: turn.engine_keys.tolist()}
         return TokenPrompt(bytes(BYTES_PER_TOKEN * turn.prompt_tokens), "", b"", keys)
 

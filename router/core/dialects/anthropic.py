@@ -151,7 +151,7 @@ class Anthropic(UsageUnasked):
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By `message_stop` behind a reason to stop, or by an error."""
+        """Whole: `message_stop` behind a reason to stop. FAILED: an error."""
         stopped = _STOPPED.search(tail) is not None
         for data in sse.payloads_backwards(tail):
             event = bodies.decoded(_decode_event, data)

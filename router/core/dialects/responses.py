@@ -108,11 +108,11 @@ class Responses(UsageUnasked, OpenAI):
         return 500 if event.type in _FAILED else super().event_error(b"data: " + sse.first_payload(chunk))
 
     def begun(self, chunk: bytes) -> bool:
-        """Not by the events that say only that the request has come."""
+        """True for any event but those that say only that the request has arrived."""
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By the last event, of which the name is enough: a long answer makes it long. Or by an error."""
+        """Whole: the last event, known by its name, since it holds the whole answer. FAILED: an error."""
         if found := _NAMED_LAST.findall(tail):
             return Ending.FAILED if found[-1] == b"failed" else Ending.OK
         for data in sse.payloads_backwards(tail):
@@ -124,7 +124,8 @@ class Responses(UsageUnasked, OpenAI):
         return None
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """OpenAI's event `error`, numbered on, with the object `error` besides, by which its own clients know one."""
+        """OpenAI's event `error` with the next sequence number, and the object `error`, by which OpenAI's clients know
+        it."""
         numbers = _NUMBER.findall(tail)
         error = msgspec.json.decode(self.error(status, code, message))["error"]
         event: dict[str, Any] = {"type": "error", "code": code, "message": message, "param": None}

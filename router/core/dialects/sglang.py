@@ -48,7 +48,7 @@ class _Body(msgspec.Struct):
     session_params: Raw = ABSENT
     session_id: Raw = ABSENT
     conversation_id: Raw = ABSENT
-    logprob_start_len: Raw = ABSENT  # from there on the prompt is computed, cached or not
+    logprob_start_len: Raw = ABSENT  # the engine computes the prompt from this token on, cached or not
 
 
 class _Sampling(msgspec.Struct):
@@ -188,7 +188,7 @@ class SGLang(UsageUnasked):
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By a reason to finish, of one answer at least, or by an error."""
+        """Whole: at least one answer has a reason to finish. FAILED: an error."""
         if _FINISHED.search(tail):
             return Ending.OK
         failed = any(self.event_error(b"data: " + data) is not None for data in sse.payloads_backwards(tail))
@@ -201,7 +201,7 @@ class SGLang(UsageUnasked):
         return msgspec.json.encode(body)
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """As SGLang 0.5.23 reports an error in a stream (srt/entrypoints/http_server.py)."""
+        """An error event as SGLang 0.5.23 sends it (srt/entrypoints/http_server.py)."""
         return b'data: {"error":' + self.error(status, code, message) + b"}\n\n"
 
 

@@ -1,5 +1,5 @@
-"""Requests of the Messages API: read for placement, their prompts written as canonical bytes of the chat that vLLM
-makes of them. As in canonical_openai.py, one decoder reads nearly all of them."""
+"""Requests of the Messages API, read for placement: their prompts become canonical bytes of the chat that vLLM makes of
+them. One decoder reads nearly all requests, as in canonical_openai.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def decode_loose(body: bytes) -> LooseBody:
 
 
 def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
-    """What nearly all requests are read by: every field of the type that it should be. None for the others."""
+    """The request, if every field has the right type, as in nearly all requests; else None."""
     try:
         prompt = None
         if seen is not None and not keep and (place := seen.find(body, b"anthropic")):
@@ -121,7 +121,7 @@ def _head(chat: Chat, fields: Fields) -> None:
         chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
     effort = (bodies.as_type(dict, fields.output_config) or {}).get("effort")
     if (bodies.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
-        effort = NO_EFFORT  # as vLLM has it for templates that can do without thinking
+        effort = NO_EFFORT  # what vLLM passes to templates that can switch thinking off
     chat.effort(effort)
     if bodies.given(fields.system):
         content = decode_blocks(fields.system)

@@ -43,7 +43,7 @@ FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content
 
 
 def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
-    """What nearly all requests are read by: every field of the type that it should be. None for the others."""
+    """The request, if every field has the right type, as in nearly all requests; else None."""
     try:
         if seen is not None:
             ask = _seen(path, body, seen)
@@ -81,7 +81,8 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
 
 
 def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
-    """Of a conversation: only what was not read before is read. None where that cannot be told apart."""
+    """A request of a known conversation: only its new messages are read. None where new messages cannot be told
+    apart."""
     place = seen.find(body, b"openai")
     if place is None:
         return None
@@ -179,7 +180,8 @@ def _message(chat: Chat, message: dict[str, Any]) -> None:
 
 
 def _breakpoints(message: dict[str, Any], content: object) -> list[int]:
-    """Before how many of its parts one stands, as clients of proxies to Anthropic's API set them."""
+    """The numbers of the content's parts behind which a `cache_control` stands, as clients of Anthropic proxies set
+    it."""
     parts = content if isinstance(content, list) else [content]
     return [n for n, part in enumerate(parts, 1) if _marked(part) or (n == len(parts) and _marked(message))]
 

@@ -101,7 +101,7 @@ def _message(message: Message) -> list[dict[str, Any]]:
             calls.append(_call(block, arguments))
         elif block.type == "tool_result" and message.role == "user":
             before.append(_result(block, content))
-        elif block.type not in ("redacted_thinking", "tool_reference"):  # which vLLM leaves out
+        elif block.type not in ("redacted_thinking", "tool_reference"):  # vLLM leaves these out
             raise Unfit(block.type)
     made |= {"reasoning": "".join(thoughts)} if thoughts else {}
     made |= {"tool_calls": calls} if calls else {}
@@ -111,7 +111,7 @@ def _message(message: Message) -> list[dict[str, Any]]:
 
 
 def _arguments(block: Block) -> dict[str, Any] | None:
-    """Of whatever block: the engine refuses a request with any that are no object."""
+    """The arguments of a block of any kind: the engine refuses a request in which some are no object."""
     return _decode_arguments(block.input) if block.input else None
 
 
@@ -120,7 +120,7 @@ def _content(block: Block) -> str | list[dict[str, Any]] | None:
 
 
 def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """In the order of vLLM's types, for templates that print it (see template_chat.py)."""
+    """A tool call with its fields in the order of vLLM's types, which templates print (template_chat.py)."""
     if not block.id:
         raise Unfit("a call without an id: the engine makes one from its clock")
     return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}
