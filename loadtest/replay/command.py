@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         trace = read_trace(options.trace, input_tokens_max=options.input_tokens_max)
         settings = _settings(options)
-        total = min(options.requests, trace.request_count)
+        total = min(options.requests_max, trace.request_count)
         with progress_bar(console, settings.workload or trace.name, total) as progress:
             row = uvloop.run(run_replay(trace, settings, progress))
     except (TraceError, ReplayError, OSError) as error:
@@ -47,29 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _settings(options: argparse.Namespace) -> ReplaySettings:
-    return ReplaySettings(
-        url=options.url,
-        model=options.model,
-        endpoint=options.endpoint,
-        mode=options.mode,
-        speed=options.speed,
-        time_scale=options.time_scale,
-        requests_max=options.requests,
-        sessions_active=options.sessions,
-        think_max_s=options.think_max_s,
-        ramp_s=options.ramp_s,
-        output_tokens_max=options.output_tokens_max,
-        timeout_s=options.timeout_s,
-        ttft_limit_s=options.ttft_limit_s,
-        ignore_eos=options.ignore_eos,
-        replicas=tuple(options.replica),
-        headers=dict(options.header),
-        session_header=options.session_header,
-        seed=options.seed,
-        workload=options.workload,
-        policy=options.policy,
-        router=options.router,
-    )
+    given = {name: value for name, value in vars(options).items() if name in ReplaySettings.__dataclass_fields__}
+    return ReplaySettings(**given | {"replicas": tuple(options.replicas), "headers": dict(options.headers)})
 
 
 CHECK = re.compile(r"([a-z0-9_]+)(<=|>=)([-+.0-9e]+)")
@@ -113,8 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--mode", choices=("auto", "open", "closed"), default="auto", help="auto: as the trace was recorded")
     add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: arrivals this much faster")
     add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="engines' speed-up over life")
-    add("--requests", type=flags.whole(1), default=REQUESTS_MAX, metavar="N", help="stop after N requests")
-    add("--sessions", type=flags.whole(1), default=defaults.sessions_active, metavar="N", help="active at a time")
+    add("--requests", dest="requests_max", type=flags.whole(1), default=REQUESTS_MAX, metavar="N", help="stop after N")
+    sessions = defaults.sessions_active
+    add(
+        "--sessions",
+        dest="sessions_active",
+        type=flags.whole(1),
+        default=sessions,
+        metavar="N",
+        help="active at a time",
+    )
     add("--think-max-s", type=float, default=defaults.think_max_s, help="longest wait between turns")
     add("--ramp-s", type=float, default=defaults.ramp_s, help="spread the first sessions' starts over this")
     add("--input-tokens-max", type=flags.whole(1), help="leave longer prompts out; in a session, end it there")
@@ -122,8 +109,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="of one request, to its end")
     add("--ttft-limit-s", type=flags.positive(), help="count requests whose first token came in time (goodput)")
     add("--ignore-eos", action="store_true", help="ask vLLM or SGLang for exactly the recorded length")
-    add("--replica", action="append", default=[], metavar="URL", help="engine whose counters are read")
-    add("--header", action="append", default=[], type=_header, metavar="K=V", help="sent with each request")
+    add("--replica", dest="replicas", action="append", default=[], metavar="URL", help="engine whose counters are read")
+    add(
+        "--header",
+        dest="headers",
+        action="append",
+        default=[],
+        type=_header,
+        metavar="K=V",
+        help="sent with each request",
+    )
     add("--session-header", metavar="NAME", help="header to carry the session's name")
     add("--seed", type=int, default=defaults.seed, help="of the starts within --ramp-s")
     add("--workload", help="label in the row; default: the trace's name")

@@ -74,8 +74,7 @@ def _whole(prompt: Prompt, root: int) -> Chain:
     text = prompt.text
     keys = chain(text, root)
     spans = prompt.assistant_spans[-SPANS_MAX:]
-    # A list, since a tuple made by a generator costs a microsecond, spans or not.
-    starts = tuple([(key_at(text, keys, root, start), start, end) for start, end in spans]) if spans else ()
+    starts = tuple([(key_at(text, keys, root, start), start, end) for start, end in spans])
     end_key = key_at(text, keys, root, len(text))
     first = prompt.first_user_end
     if prompt.arguments[1]:

@@ -216,7 +216,7 @@ class Chat:
         return prompt
 
     def _prompt(self, text: bytes, head: int) -> Prompt:
-        spans = tuple([(start + head, end + head) for start, end in self._spans]) if self._spans else ()
+        spans = tuple([(start + head, end + head) for start, end in self._spans])
         prompt = Prompt(text, head + (self._first_user_end or self._size), spans, self._opaque_bytes)
         prompt.arguments, prompt.fewer_tools = self._arguments, self._fewer_tools
         hint = head + self._hint if self._hint else self._head_hint

@@ -11,7 +11,7 @@ from msgspec import Raw
 from router.core.facts.requests import Ask, Heading, Prompt
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Place, Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.canonical import NO_EFFORT, Chat, Part, arguments, call, calls
 from router.core.prompts.messages_fields import (
     LOOSE,
@@ -69,7 +69,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         fields.prompt_cache_key,
         most if most is not None and most > 0 else None,
         wants_usage=True,
-        metadata=bodies.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
+        metadata=bodies.metadata_of(fields.metadata),
         decoded=fields if keep else None,
     )
 
@@ -160,7 +160,7 @@ def _message(chat: Chat, message: Message) -> None:
             thoughts += [block.thinking] if block.thinking is not None else []
         else:
             parts += _part(block)
-            if block.cache_control is not ABSENT and bodies.given(block.cache_control):
+            if bodies.given(block.cache_control):
                 breakpoints = (*breakpoints, len(parts))
     if role == "user" and not parts:
         return

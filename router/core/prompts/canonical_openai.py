@@ -17,7 +17,7 @@ from msgspec import Raw
 from router.core.facts.requests import Ask, Heading, Prompt
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE, given
+from router.core.prompts.bodies import UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.openai_fields import (
     PartFields,
@@ -38,7 +38,6 @@ TOKEN_ID_BYTES = 4
 ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
 HEAD = ("functions", "documents", "chat_template", *ARGUMENTS)
 _head_fields = attrgetter(*HEAD)
-_NO_HEAD = (ABSENT,) * len(HEAD)
 FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
@@ -76,7 +75,7 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         stored,
         fields.previous_response_id,
         bool(options.get("include_usage")) if options else False,
-        bodies.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
+        bodies.metadata_of(fields.metadata),
     )
 
 
@@ -135,7 +134,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
-    if fields.mm_processor_kwargs is not ABSENT and given(fields.mm_processor_kwargs):
+    if given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
     _head(chat, fields)
     _messages(chat, messages)
@@ -143,16 +142,13 @@ def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> 
 
 
 def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
-    if fields.tools is not ABSENT and given(fields.tools):
+    if given(fields.tools):
         tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
-        chat.tools(tools, None if choice is ABSENT else bodies.as_type(str, choice) or bodies.as_type(dict, choice))
+        chat.tools(tools, bodies.as_type(str, choice) or bodies.as_type(dict, choice))
         if isinstance(tools, list) and tools and _marked(tools[-1]):
             chat.head_breakpoint()
-    raws = _head_fields(fields)
-    if raws == _NO_HEAD:  # compared by identity, as nearly always
-        return
-    for name, raw in zip(HEAD, raws, strict=True):
-        if raw is ABSENT or not given(raw):
+    for name, raw in zip(HEAD, _head_fields(fields), strict=True):
+        if not given(raw):
             continue
         if name == "reasoning_effort":
             chat.effort(msgspec.json.decode(raw))
@@ -237,7 +233,7 @@ def _part(raw: Raw) -> Part:
         url, detail = given_url.url, given_url.detail
     if not url:
         return bytes(raw)
-    how = bodies.as_type(str, detail) if detail is not ABSENT else None
+    how = bodies.as_type(str, detail)
     return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
 
 
