@@ -11,10 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines import install
 from tests.engines.router_process import Router, routing
 from tests.engines.talk import word_tokens
-from tests.engines.vllm_server import Replica, serving
+from tests.engines.vllm_server import Replica, vllm_servers
 
 HERE = Path(__file__).parent
 CLIENT_TIMEOUT_S = 120.0
@@ -81,10 +80,7 @@ def folder(request: pytest.FixtureRequest, figures: Callable[[str], None]) -> It
 @pytest.fixture(scope="session")
 def started_replicas(folder: Path, figures: Callable[[str], None]) -> Iterator[list[Replica]]:
     """Two vLLM servers, started together, killed whole at the end."""
-    if not install.installed():
-        pytest.fail("vLLM is not installed: python -m tests.engines.install", pytrace=False)
-    both = [Replica(name, folder) for name in ("left", "right")]
-    yield from serving(both, figures)
+    yield from vllm_servers(("left", "right"), folder, figures)
 
 
 @pytest.fixture

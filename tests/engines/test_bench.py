@@ -14,10 +14,9 @@ from statistics import median
 
 import pytest
 
-from tests.engines import install
 from tests.engines.bench_fleet import RIVAL, Seen, forget, ours, seen, theirs, there
 from tests.engines.bench_serve import Load
-from tests.engines.vllm_server import Replica, serving
+from tests.engines.vllm_server import Replica, vllm_servers
 from tests.figures import figure
 
 RUNS = int(os.environ.get("WARMROUTE_BENCH_RUNS", "0"))
@@ -35,10 +34,7 @@ pytestmark = [pytest.mark.figures, pytest.mark.timeout(TIMEOUT_S)]
 @pytest.fixture(scope="module")
 def started_replicas(folder: Path, figures: Figures) -> Iterator[list[Replica]]:
     """Two replicas with room for some ten of the prefixes each, in place of the folder's own."""
-    if not install.installed():
-        pytest.fail("vLLM is not installed: python -m tests.engines.install", pytrace=False)
-    both = [Replica(name, folder, KV_BLOCKS) for name in ("bench-left", "bench-right")]
-    yield from serving(both, figures)
+    yield from vllm_servers(("bench-left", "bench-right"), folder, figures, KV_BLOCKS)
 
 
 def race(

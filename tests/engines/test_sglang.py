@@ -26,6 +26,7 @@ from tests.engines.sglang_server import PAGE_TOKENS, SGLangReplica
 from tests.engines.sglang_workload import SGLangDrive, bias_for, scripts
 from tests.engines.test_exact import Overheard, grades, new_router, talking_to
 from tests.engines.test_exact import running as router_of
+from tests.engines.test_exact import verdict as shares
 from tests.engines.vllm_server import serving
 from tests.figures import figure
 
@@ -77,21 +78,8 @@ def false_credit(seen: Seen) -> bool:
 
 
 def verdict(name: str, seen: list[Seen], figures: Figures) -> tuple[float, float, float]:
-    """Shares of answers: graded exact; of these, foretold to the token; of these, with false credit. Says all of it."""
-    assert not [each.line() + each.answer.failure for each in seen if each.answer.failure]
-    exact = [each for each in seen if each.answer.grade == "exact"]
-    wrong, false = [each for each in exact if not each.equal], [each for each in exact if false_credit(each)]
-    tokens, cached = (sum(getattr(each.answer, f"{what}_tokens") for each in seen) for what in ("prompt", "cached"))
-    shares = len(exact) / len(seen), 1 - len(wrong) / max(1, len(exact)), len(false) / max(1, len(exact))
-    took_s = max(each.ended_s for each in seen) - min(each.sent_s for each in seen)
-    figures(
-        f"SGLang, {name}: {len(seen)} requests in {took_s:.0f} s, {len(exact)} graded exact ({shares[0]:.1%}); of "
-        f"these {len(exact) - len(wrong)} foretold to the token ({shares[1]:.2%}), {len(false)} false credit "
-        f"({shares[2]:.2%}); token hit rate {cached / tokens:.1%} of {tokens / len(seen):.0f} tokens a prompt"
-    )
-    for each in [*wrong, *(each for each in seen if each.answer.grade != "exact")][:40]:
-        figures(f"  {each.line()}")
-    return shares
+    """The shares of test_exact.py, with false credit as it is meant here."""
+    return shares(f"SGLang, {name}", seen, figures, false_credit)
 
 
 async def test_predictions_equal_what_sglang_finds(

@@ -13,12 +13,14 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from loadtest.common.processes import free_ports
-from tests.engines.install import REPO, VENV, model_dir
+from tests.engines.install import REPO, VENV, installed, model_dir
 from tests.engines.processes import Server
 
 MODEL = "tiny"
@@ -159,3 +161,12 @@ def serving(replicas: list[AnyReplica], figures: Callable[[str], None]) -> Itera
     finally:
         for replica in replicas:
             replica.kill()
+
+
+def vllm_servers(
+    names: Sequence[str], folder: Path, figures: Callable[[str], None], kv_blocks: int = KV_BLOCKS
+) -> Iterator[list[Replica]]:
+    """vLLM servers of these names, `serving`. The test fails where vLLM is not installed."""
+    if not installed():
+        pytest.fail("vLLM is not installed: python -m tests.engines.install", pytrace=False)
+    yield from serving([Replica(name, folder, kv_blocks) for name in names], figures)
