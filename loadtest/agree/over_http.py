@@ -96,7 +96,7 @@ async def over_http(
 
 
 async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -> float:
-    """Mean time to first token since they started, as the engines measured it."""
+    """Mean time to first token since the engines started, as they measured it."""
     sums: defaultdict[str, float] = defaultdict(float)
     for url in urls:
         async with session.get(f"{url}/metrics") as response:
@@ -106,7 +106,7 @@ async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -
 
 
 def _waits(settings: ReplaySettings, behind: Behind) -> list[str]:
-    """Settings of our router: for how long it holds back and lets wait."""
+    """Settings of our router: how long it holds requests back and lets them wait."""
     if not behind.scaled:
         return []
     ours = AdmissionSettings()
@@ -130,7 +130,8 @@ async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]
 
 
 async def _ready(process: Process, url: str, replicas: int) -> None:
-    """Wait until it sees all replicas: they register one by one, and until then the first would get everything."""
+    """Wait until the router sees all replicas: they register one by one, and until then the first would get
+    everything."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < deadline_s:

@@ -18,7 +18,7 @@ from loadtest.common.rivals import OURS
 from loadtest.replay.run import ReplaySettings, Sent, row_of
 
 HTTP, SIMULATED = "http", "simulated"
-"""A row's `case`."""
+"""Values of a row's `case`."""
 TTFT_PERCENT_MAX = 20.0
 HIT_POINTS_MAX = {True: 2.0, False: 3.0}
 """Points of the hit rate, for our policies and for restated rules."""
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether they agree, and every request over HTTP was answered."""
+        """Whether both worlds agree, and every request over HTTP was answered."""
         close = abs(self.hit_points) <= HIT_POINTS_MAX[self.ours] and abs(self.ttft_percent) <= TTFT_PERCENT_MAX
         return close and not self.http.row.errors and not self.http.row.rejected
 

@@ -52,7 +52,7 @@ class TableSlice:
     requests: int | None = None
     """The most requests, the warm-up included. None: all."""
     think_max_s: float | None = None
-    """Waits are cut there, so that the run does not end with minutes in which the longest of them is awaited."""
+    """The longest wait between turns, so that a run does not end with minutes of waiting for one session."""
 
 
 TABLE = {

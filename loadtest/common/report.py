@@ -100,9 +100,9 @@ class Row:
     got: float | None = None
     ok: bool | None = None
     timed: bool | None = None
-    """Whether it is a time, which depends on what else the machine does."""
+    """Whether the figure is a time, which depends on what else the machine does."""
     note: str | None = None
-    """What else is to be known of it, such as why it was not measured."""
+    """Anything else to know of the row, such as why it was not measured."""
     duration_s: float | None = None
     ttft_engine_p90_s: float | None = None
     """As `ttft_p90_s`, but what the engine says its own was, and what the router had the request wait: what is left of

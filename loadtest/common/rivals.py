@@ -146,7 +146,7 @@ def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
 
 
 def ours_version() -> dict[str, str]:
-    """What `ours` starts."""
+    """The version of warmroute that `ours` starts, by name."""
     return {OURS: f"{__version__} (native code)" if compiled() else f"{__version__} (pure Python)"}
 
 
@@ -167,7 +167,7 @@ def interpreter() -> tuple[str, ...]:
 
 
 def custom(assignment: str) -> Rival:
-    """`NAME=CMD`. Raises RivalError."""
+    """The router of a flag `NAME=CMD`. Raises RivalError."""
     name, equals, command = assignment.partition("=")
     replicas = "{urls}" in command or "{replicas}" in command
     if not equals or not name or "{port}" not in command or not replicas:

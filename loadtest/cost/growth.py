@@ -77,7 +77,7 @@ class Fleet:
             self.stream(only=id_)
 
     def observe(self, id_: str) -> None:
-        """A first round of probes finds it well, and its events begin."""
+        """A first round of probes finds the replica well, and its events begin."""
         self.router.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
         self.router.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), self.now_s)
         self.router.observe_health(id_, ok=True)
@@ -86,7 +86,7 @@ class Fleet:
             self._hold(id_, token_ids(self._rng, 4))
 
     def prompt(self, tokens: int) -> tuple[Ask, Chain, TokenPrompt | None]:
-        """A new conversation's."""
+        """The prompt of a new conversation."""
         text = self._rng.randbytes(tokens * BYTES_PER_TOKEN // 2).hex().encode()
         ask = Ask(MODEL, Prompt(text, len(text)), stream=True, output_tokens_max=200)
         chain, counted = chain_of(ask, MODEL), None
@@ -101,7 +101,7 @@ class Fleet:
         return ask, chain, counted
 
     def place(self, prompt: tuple[Ask, Chain, TokenPrompt | None], *, only: str | None = None) -> Lease:
-        """Place it."""
+        """Place a prompt."""
         ask, chain, counted = prompt
         key = str(chain.first_user_key)
         return self.router.route(ask, MODEL, chain, self.now_s, ring_key=key, tokens=counted, only=only)

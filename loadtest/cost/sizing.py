@@ -66,7 +66,7 @@ _INDEX_BYTES = re.compile(r"^warmroute_index_bytes (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured."""
+    """The sizes that are measured."""
 
     replicas: tuple[int, ...] = REPLICAS
     streams: tuple[int, ...] = STREAM_NUMBERS

@@ -43,7 +43,7 @@ class SizingRule:
     """MB of memory per MB of `routing.index_bytes_max`."""
 
     def cores(self, replicas: int, chunks_per_s: float, requests_per_s: float) -> float:
-        """Cores for that."""
+        """Cores for this number of replicas and these rates."""
         idle = self.base_cores + self.replica_cores * replicas
         request_us = self.request_us + self.replica_request_us * replicas
         return idle + (chunks_per_s * self.chunk_us + requests_per_s * request_us) / 1e6

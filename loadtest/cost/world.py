@@ -164,7 +164,7 @@ class PricedRouter:
         self.replicas = names
 
     def close(self) -> None:
-        """Stop its threads."""
+        """Stop the threads of the reader and the prompts."""
         self.reader.close()
         self.prompts.close()
 
@@ -232,7 +232,7 @@ class PricedRouter:
         return placed
 
     def _place(self, question: Question) -> Decision:
-        """Place, have it answered, finish."""
+        """Place a request, let it be answered, and finish it."""
         wanted = question.wanted
         if wanted.tokens is None:
             raise CostError("the prompt was placed by estimate: no tokens")
@@ -273,7 +273,7 @@ def _request(body: bytes) -> Request:
 
 
 def _ignore(*_: object) -> None:
-    """What nobody counts here."""
+    """Count nothing."""
 
 
 async def _no_page(_: str) -> None:

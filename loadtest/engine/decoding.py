@@ -77,7 +77,7 @@ class Decoding:
         return sequence.computed + self._clock - sequence.joined
 
     def until_end(self) -> int:
-        """Iterations until the first of them ends; there must be one."""
+        """Iterations until the first sequence ends; there must be one."""
         ends = self._ends
         while ends[0][2].ends != ends[0][0]:
             heappop(ends)

@@ -23,7 +23,7 @@ class BlockStored:
     them."""
 
     tag: object
-    """The request's."""
+    """The tag of the request that the blocks were computed for."""
     first_block: int
     keys: Sequence[int]
     parent: int | None

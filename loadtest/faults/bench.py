@@ -102,7 +102,7 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        """Base URL."""
+        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
@@ -117,12 +117,12 @@ class Upstream:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", int(said[2]), limit=LINE_BYTES_MAX)
 
     async def kill(self) -> None:
-        """kill -9."""
+        """SIGKILL it."""
         await self._hang_up()
         await self.process.kill()
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         await self._hang_up()
         await self._stack.aclose()
 

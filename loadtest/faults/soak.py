@@ -180,7 +180,7 @@ async def _as_before(run: Run, fds: int) -> bool:
 
 
 async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
-    """The rows."""
+    """The rows of a soak of so many seconds."""
     bench.only_ours("its gauges and its log are looked at")
     async with bench.running(REPLICAS, FLAGS) as run:
         pid = run.process.pid

@@ -85,7 +85,7 @@ class SharedRouter:
         self._victim, self._curious = (Caller(name, tenant=Tenant(name, isolated=isolated)) for name in names)
 
     def close(self) -> None:
-        """Stop its thread."""
+        """Stop the reader's thread."""
         self._reader.close()
 
     async def probe(self) -> Probe:

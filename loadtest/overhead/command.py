@@ -61,7 +61,7 @@ NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The cases and routers that are measured, and how long."""
 
     cases: tuple[str, ...]
     routers: tuple[rivals.Rival, ...]

@@ -121,7 +121,7 @@ class FaultyConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Nobody reads."""
+        """The client reads too slowly."""
         self._writable.clear()
 
     def resume_writing(self) -> None:

@@ -154,7 +154,7 @@ def heads(found: Sequence[Move]) -> tuple[str, ...]:
 
 
 def print_moves(console: Console, found: Sequence[Move]) -> None:
-    """The table."""
+    """Print the moves as a table."""
     drawn = Table(title="p90 TTFT and p90 end-to-end against the value in the code", title_justify="left")
     for i, head in enumerate(heads(found)):
         drawn.add_column(head, justify="left" if i == 0 else "right")

@@ -84,7 +84,7 @@ def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
 
 
 def mean_of(rows: Iterable[Row], figure: Figure) -> float:
-    """The geometric mean."""
+    """The geometric mean of a figure over rows."""
     return exp(fmean(log(figure.of(row)) for row in rows))
 
 

@@ -64,7 +64,7 @@ class Booked(Shown, ABC):
 
     @abstractmethod
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
-        """The formula."""
+        """The candidate that the formula picks."""
 
 
 def least(candidates: Sequence[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:

@@ -14,7 +14,7 @@ from router.core.facts.placements import Candidate
 
 
 class Lpwl(Booked):
-    """No settings."""
+    """The least prefill work left; it has no settings."""
 
     name = "lpwl"
 

@@ -22,13 +22,13 @@ class Shown:
         self.sight = sight
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Nothing to keep."""
+        """A rule that keeps books overrides this."""
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Nothing to keep."""
+        """A rule that keeps books overrides this."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Nothing to keep."""
+        """A rule that keeps books overrides this."""
 
 
 def drawn(turn: Turn, count: int) -> int:

@@ -20,7 +20,7 @@ OVERLOAD = 2.0
 
 
 class StickyOverride(Booked):
-    """No settings."""
+    """Sessions stick to a replica until it is overloaded; it has no settings."""
 
     name = "sticky_override"
     cache_aware = False

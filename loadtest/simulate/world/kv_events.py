@@ -36,7 +36,7 @@ class VirtualClock(Protocol):
     now_s: float
 
     def at(self, when_s: float, act: Callable[[Any], None], argument: Any = None) -> None:  # noqa: ANN401 - of any act
-        """Something will happen."""
+        """Call `act(argument)` at a virtual time."""
 
 
 class Payload(bytes):
@@ -63,7 +63,7 @@ class Publisher:
         self.later(follower.connected)
 
     def publish(self, events: Iterable[KvEvent]) -> None:
-        """One batch."""
+        """Publish a batch."""
         payload = Payload(b"%d/%d" % (self._life, self._seq))
         payload.said = [_packed(event) for event in events]
         arrival = (self._seq, payload)
@@ -74,7 +74,7 @@ class Publisher:
                 self.later(follower.hear, arrival)
 
     def stop(self) -> None:
-        """The process dies, and with it what it kept for replays."""
+        """The process dies, and with it the batches kept for replays."""
         self.up = False
         self._sent.clear()
         for follower in self._followers:
@@ -124,7 +124,7 @@ class Follower:
         self._perform(None)
 
     def hear(self, arrival: tuple[int, Payload]) -> None:
-        """A batch came."""
+        """Take a batch that arrived."""
         self.stream.live(*arrival, self._clock.now_s)
         self._perform(None)
 

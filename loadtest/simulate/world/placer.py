@@ -138,7 +138,7 @@ class Placer:
             self.router.forget(name)
 
     def probe(self, name: str, load: Load | None, now_s: float) -> None:
-        """A probe's answer; None: it had none."""
+        """Take the answer of a probe; None: there was none."""
         self.router.observe_health(name, load is not None, "" if load else "refused", silent=load is None)
         if load is not None:
             known = load if self._knowing else replace(load, prefix_caching=False)

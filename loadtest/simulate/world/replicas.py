@@ -80,11 +80,11 @@ class VirtualReplica:
         self._cut(now_s)
 
     def cancel(self, request_id: int) -> None:
-        """The client left."""
+        """Drop a request whose client left."""
         self.model.cancel(request_id)
 
     def stop(self) -> None:
-        """The process dies: whatever it was asked is lost, and what it held."""
+        """The process dies: its requests and its cache are lost."""
         self.up, self._step = False, None
         self._version += 1
         self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens

@@ -29,7 +29,7 @@ class Turn:
     """The number of this turn in its workload, from 0."""
     session: str
     at_s: float
-    """Arrival (open loop)."""
+    """Arrival in seconds from the start (open loop)."""
     think_s: float
     """Wait after the session's previous answer (closed loop)."""
     prompt_tokens: int
@@ -39,7 +39,7 @@ class Turn:
     first_user_bytes: int
     """The offset at which the first message ends."""
     chain: array[int]
-    """The router's keys."""
+    """The router's keys of the prompt's blocks."""
     chain_root: int
     end_key: int
     first_user_key: int

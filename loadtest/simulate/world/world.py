@@ -115,7 +115,7 @@ class World:
         return Result(self._sent, self.now_s, computed, preemptions, next(self._count))
 
     def at(self, when_s: float, act: Callable[[Any], None], argument: Any = None) -> None:  # noqa: ANN401 - of any act
-        """Something will happen."""
+        """Call `act(argument)` at a virtual time."""
         heappush(self._heap, (when_s, next(self._count), act, argument))
 
     # -- clients ---------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class World:
         self._place(number, sent, may_hold=not placer.holding.full and sent.waited_s < HOLD_S)
 
     def _place(self, number: int, sent: SimulatedRequest, *, may_hold: bool = False) -> None:
-        """Send it somewhere, or hold it if it `may_hold`."""
+        """Place a request, or hold it back if `may_hold`."""
         turn, placer = sent.turn, self.placers[sent.router]
         while True:
             tokens = self._tokens(turn) if self.setting.grade == "exact" else None

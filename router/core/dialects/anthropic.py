@@ -72,7 +72,7 @@ _EARLY = frozenset((b"message_start", b"ping"))
 
 
 class Anthropic(UsageUnasked):
-    """Messages."""
+    """The Messages API."""
 
     name = "anthropic"
     says_done = False

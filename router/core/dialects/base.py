@@ -56,7 +56,8 @@ class Dialect(Protocol):
         """The dialect's own error body."""
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """What a stream ends with that is not whole, behind these events: an error as official clients raise it."""
+        """The last event of a stream that is not whole, sent behind these events: an error that official clients
+        raise."""
 
 
 class UsageUnasked:

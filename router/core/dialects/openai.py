@@ -178,8 +178,8 @@ class OpenAI:
 
 
 def _goes_on(tail: bytes) -> bool:
-    """Whether one of several choices said something and, in what is here, no reason to finish behind it. SGLang sends
-    hidden states behind that."""
+    """Whether one of several choices said something in `tail` without a reason to finish behind it. SGLang sends hidden
+    states behind the reason."""
     if not _SECOND.search(tail):
         return False
     finished: set[int] = set()

@@ -114,7 +114,7 @@ def _place(body: bytes) -> tuple[int, int] | None:
 
 
 def _repair(tools: bytes, wanted: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
-    """The tools, and what of `wanted` they needed. Tools that are not as engines take them are left alone."""
+    """The repaired tools, and the repairs of `wanted` that they needed. Tools that no engine takes stay as they are."""
     done: list[str] = []
     try:
         pieces = [bytes(piece) for piece in _decode_pieces(tools)]
@@ -140,7 +140,8 @@ def _order(piece: bytes) -> tuple[str, str]:
 
 
 def _canonical(piece: bytes) -> bytes:
-    """A tool, or the function in it, with the keys of its schema in order at every depth; the same if they are."""
+    """A tool, or the function in it, with the keys of its schema sorted at every depth; unchanged if they are
+    sorted."""
     fields = {name: bytes(raw) for name, raw in _decode_members(piece).items()}
     made = dict(fields)
     for name in _SCHEMAS:

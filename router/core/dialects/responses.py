@@ -58,7 +58,7 @@ _NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
 
 
 class Responses(UsageUnasked, OpenAI):
-    """Responses; errors are those of OpenAI's other paths."""
+    """The Responses API; errors are those of OpenAI's other paths."""
 
     name = "responses"
     says_done = False

@@ -96,7 +96,7 @@ _MEDIA = ("image_data", "video_data", "audio_data")
 
 
 class SGLang(UsageUnasked):
-    """Generate."""
+    """SGLang's `/generate`."""
 
     name = "sglang"
     says_done = True

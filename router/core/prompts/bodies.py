@@ -86,7 +86,7 @@ def _depth(body: bytes, enough: int) -> int:
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
-    """What an engine said, or None where it cannot be read."""
+    """What an engine said, decoded; None where it cannot be read."""
     try:
         return decode(data)
     except UNREADABLE:
@@ -128,7 +128,7 @@ def salt_of(raw: Raw) -> bytes:
 
 
 def metadata_of(raw: Raw) -> bytes:
-    """A body's metadata, as it is; empty where nobody would give so much."""
+    """A body's metadata as JSON; empty if it has more than METADATA_BYTES_MAX bytes."""
     return bytes(raw) if len(raw) <= METADATA_BYTES_MAX else b""
 
 

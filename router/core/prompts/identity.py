@@ -125,7 +125,7 @@ def _groups(tables: Iterable[Table], adapters: Mapping[str, int]) -> dict[str, s
 
 
 def with_fewer_tools(prompt: Prompt) -> Prompt:
-    """A prompt as engines have it that leave out tools which may not be called."""
+    """The prompt as engines see it that leave out tools which may not be called."""
     if prompt.fewer_tools is None:
         return prompt
     size, instead = prompt.fewer_tools
