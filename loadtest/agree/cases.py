@@ -92,20 +92,13 @@ def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Nam
     if name in TABLE:
         return _of_table(name, row, rival, options)
     slice_ = SLICES[name]
-    settings = ReplaySettings(
-        url="",
-        model=demo.MODEL,
+    policy, router = ("cache_aware", rival.name) if rival else (row, rivals.OURS)
+    settings = replace(
+        slice_.settings(policy=policy, router=router, ttft_limit_s=TTFT_LIMIT_S),
         time_scale=options.time_scale or slice_.time_scale,
         requests_max=options.requests or slice_.requests,
         sessions_active=SESSIONS,
-        think_max_s=slice_.think_max_s,
-        ramp_s=slice_.ramp_s,
-        speed=slice_.speed,
-        output_tokens_max=slice_.output_tokens_max,
-        ttft_limit_s=TTFT_LIMIT_S,
         workload=name,
-        policy="cache_aware" if rival else row,
-        router=rival.name if rival else rivals.OURS,
     )
     behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
     return AgreeCase(settings, behind, rival or row, RULES.get(row, row))

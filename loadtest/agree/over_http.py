@@ -73,12 +73,7 @@ async def over_http(
     RivalError, ReplayError."""
     async with (
         engines(
-            replicas=behind.replicas,
-            host=HOST,
-            model=behind.model,
-            calibration=behind.calibration,
-            kv_tokens=behind.kv_tokens,
-            time_scale=settings.time_scale,
+            *(behind.replicas, behind.model, behind.calibration, behind.kv_tokens, settings.time_scale),
             tick_s=behind.tick_s,
             tell_ttft=behind.scaled,
         ) as urls,

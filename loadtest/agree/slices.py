@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 import msgspec
@@ -111,11 +111,7 @@ def simulated(
     at the same moment."""
     setting = Setting(
         replicas=len(cluster.names),
-        names=cluster.names,
-        calibration=cluster.calibration,
-        kv_tokens=cluster.kv_tokens,
-        probe_interval_s=cluster.probe_interval_s,
-        wire_s=cluster.wire_s,
+        **{each.name: getattr(cluster, each.name) for each in fields(cluster)},
         wire_seed=wire_seed,
         timeout_s=settings.timeout_s,
         seed=settings.seed,

@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
+HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 MEASURED_STOP_TIMEOUT_S = 2.0
@@ -162,13 +163,13 @@ async def started(name: str, command: Sequence[str], folder: Path | None = None)
 
 @asynccontextmanager
 async def engines(
-    *,
     replicas: int,
-    host: str,
     model: str,
     calibration: str,
     kv_tokens: int,
     time_scale: float,
+    *,
+    host: str = HOST,
     tick_s: float | None = None,
     tell_ttft: bool = False,
 ) -> AsyncIterator[list[str]]:
@@ -192,7 +193,7 @@ async def router(
     replicas: Sequence[str],
     *,
     policy: str,
-    host: str,
+    host: str = HOST,
     port: int = 0,
     admin_port: int = 0,
     settings: Sequence[str] = (),

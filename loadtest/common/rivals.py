@@ -130,19 +130,9 @@ class Rival:
 def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
     """warmroute as it is by default: warm policy, metrics and the log line on."""
     extra = (*(("--workers", str(workers)) if workers is not None else ()), *flags)
-    serve = (
-        "serve",
-        "--set",
-        "listen.lame_duck_s=0",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "{port}",
-        "--admin-port",
-        "{metrics_port}",
-        "{replicas}",
-    )
-    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *extra))
+    serve = ("serve", "--set", "listen.lame_duck_s=0", "--host", "127.0.0.1", "--port", "{port}")
+    ports = ("--admin-port", "{metrics_port}", "{replicas}")
+    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *ports, *extra))
 
 
 def ours_version() -> dict[str, str]:

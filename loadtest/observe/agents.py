@@ -103,16 +103,7 @@ _SERVICE = (
     "End with one sentence that says what happens next, and by when.",
 )
 _MODULES = (
-    "billing",
-    "ledger",
-    "accounts",
-    "search",
-    "exports",
-    "webhooks",
-    "sessions",
-    "reports",
-    "invoices",
-    "quotas",
+    *("billing", "ledger", "accounts", "search", "exports", "webhooks", "sessions", "reports", "invoices", "quotas"),
 )
 _VERBS = ("parse", "load", "merge", "retry", "round", "render", "expire", "verify", "batch", "resolve")
 _TASKS = (

@@ -295,17 +295,8 @@ async def story(options: argparse.Namespace, command: str, driver: Any = None) -
 async def serving(settings: StorySettings, port: int, admin_port: int) -> AsyncIterator[tuple[str, str]]:
     """Replicas and a router that may quote prompts; yields its URL and its admin URL."""
     async with (
-        engines(
-            replicas=settings.replicas,
-            host=HOST,
-            model=MODEL,
-            calibration=CALIBRATION,
-            kv_tokens=settings.kv_tokens,
-            time_scale=settings.time_scale,
-        ) as urls,
-        router(
-            urls, policy="warm", host=HOST, port=port, admin_port=admin_port, settings=("observatory.excerpts=true",)
-        ) as both,
+        engines(settings.replicas, MODEL, CALIBRATION, settings.kv_tokens, settings.time_scale) as urls,
+        router(urls, policy="warm", port=port, admin_port=admin_port, settings=("observatory.excerpts=true",)) as both,
     ):
         yield both
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 from statistics import mean
 
 from loadtest.common.client import ReplayError
-from loadtest.common.processes import ProcessError, engines, router
+from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row
 from loadtest.common.traces import shipped_trace
 from loadtest.overhead.load import Measured
 from loadtest.overhead.report import ratio_row
-from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS
+from loadtest.replay.demo import AGENT, REPLICAS, serving
 from loadtest.replay.run import run_replay
 
 NUMBERS = (1, 2)  # numbers of workers that are compared
@@ -132,17 +132,9 @@ async def replayed(workers: int, flags: Sequence[str]) -> Row:
     """The trace through so many workers, on fresh engines; what cannot be measured is an error of the row."""
     trace = shipped_trace(WORKLOAD.trace, WORKLOAD.requests)
     settings = WORKLOAD.settings(timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale, headers=ON_ITS_OWN)
-    fresh = engines(
-        replicas=REPLICAS,
-        host=HOST,
-        model=MODEL,
-        calibration=CALIBRATION,
-        kv_tokens=WORKLOAD.kv_tokens,
-        time_scale=WORKLOAD.time_scale,
-    )
+    fresh = serving("warm", WORKLOAD.kv_tokens, WORKLOAD.time_scale, flags=("--workers", str(workers), *flags))
     try:
-        words = ("--workers", str(workers), *flags)
-        async with fresh as urls, router(urls, policy="warm", host=HOST, flags=words) as (url, _):
+        async with fresh as (urls, url, _):
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(urls)))
     except (ProcessError, ReplayError) as error:
         return Row(errors=1, errors_by_kind={str(error): 1})

@@ -123,19 +123,12 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console) -> Row:
 
 @asynccontextmanager
 async def serving(
-    policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0
+    policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0, flags: Sequence[str] = ()
 ) -> AsyncIterator[tuple[list[str], str, str]]:
     """Fresh replicas and a router; yields the replicas' URLs, the router's and its admin URL."""
     async with (
-        engines(
-            replicas=REPLICAS,
-            host=HOST,
-            model=MODEL,
-            calibration=CALIBRATION,
-            kv_tokens=kv_tokens,
-            time_scale=time_scale,
-        ) as urls,
-        router(urls, policy=policy, host=HOST, port=port, admin_port=admin_port) as (url, admin_url),
+        engines(REPLICAS, MODEL, CALIBRATION, kv_tokens, time_scale) as urls,
+        router(urls, policy=policy, port=port, admin_port=admin_port, flags=flags) as (url, admin_url),
     ):
         yield urls, url, admin_url
 

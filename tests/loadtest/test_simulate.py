@@ -79,19 +79,9 @@ def test_same_seed_same_row() -> None:
 
 def test_flags_change_the_cluster() -> None:
     """What is given replaces what the scenario says, and nothing else does."""
-    words = [
-        "--scenario",
-        "tiny",
-        "--replicas",
-        "3",
-        "--kv-tokens",
-        "5000",
-        "--routers",
-        "2",
-        "--probe-interval-s",
-        "0.5",
-    ]
-    words += ["--calibration", "llama-3.1-8b-a100", "--fault", "slow@3:1:60:2.5", "--fault", "restart@9:0"]
+    words = ["--scenario", "tiny", "--replicas", "3", "--kv-tokens", "5000", "--routers", "2"]
+    words += ["--probe-interval-s", "0.5", "--calibration", "llama-3.1-8b-a100"]
+    words += ["--fault", "slow@3:1:60:2.5", "--fault", "restart@9:0"]
     options = parser().parse_args(words)
     (job,) = simulate.jobs_of(options)
     setting = job.build().setting
