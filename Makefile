@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: help run race evidence test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -18,10 +18,10 @@ race: $(VENV)/.demo  ## a small part of the placement race, judged; ARGS="--race
 evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it: hours; ARGS="--list", "--only cost,demo"
 	$(BIN)/python -m loadtest evidence $(ARGS)
 
-test: $(VENV)/.dev  ## the test suite
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+test: $(VENV)/.dev  ## the test suite; ARGS=router/core/placement runs the tests of that room
+	$(BIN)/python -m pytest -n auto --dist worksteal $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(ARGS)))
 
-COMPILED_TESTS ?= tests/compiled tests/core tests/contract tests/observatory tests/io tests/workers
+COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/edge tests/engines tests/http tests/hub tests/prewarm tests/telemetry tests/tokens tests/workers
 
 test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with the native code that the image has
 	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal $(COMPILED_TESTS) $(ARGS)
@@ -36,14 +36,14 @@ compiled: .compiled/.made  ## .compiled: the router with native code, as it is i
 	touch $@
 
 coverage: $(VENV)/.dev  ## the core's own tests reach 95 % of its lines
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov=router.core --cov-report=term --cov-fail-under=95 tests/core tests/contract $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov=router.core --cov-report=term --cov-fail-under=95 tests/core $(ARGS)
 
 check: $(VENV)/.dev  ## lint, types, floors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m tests.imported_first
+	$(BIN)/python -m tests.house.imported_first
 
 format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 	$(BIN)/ruff check --fix .
@@ -51,19 +51,22 @@ format: $(VENV)/.dev  ## make the linter happy where it can do so itself
 
 setup: $(VENV)/.dev  ## create .venv with everything
 
+help:  ## this list
+	@sed -nE 's/^([a-z0-9-]+):.*  ## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '|' '{printf "%-16s %s\n", $$1, $$2}'
+
 EVENT_RUNS ?= 10000
 DISCOVERY_RUNS ?= 10000
 
 test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy network against the event stream
-	WARMROUTE_KV_RUNS=$(EVENT_RUNS) $(BIN)/python -m pytest tests/core/test_kv_machine.py --timeout=1800 -s $(ARGS)
+	WARMROUTE_KV_RUNS=$(EVENT_RUNS) $(BIN)/python -m pytest tests/core/kv_events/test_machine.py --timeout=1800 -s $(ARGS)
 
 test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults against the view of them, in simulated time
-	WARMROUTE_DISCOVERY_RUNS=$(DISCOVERY_RUNS) $(BIN)/python -m pytest tests/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
+	WARMROUTE_DISCOVERY_RUNS=$(DISCOVERY_RUNS) $(BIN)/python -m pytest tests/engines/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
 
 test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some sixteen minutes
-	$(BIN)/python -m tests.engines.install
-	$(BIN)/python -m tests.engines.install_sglang
-	$(BIN)/python -m pytest tests/engines --timeout=900 -s $(ARGS)
+	$(BIN)/python -m tests.real.install
+	$(BIN)/python -m tests.real.install_sglang
+	$(BIN)/python -m pytest tests/real --timeout=900 -s $(ARGS)
 
 test-node: $(VENV)/.dev  ## the official clients for Node.js against streams that break; needs node and npm
 	cd tests/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error
@@ -105,7 +108,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	$(BIN)/python -m tests.supply.install
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
-clean:
+clean:  ## remove .venv and everything else that targets made
 	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 
 $(VENV)/bin/python:

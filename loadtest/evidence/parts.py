@@ -40,7 +40,7 @@ class Part:
     about: str
     steps: tuple[Command, ...]
     lines: bool = False
-    """Whether {json} is not an instrument's document but lines that tests write (tests/figures.py)."""
+    """Whether {json} is not an instrument's document but lines that tests write (tests/support/figures.py)."""
 
 
 def tests(*words: str, **environment: str) -> Command:
@@ -67,13 +67,13 @@ FULL = {
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
 REPEATED = (
     *(
-        "tests/io/test_attempts.py",
-        "tests/io/test_endings.py",
-        "tests/io/test_leaving.py",
-        "tests/core/test_silence.py",
+        "tests/edge/test_attempts.py",
+        "tests/edge/test_endings.py",
+        "tests/edge/test_leaving.py",
+        "tests/core/fleet/test_stuck.py",
     ),
-    *("tests/io/test_patience.py", "tests/io/test_isolation.py", "tests/io/test_leakage.py"),
-    *("tests/workers/test_rollout.py", "tests/observatory/test_corpus.py"),
+    *("tests/http/test_deadlines.py", "tests/edge/test_isolation.py", "tests/edge/test_leakage.py"),
+    *("tests/workers/test_rollout.py", "tests/core/observatory/test_corpus.py"),
 )
 
 DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))
@@ -137,10 +137,10 @@ PARTS = (
         35,
         "real vLLM and SGLang, how soon a restarted router knows them, and vllm bench serve beside a rival",
         (
-            Command((PYTHON, "-m", "tests.engines.install")),
-            Command((PYTHON, "-m", "tests.engines.install_sglang")),
+            Command((PYTHON, "-m", "tests.real.install")),
+            Command((PYTHON, "-m", "tests.real.install_sglang")),
             Command((PYTHON, "-c", RIVALS), optional=True),
-            tests("tests/engines", "--timeout=900", FIGURES_FILE="{json}", WARMROUTE_BENCH_RUNS="3"),
+            tests("tests/real", "--timeout=900", FIGURES_FILE="{json}", WARMROUTE_BENCH_RUNS="3"),
         ),
         lines=True,
     ),
@@ -177,7 +177,7 @@ PARTS = (
         "events",
         4,
         "10,000 runs of a model engine and a lossy network against the event stream",
-        (tests("tests/core/test_kv_machine.py", "--timeout=1800", WARMROUTE_KV_RUNS="10000"),),
+        (tests("tests/core/kv_events/test_machine.py", "--timeout=1800", WARMROUTE_KV_RUNS="10000"),),
     ),
     Part(
         "discovery",
@@ -185,7 +185,7 @@ PARTS = (
         "10,000 histories of pods and faults against the view of them",
         (
             tests(
-                *("tests/discovery/test_histories.py", "-n", "auto", "--timeout=1800"),
+                *("tests/engines/discovery/test_histories.py", "-n", "auto", "--timeout=1800"),
                 WARMROUTE_DISCOVERY_RUNS="10000",
             ),
         ),

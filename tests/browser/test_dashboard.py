@@ -16,8 +16,8 @@ from selenium.webdriver.common.keys import Keys
 from router.admin import dashboard
 from router.admin.guard import guarding
 from tests.browser.tab import Tab
-from tests.fakes import listening
-from tests.observatory_page import HOSTILE, empty, observatory
+from tests.support.fakes import listening
+from tests.support.observatory_page import HOSTILE, empty, observatory
 
 LIVE = "return document.querySelector('#status').dataset.state === 'live'"
 OPENED = "return document.querySelector('#decisions details[open] table') !== null"

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest.common.processes import engines
 from router.app import App
 from tests.browser.tab import Tab
-from tests.fakes import running
+from tests.support.fakes import running
 
 MODEL = "m"
 SYSTEM = "You are an agent that works in small steps and says what it did. " * 12

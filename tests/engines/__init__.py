@@ -1,1 +1,0 @@
-"""warmroute against real vLLM servers on a CPU: see README.md in this folder."""

@@ -26,10 +26,10 @@ import aiohttp
 
 from loadtest.common.processes import LISTENING, READY, START_TIMEOUT_S, Process, free_ports, started
 from loadtest.engine import tokens
-from tests.apiserver import ApiServer
-from tests.io.wire import spliced
+from tests.http.wire import spliced
 from tests.k8s.tools import NAMESPACE
-from tests.podstore import pod
+from tests.support.apiserver import ApiServer
+from tests.support.podstore import pod
 
 MODEL = "sim"
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
-from tests import installing
+from tests.support import installing
 
 REPO = Path(__file__).resolve().parents[2]
 VENV = REPO / ".venv-k8s"

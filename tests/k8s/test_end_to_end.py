@@ -17,9 +17,9 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.figures import figure
 from tests.k8s import tools
 from tests.k8s.cluster import CHAT, MODEL, Balancer, Cluster, Gateway, Load, Pod, cluster, gateway, until
+from tests.support.figures import figure
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs all of 127.0.0.0/8")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.io.test_endings import CHAT, COMPLETIONS, FAULTS, KILLS, MESSAGES, RESPONSES, STREAMS, begun, faulty
-from tests.io.wire import Wire
+from tests.edge.test_endings import CHAT, COMPLETIONS, FAULTS, KILLS, MESSAGES, RESPONSES, STREAMS, begun, faulty
+from tests.http.wire import Wire
 
 HERE = Path(__file__).parent
 

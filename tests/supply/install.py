@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests import installing
+from tests.support import installing
 
 REPO = Path(__file__).resolve().parents[2]
 VENV = REPO / ".venv-supply"

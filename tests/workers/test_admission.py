@@ -14,7 +14,7 @@ from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.settings.schema import AdmissionSettings
 from router.workers.remote_placer import RemotePlacer
-from tests.patient import Patient
+from tests.support.patient import Patient
 from tests.workers.stubs import StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))

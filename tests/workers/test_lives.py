@@ -17,8 +17,8 @@ from router.core.fleet.models import NoReplica
 from router.workers import child as processes
 from router.workers import hub_server, messages
 from router.workers.orders import Spec
-from tests.discovered import Told, told
-from tests.fakes import FakeEngine, half_then_waits, settings
+from tests.support.discovered import Told, told
+from tests.support.fakes import FakeEngine, half_then_waits, settings
 from tests.workers.stubs import StubHub, bound, serving, until, worker
 from tests.workers.test_hub_lost import NOBODY, want
 from tests.workers.test_processes import HUB, Traffic, command, leases_are, metric, rest_of, streams

@@ -15,7 +15,7 @@ from router.core.observatory.explain import Explainer, settled
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.telemetry.record import RequestRecord
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.workers.stubs import StubHub, serving, until, worker
 from tests.workers.test_hub_lost import NOBODY
 from tests.workers.test_processes import CHAT, body, command, json_of, pytestmark

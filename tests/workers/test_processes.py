@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.fakes import FakeEngine, half_then_waits
+from tests.support.fakes import FakeEngine, half_then_waits
 from tests.workers.stubs import until
 
 HUB = "hub"

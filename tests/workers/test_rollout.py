@@ -22,8 +22,8 @@ import pytest
 from aiohttp import web
 
 from router.workers.child import ALONE_S
-from tests.fakes import FakeEngine, half_then_waits, ok
-from tests.io.wire import spliced
+from tests.http.wire import spliced
+from tests.support.fakes import FakeEngine, half_then_waits, ok
 from tests.workers.stubs import until
 from tests.workers.test_processes import CHAT, HUB, Command, alive, body, command, json_of, metric, rest_of, streams
 

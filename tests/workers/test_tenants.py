@@ -13,8 +13,8 @@ from router.core.facts.replicas import ServedModel
 from router.core.facts.requests import Ask
 from router.core.placement.wanted import Wanted
 from router.placer import UnknownResponse
-from tests.fakes import FakeEngine, status
-from tests.keyring import ADMIN, SECRET, Keyring, bearer
+from tests.support.fakes import FakeEngine, status
+from tests.support.keyring import ADMIN, SECRET, Keyring, bearer
 from tests.workers.stubs import StubHub, serving, until, worker
 from tests.workers.test_processes import CHAT, body, command, pytestmark
 

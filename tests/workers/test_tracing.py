@@ -8,8 +8,8 @@ import signal
 import aiohttp
 import pytest
 
-from tests.fakes import FakeEngine
-from tests.io.collector import Collector
+from tests.support.fakes import FakeEngine
+from tests.telemetry.collector import Collector
 from tests.workers.test_processes import CHAT, body, command
 
 

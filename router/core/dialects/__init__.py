@@ -1,4 +1,4 @@
-"""Dialects by the paths they speak on. To add one: a file here, a line in PATHS (see CONTRIBUTING.md)."""
+"""Dialects by the paths they speak on. To add one: a file here, a line in PATHS (docs/extend/dialect.md)."""
 
 from __future__ import annotations
 

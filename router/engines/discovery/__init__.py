@@ -1,7 +1,7 @@
 """Where replicas come from. A discovery yields *complete sets*; one place (Fleet.replace) does the only diff.
 
 together.py makes one of all. To add one: a file here with a class that has `source`, `watch` and `status`, its name in
-SOURCES, and a line in sources.py (see CONTRIBUTING.md).
+SOURCES, and a line in sources.py (docs/extend/discovery.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Placement policies by name. To add one: a file here, a line in POLICIES (see CONTRIBUTING.md)."""
+"""Placement policies by name. To add one: a file here, a line in POLICIES (docs/extend/policy.md)."""
 
 from __future__ import annotations
 

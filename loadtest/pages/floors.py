@@ -1,0 +1,34 @@
+"""The floors of the house as a table of Markdown, rendered from the contracts in pyproject.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from loadtest.pages.markdown import ReadmeError, table
+
+# Contracts of type `layers` that are shown, by their container, with the heading of each.
+CONTAINERS = {"router": "router/", "router.core": "router/core/", "loadtest": "loadtest/"}
+
+
+def floors(pyproject_text: str) -> str:
+    """A table for each container: its floors from the top one down, and the rooms on each. Raises ReadmeError where
+    pyproject.toml has no such contract."""
+    contracts = tomllib.loads(pyproject_text).get("tool", {}).get("importlinter", {}).get("contracts", [])
+    return "\n\n".join(_floors_of(contracts, container, title) for container, title in CONTAINERS.items())
+
+
+def _floors_of(contracts: list[dict[str, Any]], container: str, title: str) -> str:
+    for contract in contracts:
+        if contract.get("type") == "layers" and contract.get("containers") == [container]:
+            layers: list[str] = contract["layers"]
+            rooms = [" ".join(f"`{room.strip()}`" for room in layer.split("|")) for layer in layers]
+            return table(
+                [f"floor of `{title}`", "rooms"], [[str(n), row] for n, row in zip(_down(rooms), rooms, strict=True)]
+            )
+    raise ReadmeError(f"pyproject.toml has no contract of layers for {container}")
+
+
+def _down(rooms: list[str]) -> range:
+    """Numbers of floors, the ground floor being 0."""
+    return range(len(rooms) - 1, -1, -1)

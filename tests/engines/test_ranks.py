@@ -1,0 +1,296 @@
+"""Data-parallel ranks: a server of several is several replicas, behind one URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+from aiohttp import web
+
+from router.core.dialects.ranks import RANK_HEADER, for_rank
+from router.core.facts.replicas import Load, Replica
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.engines.probe import Prober
+from router.engines.ranks import Ranks, expand
+from router.http.exchange import Answer
+from router.http.failures import ReplicaLost
+from router.http.upstream import Upstream
+from tests.support.discovered import Told
+from tests.support.fakes import FakeEngine, mute
+
+METRICS = """\
+vllm:num_requests_running{engine="0",model_name="m"} 1.0
+vllm:num_requests_running{engine="1",model_name="m"} 7.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="200"} 1.0
+"""
+SOURCES = {"0": {"publisher": "zmq"}, "1": {"publisher": "zmq"}}
+
+
+@pytest.fixture
+async def ranks() -> AsyncIterator[Ranks]:
+    """Asks again at once."""
+    async with asyncio.timeout(60):
+        found = Ranks(interval_s=0.01, again_s=0.0, timeout_s=5.0, api_key="k", page_bytes_max=1 << 20)
+        yield found
+        await found.close()
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    """Connections to engines."""
+    made = Upstream(
+        connect_timeout_s=2, first_byte_timeout_s=9, idle_timeout_s=9, keepalive_s=3, held_bytes_max=1 << 20
+    )
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def router(engine: FakeEngine) -> Router:
+    """Two ranks of one server are known."""
+    found = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    found.replace(sorted(expand([Replica(engine.url)], {engine.url: 2}), key=lambda replica: replica.id))
+    return found
+
+
+async def probe(router: Router, ids: Iterable[str]) -> list[str]:
+    """One round of each; returns who was found lost."""
+    lost: list[str] = []
+    prober = Prober(
+        router,
+        lost.append,
+        interval_s=9,
+        timeout_s=5,
+        api_key="",
+        models_interval_s=9,
+        page_bytes_max=1 << 20,
+        kv_tokens_max=0,
+    )
+    for id_ in ids:
+        await prober.probe(id_, models=True)
+    await prober.close()
+    return lost
+
+
+async def sets_of(*replicas: str) -> AsyncIterator[frozenset[Replica]]:
+    """A discovery that ends."""
+    yield frozenset(map(Replica, replicas))
+
+
+@pytest.mark.parametrize(
+    ("sources", "info", "metrics", "count"),
+    [
+        (SOURCES, None, None, 2),
+        ({"2": {}, "3": {}}, None, None, 2),  # vLLM's hybrid mode: the second half of four
+        ({}, None, METRICS, 2),
+        ({}, {"dp_size": 4}, METRICS, 4),
+        (None, {"dp_size": 4, "kv_events": None}, None, 4),
+        (None, {"vllm_config": "..."}, METRICS, 2),
+        (None, None, None, 1),
+        (None, {"dp_size": 10**6}, None, 1),
+        (None, {"dp_size": 0}, None, 1),
+        (None, {"dp_size": "many"}, "sglang:num_running_reqs 3", 1),
+    ],
+)
+async def test_a_server_says_how_many(
+    engine: FakeEngine, ranks: Ranks, sources: dict | None, info: dict | None, metrics: str | None, count: int
+) -> None:
+    """From vLLM's sources of events or its metrics, from SGLang's server_info, else one."""
+    engine.kv_event_sources, engine.server_info, engine.metrics = sources, info, metrics
+    assert await ranks.count(engine.url) == count
+
+
+async def test_silence_changes_nothing(engine: FakeEngine, ranks: Ranks) -> None:
+    """A server that is down keeps its ranks; one never heard has one."""
+    engine.kv_event_sources = SOURCES
+    assert await ranks.count(engine.url) == 2
+    await engine.stop()
+    assert await ranks.count(engine.url) == 2
+    assert await ranks.count("http://127.0.0.1:1") == 1
+
+
+def test_a_rank_is_a_replica() -> None:
+    """Its id names server and rank; its URL is the server's. Ids without ranks are as ever."""
+    given = [Replica("http://a:1"), Replica("http://b:1"), Replica("http://c:1#dp0")]
+    made = sorted(expand(given, {"http://b:1": 2, "http://a:1": 1, "http://c:1": 2}), key=lambda each: each.id)
+    assert [each.id for each in made] == ["http://a:1", "http://b:1#dp0", "http://b:1#dp1", "http://c:1#dp0"]
+    assert [each.url for each in made] == ["http://a:1", "http://b:1", "http://b:1", "http://c:1"]
+    assert [each.rank for each in made] == [None, 0, 1, 0]
+
+
+async def test_ranks_take_the_place_of_their_server(engine: FakeEngine, other: FakeEngine, ranks: Ranks) -> None:
+    """A set arrives expanded, and again when a server that comes back has another number of ranks."""
+    engine.kv_event_sources = SOURCES
+    found = ranks.follow(sets_of(engine.url, other.url))
+    assert {each.id for each in await anext(found)} == {f"{engine.url}#dp0", f"{engine.url}#dp1", other.url}
+    engine.kv_event_sources = {}
+    assert {each.id for each in await anext(found)} == {engine.url, other.url}
+    other.server_info = {"dp_size": 3}
+    assert len(await anext(found)) == 4
+    await found.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_server_is_asked_again_when_in_doubt(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known numbers are asked for seldom, but soon after the server was lost."""
+    seldom = Ranks(interval_s=0.01, again_s=3_600.0, timeout_s=5.0, api_key="", page_bytes_max=1 << 20)
+    found = seldom.follow(sets_of(engine.url))
+    assert len(await anext(found)) == 1
+    engine.kv_event_sources = SOURCES
+    coming = asyncio.ensure_future(anext(found))
+    asked = engine.probes["metrics"]
+    rounds, refresh = asyncio.Semaphore(0), seldom._refresh
+
+    def counted(replicas: frozenset[Replica]) -> None:
+        refresh(replicas)
+        rounds.release()
+
+    monkeypatch.setattr(seldom, "_refresh", counted)
+    for _ in range(3):
+        await rounds.acquire()
+    assert not coming.done()
+    assert engine.probes["metrics"] == asked
+    seldom.doubt(f"{engine.url}#dp1")
+    assert len(await coming) == 2
+    await found.aclose()  # type: ignore[attr-defined]
+    await seldom.close()
+
+
+async def test_a_silent_server_holds_nobody_up(engine: FakeEngine, ranks: Ranks) -> None:
+    """A set is passed on with what is known after a second, while a server that hangs is still being asked."""
+    hung = FakeEngine()
+    asked = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        asked.set()
+        await hung.go_on.wait()
+        return web.json_response(SOURCES)
+
+    hung._sources = hang  # type: ignore[method-assign]
+    async with hung:
+        engine.kv_event_sources = SOURCES
+        found = ranks.follow(sets_of(engine.url, hung.url))
+        assert len(await anext(found)) == 3
+        assert asked.is_set()
+        hung.go_on.set()
+        assert len(await anext(found)) == 4
+        await found.aclose()  # type: ignore[attr-defined]
+
+
+async def test_one_round_serves_all_ranks(engine: FakeEngine, router: Router) -> None:
+    """A server is asked once a round; each rank hears its own load, and all are ready."""
+    engine.metrics = METRICS
+    assert await probe(router, router.fleet.members) == []
+    assert engine.probes == {"health": 1, "models": 1, "metrics": 1}
+    loads = [member.load for member in router.fleet.members.values()]
+    assert loads == [
+        Load(running=1, kv_tokens_max=1_600, block_tokens=16),
+        Load(running=7, kv_tokens_max=3_200, block_tokens=16),
+    ]
+    assert [set(member.models) for member in router.fleet.ready()] == [{"m"}, {"m"}]
+
+
+async def test_a_lost_server_loses_all_ranks(engine: FakeEngine, router: Router) -> None:
+    """Refused once: every rank of it is out at once."""
+    await probe(router, router.fleet.members)
+    await engine.stop()
+    assert await probe(router, router.fleet.members) == [f"{engine.url}#dp0", f"{engine.url}#dp1"]
+    assert router.fleet.ready() == []
+
+
+async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> Answer:
+    """One request."""
+    lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+    rank = Replica(replica).rank
+    if rank is not None:
+        lines, body = for_rank(rank, path.partition("?")[0], lines, body)
+    answer = await upstream.call(replica, "POST", path, lines, body, hold=True)
+    upstream.done(answer)
+    return answer
+
+
+async def test_a_request_names_its_rank(engine: FakeEngine, upstream: Upstream) -> None:
+    """In a header, whatever the client asked for; the body passes byte for byte. No rank, no header."""
+    body = b'{"model": "m"}'
+    for rank in ("", "#dp0", "#dp1"):
+        await call(upstream, engine.url + rank, "/v1/completions?a=b", body, **{"x-DATA-parallel-rank": "9"})
+    assert [seen.headers.getall(RANK_HEADER) for seen in engine.seen] == [["9"], ["0"], ["1"]]
+    assert {seen.path for seen in engine.seen} == {"/v1/completions?a=b"}
+    assert {seen.body for seen in engine.seen} == {body}
+
+
+async def test_generate_takes_its_rank_in_the_body(engine: FakeEngine, upstream: Upstream) -> None:
+    """SGLang reads no header there: the rank is spliced in, and the rest of the body stays as it was."""
+    await call(upstream, engine.url + "#dp1", "/generate", b'{"text": "a"}')
+    await call(upstream, engine.url, "/generate", b'{"text": "a"}')
+    assert [seen.body for seen in engine.seen] == [b'{"text": "a","routed_dp_rank":1}', b'{"text": "a"}']
+
+
+async def test_silent_requests_of_all_ranks_end(engine: FakeEngine, upstream: Upstream) -> None:
+    """One rank's server refuses connections: what waits for any of its ranks is free to go elsewhere."""
+    engine.script.append(mute)
+    waiting = asyncio.ensure_future(call(upstream, engine.url + "#dp1", "/v1/completions", json.dumps({}).encode()))
+    await engine.at_work.wait()
+    upstream.lost("http://127.0.0.1:1#dp1")
+    upstream.lost(engine.url + "#dp0")
+    with pytest.raises(ReplicaLost):
+        await waiting
+
+
+class Hung(FakeEngine):
+    """Says how many ranks it has only when it is told to go on."""
+
+    async def _sources(self, request: web.Request) -> web.Response:
+        self.at_work.set()
+        await self.go_on.wait()
+        return await super()._sources(request)
+
+
+async def test_who_leaves_is_not_held_up(
+    engine: FakeEngine, other: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that leaves is gone at once, though another one joins that does not answer; that one joins when it has
+    been waited for, and those that come meanwhile do not wait for it."""
+    monkeypatch.setattr("router.engines.ranks.SETTLE_S", 3_600.0)
+    seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
+    sets = Told()
+    async with Hung() as hung:
+        found = seldom.follow(sets.watch())
+        sets.say(Replica(engine.url), Replica(other.url))
+        assert len(await anext(found)) == 2
+        sets.say(Replica(engine.url), Replica(other.url), Replica(hung.url))
+        coming = asyncio.ensure_future(anext(found))
+        await hung.at_work.wait()
+        assert not coming.done()
+        sets.say(Replica(engine.url), Replica(hung.url))
+        assert await coming == {Replica(engine.url)}
+        sets.say(Replica(engine.url, name="ns/a"), Replica(hung.url))
+        assert await anext(found) == {Replica(engine.url, name="ns/a")}
+        hung.kv_event_sources = SOURCES
+        hung.go_on.set()
+        assert {each.id for each in await anext(found)} == {engine.url, f"{hung.url}#dp0", f"{hung.url}#dp1"}
+        await found.aclose()  # type: ignore[attr-defined]
+    await seldom.close()
+    assert sets.closed == 1
+
+
+async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
+    """What was known of a former engine at an address is asked of the next at once; ranks keep what discovery knows. An
+    instance that becomes known is no other engine."""
+    seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
+    sets = Told()
+    found = seldom.follow(sets.watch())
+    sets.say(Replica(engine.url))
+    assert len(await anext(found)) == 1
+    engine.kv_event_sources = SOURCES
+    first, second = Replica(engine.url, "uid-1", "ns/a", "node"), Replica(engine.url, "uid-2", "ns/b", "node")
+    sets.say(first)
+    assert await anext(found) == {first}
+    sets.say(second)
+    assert await anext(found) == frozenset(), "the former is gone while the next is asked"
+    assert await anext(found) == {second.of_rank(0), second.of_rank(1)}
+    await found.aclose()  # type: ignore[attr-defined]
+    await seldom.close()

