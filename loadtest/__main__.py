@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-INSTRUMENTS: dict[str, tuple[str, str]] = {  # its module, and what it is
+INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line on what it does
     "agree": ("loadtest.agree.command", "the same slice over HTTP and in the simulation; real routers raced"),
     "cost": ("loadtest.cost.decision", "CPU of an exact decision, and of following KV events"),
     "engine": ("loadtest.engine.command", "simulated replicas with vLLM's HTTP surface and KV events"),

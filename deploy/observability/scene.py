@@ -11,21 +11,20 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
 
-from loadtest.common.children import LISTENING, READY, Child, ChildError, child
+from loadtest.common.processes import LISTENING, READY, Process, ProcessError, free_port, started
 from loadtest.common.report import Row
-from loadtest.common.traces import read_trace
-from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.common.traces import shipped_trace
+from loadtest.replay.run import ReplaySettings, run_replay
 from router.settings.keys import entry_of, make_key
 
 HOST = "127.0.0.1"
@@ -52,12 +51,12 @@ class Scene:
     url: str = ""
     prometheus: str = ""
     replicas: list[str] = field(default_factory=list)
-    engines: dict[str, Child] = field(default_factory=dict)
+    engines: dict[str, Process] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     secret: str = field(default_factory=make_key)  # one for all routers: with another one all prompts are others
     port: int = 0
     admin_port: int = 0
-    router: Child | None = None
+    router: Process | None = None
 
     def headers(self, tenant: str = "acme") -> dict[str, str]:
         """That show a tenant's key."""
@@ -108,8 +107,6 @@ class Scene:
 
     async def replay(self, requests: int, sessions: int, tenant: str = "acme", policy: str = "") -> Row:
         """Agents' sessions from a real trace. What is turned away or broken by trouble is in the row."""
-        with resources.as_file(resources.files("loadtest") / "data" / "claude_code_sessions.jsonl.gz") as path:
-            trace = read_trace(path)
         settings = ReplaySettings(
             url=self.url,
             model=MODEL,
@@ -122,7 +119,7 @@ class Scene:
             headers=self.headers(tenant),
             policy=policy,
         )
-        return await run_replay(trace, settings)
+        return await run_replay(shipped_trace("claude_code_sessions"), settings)
 
     async def burst(self, count: int, tenant: str) -> list[int]:
         """So many requests at once; their statuses."""
@@ -178,9 +175,8 @@ async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncItera
     (folder / "keys.yaml").write_text("".join(entries), encoding="utf-8")
     async with AsyncExitStack() as stack:
         for _ in range(replicas):
-            engine = await stack.enter_async_context(child("loadtest engine", _engine(time_scale)))
-            url = (await _in_time(engine.match(READY), "a replica"))[1]
-            engine.started()
+            engine = await stack.enter_async_context(started("loadtest engine", _engine(time_scale)))
+            url = (await engine.said(READY))[0][1]
             it.engines[url] = engine
             it.replicas.append(url)
         it.prometheus = await stack.enter_async_context(_prometheus(folder, it.admin_port))
@@ -191,26 +187,18 @@ async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncItera
 async def routing(it: Scene, policy: str = "warm", **admission: Any) -> AsyncIterator[None]:  # noqa: ANN401 - likewise
     """A router in front of the scene's replicas, always on the same port; ready when the block begins."""
     file = it.write_settings(policy, **admission)
-    async with child("the router", ["-m", "router", "serve", "--config", str(file)]) as router:
-        await _in_time(router.match(LISTENING), "the router")
-        router.started()
+    async with started("the router", [sys.executable, "-m", "router", "serve", "--config", str(file)]) as router:
+        await router.said(LISTENING)
         it.router = router
         await _in_time(_ready(f"{it.url}/readyz"), "the router")
         yield
     it.router = None
 
 
-def free_port() -> int:
-    """That nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _engine(time_scale: float) -> Sequence[str]:
     return (
-        *("-m", "loadtest", "engine", "--host", HOST, "--port", "0", "--replicas", "1", "--model", MODEL),
+        *(sys.executable, "-m", "loadtest", "engine"),
+        *("--host", HOST, "--port", "0", "--replicas", "1", "--model", MODEL),
         *("--kv-events", "--kv-events-port", "0", "--kv-replay-port", "0"),
         *("--kv-tokens", "307328", "--time-scale", str(time_scale)),
     )
@@ -233,24 +221,10 @@ async def _prometheus(folder: Path, admin_port: int) -> AsyncIterator[str]:
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     address = f"{HOST}:{free_port()}"
-    log = (folder / "prometheus.log").open("w")
-    process = await asyncio.create_subprocess_exec(
-        program,
-        f"--config.file={folder / 'prometheus.yaml'}",
-        f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address={address}",
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    try:
+    words = [program, f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    async with started("prometheus", [*words, f"--web.listen-address={address}"], folder):
         await _in_time(_ready(f"http://{address}/-/ready"), "Prometheus")
         yield f"http://{address}"
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        log.close()
 
 
 async def _ready(url: str) -> None:
@@ -269,5 +243,5 @@ async def _in_time(work: Any, what: str) -> Any:  # noqa: ANN401 - any coroutine
     try:
         async with asyncio.timeout(START_S):
             return await work
-    except (TimeoutError, ChildError) as error:
+    except (TimeoutError, ProcessError) as error:
         raise SceneError(f"{what} did not start: {error}") from error

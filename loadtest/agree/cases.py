@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import random
 from dataclasses import dataclass, replace
-from importlib import resources
 
 from rich.console import Console
 
@@ -13,14 +12,14 @@ from loadtest.agree import table as agree_table
 from loadtest.agree.over_http import Behind
 from loadtest.agree.table import TABLE
 from loadtest.common import rivals
-from loadtest.common.traces import Session, Trace, read_trace
+from loadtest.common.traces import Session, Trace, shipped_trace
 from loadtest.replay import demo
-from loadtest.replay.command import ReplaySettings
+from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import CALIBRATION
 
 POLICIES = ("warm", "round_robin", "least_loaded")
-"""Of ours, over HTTP."""
+"""Policies of ours that are raced over HTTP."""
 RULES = {name: f"{name.removesuffix('-router')}_cache_aware" for name in rivals.RIVALS}
 """The restated rule of each rival, by its row's name."""
 PEERS = ("warm", "round_robin", *rivals.RIVALS)
@@ -37,14 +36,14 @@ ROUNDED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AgreeCase:
     """A slice, and who places: a policy of ours or a rival."""
 
     settings: ReplaySettings
     behind: Behind
     placed_by: str | rivals.Rival
     rule: str
-    """Its row in the simulation."""
+    """The row in the simulation that stands for `placed_by`."""
 
 
 def shipped(settings: ReplaySettings) -> Trace:
@@ -52,8 +51,7 @@ def shipped(settings: ReplaySettings) -> Trace:
     if settings.workload in TABLE:
         return agree_table.trace_of(settings.workload)
     name = SLICES[settings.workload or ""].trace
-    with resources.as_file(resources.files("loadtest") / "data" / f"{name}.jsonl.gz") as path:
-        return spread(read_trace(path))
+    return spread(shipped_trace(name))
 
 
 def spread(trace: Trace) -> Trace:
@@ -70,7 +68,7 @@ def spread(trace: Trace) -> Trace:
     return replace(trace, sessions=tuple(Session(str(number), (each,)) for number, each in enumerate(moved)))
 
 
-def cases_of(options: argparse.Namespace, said: Console) -> list[Case]:
+def cases_of(options: argparse.Namespace, said: Console) -> list[AgreeCase]:
     """Every slice under everybody who is there; who is missing is said."""
     there = rivals.installed(options.rivals)
     cases = []
@@ -90,30 +88,23 @@ def cases_of(options: argparse.Namespace, said: Console) -> list[Case]:
     return cases
 
 
-def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> AgreeCase:
     if name in TABLE:
         return _of_table(name, row, rival, options)
     slice_ = SLICES[name]
-    settings = ReplaySettings(
-        url="",
-        model=demo.MODEL,
+    policy, router = ("cache_aware", rival.name) if rival else (row, rivals.OURS)
+    settings = replace(
+        slice_.settings(policy=policy, router=router, ttft_limit_s=TTFT_LIMIT_S),
         time_scale=options.time_scale or slice_.time_scale,
         requests_max=options.requests or slice_.requests,
         sessions_active=SESSIONS,
-        think_max_s=slice_.think_max_s,
-        ramp_s=slice_.ramp_s,
-        speed=slice_.speed,
-        output_tokens_max=slice_.output_tokens_max,
-        ttft_limit_s=TTFT_LIMIT_S,
         workload=name,
-        policy="cache_aware" if rival else row,
-        router=rival.name if rival else rivals.OURS,
     )
     behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
-    return Case(settings, behind, rival or row, RULES.get(row, row))
+    return AgreeCase(settings, behind, rival or row, RULES.get(row, row))
 
 
-def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> Case:
+def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse.Namespace) -> AgreeCase:
     settings = replace(
         agree_table.settings_of(name, options.requests, options.time_scale),
         model=demo.MODEL,
@@ -129,4 +120,4 @@ def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse
         agree_table.TICK_S,
         scaled=True,
     )
-    return Case(settings, behind, rival or row, RULES.get(row, row))
+    return AgreeCase(settings, behind, rival or row, RULES.get(row, row))

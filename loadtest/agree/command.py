@@ -24,14 +24,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.agree.cases import PEERS, POLICIES, RULES, SLICES, Case, cases_of, shipped
-from loadtest.agree.over_http import Run, over_http
+from loadtest.agree.cases import PEERS, POLICIES, RULES, SLICES, AgreeCase, cases_of, shipped
+from loadtest.agree.over_http import HttpRun, over_http
 from loadtest.agree.report import (
     HEADS,
     HTTP,
     SIMULATED,
+    AgreeRun,
     Comparison,
-    Part,
     Pooled,
     agreement_table,
     markdown,
@@ -41,7 +41,6 @@ from loadtest.agree.report import (
 from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE, judged, median_row, table_cells, verdict_lines
 from loadtest.common import flags, rivals
-from loadtest.common.children import ChildError
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row, progress_bar, write_json
@@ -57,9 +56,9 @@ PAGE_WIDTH = 160
 class Agreement:
     """All runs of one invocation."""
 
-    def __init__(self, cases: Sequence[Case], options: argparse.Namespace, errors: Console) -> None:
+    def __init__(self, cases: Sequence[AgreeCase], options: argparse.Namespace, errors: Console) -> None:
         self._cases, self._options, self._errors = cases, options, errors
-        self._runs: dict[int, list[Run]] = {number: [] for number in range(len(cases))}
+        self._runs: dict[int, list[HttpRun]] = {number: [] for number in range(len(cases))}
         self._prepared: dict[str, Workload] = {}
 
     async def replay_all(self) -> None:
@@ -74,7 +73,7 @@ class Agreement:
 
     def http(self, number: int) -> Pooled:
         """A case's runs over HTTP as one."""
-        parts = [Part(run.row, run.sent, run.counted) for run in self._runs[number]]
+        parts = [AgreeRun(run.row, run.sent, run.counted) for run in self._runs[number]]
         return pooled(parts, self._cases[number].settings, HTTP)
 
     def raced(self, number: int) -> Row:
@@ -185,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.rows = options.rows or (PEERS if options.peers else (*POLICIES, *RULES))
     try:
         return uvloop.run(_until_signal(options, " ".join(["python -m loadtest agree", *arguments])))
-    except (ChildError, ProcessError, ReplayError, TraceError, rivals.RivalError, OSError) as error:
+    except (ProcessError, ReplayError, TraceError, rivals.RivalError, OSError) as error:
         print(f"agree: {error}", file=sys.stderr)
         return 2
 

@@ -18,16 +18,15 @@ import aiohttp
 import msgspec
 
 from loadtest.common import rivals
-from loadtest.common.children import engines, router
 from loadtest.common.client import read_counters
-from loadtest.common.processes import Process, started
+from loadtest.common.processes import START_TIMEOUT_S, Process, engines, free_port, router, started
 from loadtest.common.report import Row
 from loadtest.common.traces import Trace
-from loadtest.replay.command import Progress, ReplaySettings, Sent, replayed
+from loadtest.replay.run import Progress, ReplaySettings, Sent, replayed
 from router.settings.schema import AdmissionSettings
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.1
+READY_EVERY_S = 0.1
 READINESS = "/readiness"
 """All three rivals tell there how many of their workers are healthy."""
 _TTFT = re.compile(r"^vllm:time_to_first_token_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE)
@@ -49,15 +48,15 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class HttpRun:
     """One replay over HTTP."""
 
     row: Row
     sent: list[Sent]
     urls: tuple[str, ...]
-    """Of the replicas, in order."""
+    """URLs of the replicas, in order."""
     counted: list[tuple[float, float]]
-    """Of each replica: prompt tokens looked up, and found."""
+    """By replica: prompt tokens looked up in its cache, and tokens found there."""
     wire_s: float
     """Mean simulated seconds that first tokens took beyond what the engines say: client, router and HTTP, which burn
     real time, times the time scale. What a router says that it had them wait is left out."""
@@ -68,22 +67,13 @@ class _Readiness(msgspec.Struct):
 
 
 async def over_http(
-    trace: Trace,
-    settings: ReplaySettings,
-    behind: Behind,
-    policy: str | rivals.Rival,
-    progress: Progress | None = None,
-) -> Run:
-    """Replay through a policy of ours, or through a rival as its maker ships it. Raises ChildError, ProcessError,
+    trace: Trace, settings: ReplaySettings, behind: Behind, policy: str | rivals.Rival, progress: Progress | None = None
+) -> HttpRun:
+    """Replay through a policy of ours, or through a rival as its maker ships it. Raises ProcessError,
     RivalError, ReplayError."""
     async with (
         engines(
-            replicas=behind.replicas,
-            host=HOST,
-            model=behind.model,
-            calibration=behind.calibration,
-            kv_tokens=behind.kv_tokens,
-            time_scale=settings.time_scale,
+            *(behind.replicas, behind.model, behind.calibration, behind.kv_tokens, settings.time_scale),
             tick_s=behind.tick_s,
             tell_ttft=behind.scaled,
         ) as urls,
@@ -97,11 +87,11 @@ async def over_http(
     answers = [each.answer for each in sent if each.answer.ttft_s is not None]
     waited = [((each.ttft_s or 0.0) - each.waited_s) * settings.time_scale for each in answers]
     wire_s = max(0.0, fmean(waited) - engines_s) if waited else 0.0
-    return Run(row, sent, tuple(urls), counted, wire_s)
+    return HttpRun(row, sent, tuple(urls), counted, wire_s)
 
 
 async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -> float:
-    """Mean time to first token since they started, as the engines measured it."""
+    """Mean time to first token since the engines started, as they measured it."""
     sums: defaultdict[str, float] = defaultdict(float)
     for url in urls:
         async with session.get(f"{url}/metrics") as response:
@@ -111,7 +101,7 @@ async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -
 
 
 def _waits(settings: ReplaySettings, behind: Behind) -> list[str]:
-    """Settings of our router: for how long it holds back and lets wait."""
+    """Settings of our router: how long it holds requests back and lets them wait."""
     if not behind.scaled:
         return []
     ours = AdmissionSettings()
@@ -128,14 +118,15 @@ async def _ours(urls: Sequence[str], policy: str, settings: Sequence[str]) -> As
 @asynccontextmanager
 async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="warmroute-agree-") as temporary:
-        folder, port = Path(temporary), rivals.free_port()
+        folder, port = Path(temporary), free_port()
         async with started(rival.name, rival.words(port, urls, folder), folder) as process:
             await _ready(process, f"http://{HOST}:{port}", len(urls))
             yield f"http://{HOST}:{port}"
 
 
 async def _ready(process: Process, url: str, replicas: int) -> None:
-    """Wait until it sees all replicas: they register one by one, and until then the first would get everything."""
+    """Wait until the router sees all replicas: they register one by one, and until then the first would get
+    everything."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < deadline_s:

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
-from loadtest.replay.command import ReplaySettings, Sent, row_of
+from loadtest.replay.run import ReplaySettings, Sent, row_of
 
 HTTP, SIMULATED = "http", "simulated"
-"""A row's `case`."""
+"""Values of a row's `case`."""
 TTFT_PERCENT_MAX = 20.0
 HIT_POINTS_MAX = {True: 2.0, False: 3.0}
 """Points of the hit rate, for our policies and for restated rules."""
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether they agree, and every request over HTTP was answered."""
+        """Whether both worlds agree, and every request over HTTP was answered."""
         close = abs(self.hit_points) <= HIT_POINTS_MAX[self.ours] and abs(self.ttft_percent) <= TTFT_PERCENT_MAX
         return close and not self.http.row.errors and not self.http.row.rejected
 
@@ -81,7 +81,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AgreeRun:
     """One run, before it is put together with others."""
 
     row: Row
@@ -89,7 +89,7 @@ class Part:
     counted: Sequence[tuple[float, float]]
 
 
-def pooled(parts: Sequence[Part], settings: ReplaySettings, case: str) -> Pooled:
+def pooled(parts: Sequence[AgreeRun], settings: ReplaySettings, case: str) -> Pooled:
     """The runs as one; `settings` are those that their times are to be read with."""
     counted = [pair for part in parts for pair in part.counted]
     sent = [each for part in parts for each in part.sent]

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 import msgspec
 
-from loadtest.agree.report import Part
+from loadtest.agree.report import AgreeRun
 from loadtest.common.client import PATHS, Answer, body_of
 from loadtest.common.traces import Request, Trace
 from loadtest.engine import tokens
 from loadtest.engine.calibration import Calibration
-from loadtest.engine.model import Limits
-from loadtest.replay.command import ReplaySettings, row_of
-from loadtest.replay.command import Sent as Replayed
+from loadtest.engine.step import Limits
+from loadtest.replay.run import ReplaySettings, Sent, row_of
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import MODEL, Turn, Workload
-from loadtest.simulate.world.world import Sent, World
+from loadtest.simulate.world.world import SimulatedRequest, World
 from router.core.dialects import OPENAI
 from router.core.placement.policies import Policy
 from router.core.prompts.blocks import chain_of
@@ -42,7 +41,7 @@ class Cluster:
     calibration: Calibration
     kv_tokens: int
     names: tuple[str, ...]
-    """Of the replicas, as the router over HTTP knew them: rings hash names."""
+    """Names of the replicas, as the router over HTTP knew them: rings hash names."""
     probe_interval_s: float
     """Simulated seconds between two looks at a replica."""
     wire_s: float
@@ -107,16 +106,12 @@ def _turn(number: int, session: str, request: Request, settings: ReplaySettings,
 
 def simulated(
     workload: Workload, settings: ReplaySettings, cluster: Cluster, policy: Callable[[], Policy], wire_seed: int
-) -> Part:
+) -> AgreeRun:
     """The slice under a policy; `wire_seed` says in which order those come that are sent
     at the same moment."""
     setting = Setting(
         replicas=len(cluster.names),
-        names=cluster.names,
-        calibration=cluster.calibration,
-        kv_tokens=cluster.kv_tokens,
-        probe_interval_s=cluster.probe_interval_s,
-        wire_s=cluster.wire_s,
+        **{each.name: getattr(cluster, each.name) for each in fields(cluster)},
         wire_seed=wire_seed,
         timeout_s=settings.timeout_s,
         seed=settings.seed,
@@ -129,10 +124,10 @@ def simulated(
     begun_s = result.sent[first].due_s if 0 < first < len(sent) else 0.0
     counted = [(float(each.queried_tokens), float(each.hit_tokens)) for each in counters]
     chosen = replace(settings, time_scale=1.0, replicas=cluster.names)
-    return Part(row_of(workload.name, chosen, sent, result.duration_s - begun_s, counted), sent, counted)
+    return AgreeRun(row_of(workload.name, chosen, sent, result.duration_s - begun_s, counted), sent, counted)
 
 
-def _replayed(sent: Sent, *, counts: bool) -> Replayed:
+def _replayed(sent: SimulatedRequest, *, counts: bool) -> Sent:
     turn = sent.turn
     answer = Answer(
         ttft_s=None if sent.failure else sent.ttft_s,
@@ -144,4 +139,4 @@ def _replayed(sent: Sent, *, counts: bool) -> Replayed:
         completion_tokens=0 if sent.failure else turn.output_tokens,
         replica=sent.lease.replica if sent.lease else None,
     )
-    return Replayed(turn.session, turn.request, answer, sent.replay, counts)
+    return Sent(turn.session, turn.request, answer, sent.replay, counts)

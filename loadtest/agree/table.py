@@ -22,7 +22,7 @@ from statistics import median
 from loadtest.common.report import Row
 from loadtest.common.rivals import OURS
 from loadtest.common.traces import Request, Session, Trace
-from loadtest.replay.command import ReplaySettings
+from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.results.claims import FIGURES, TTFT, WARM, WITHIN, Figure
 from loadtest.simulate.scenarios import crowded, generated, recorded
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, Make, Scenario
@@ -50,9 +50,9 @@ class TableSlice:
     rate: float | None = None
     """Requests a second; arrivals and waits are stretched to it. None: the scenario's own."""
     requests: int | None = None
-    """So many at most, with those of the warm-up. None: all."""
+    """The most requests, the warm-up included. None: all."""
     think_max_s: float | None = None
-    """Waits are cut there, so that the run does not end with minutes in which the longest of them is awaited."""
+    """The longest wait between turns, so that a run does not end with minutes of waiting for one session."""
 
 
 TABLE = {
@@ -111,7 +111,7 @@ def _request(turn: Turn) -> Request:
 
 
 def settings_of(name: str, requests: int | None, time_scale: float | None) -> ReplaySettings:
-    """How it is replayed; `requests` and `time_scale` instead of its own."""
+    """How a slice is replayed; `requests` and `time_scale` replace its own."""
     slice_, scenario = TABLE[name], scenario_of(name)
     workload, setting = scenario.workload, scenario.setting
     return ReplaySettings(
@@ -153,7 +153,7 @@ def median_row(rows: Sequence[Row]) -> Row:
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """For each workload that warm ran, and each figure, how warm stands to the best of all others."""
+    """A row for each workload that warm ran and each figure: warm beside the best of all others."""
     verdicts = []
     for name in dict.fromkeys(row.workload for row in rows):
         same = [row for row in rows if row.workload == name]
@@ -207,7 +207,7 @@ def _failures(row: Row) -> int:
 
 
 def _figure(row: Row, figure: Figure) -> float:
-    """Of times to first token those at life's own speed."""
+    """A figure of a row; times to first token are those at a time scale of 1."""
     if figure is TTFT and row.ttft_life_p90_s:
         return row.ttft_life_p90_s
     return figure.of(row)

@@ -1,1 +1,6 @@
-"""What instruments share: processes, clients, traces, reports, flags, other makers' routers."""
+"""What instruments share.
+
+processes  children: routers, replicas     usage    CPU and memory of a process    rivals  other makers' routers
+client     requests and engines' counters  answers  what fake engines say          traces  recorded requests
+report     rows, tables, charts, JSON      flags    numbers on command lines       runs    lists of block ids
+"""

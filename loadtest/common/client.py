@@ -30,10 +30,7 @@ FIRST_CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|argum
 ERROR_EVENT = re.compile(rb'(?:^|\n)data:\s*\{"error"')
 SET_UP_TIMEOUT_S = 10.0
 
-COUNTERS = (
-    ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"),
-    ("sglang:prompt_tokens", "sglang:cached_tokens"),
-)
+COUNTERS = (("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"), ("sglang:prompt_tokens", "sglang:cached_tokens"))
 """Per engine: prompt tokens looked up in its prefix cache, and those found there."""
 
 
@@ -43,7 +40,7 @@ class ReplayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one request went. Wall seconds, from the moment it was due."""
+    """How one request went. Times are wall seconds from the moment it was due."""
 
     ttft_s: float | None
     e2e_s: float
@@ -54,11 +51,11 @@ class Answer:
     cached_tokens: int | None = None
     completion_tokens: int = 0
     replica: str | None = None
-    """Who answered, where the router says so."""
+    """The replica that answered, if the router says so."""
     engine_ttft_s: float | None = None
     """Simulated seconds to the first token by the engine's own account, where it says so."""
     waited_s: float = 0.0
-    """For which the router had the request wait before it was placed, by its own account."""
+    """Time that the request waited in the router before it was placed, by the router's account."""
 
 
 class PromptDetails(msgspec.Struct):
@@ -157,7 +154,7 @@ class Client:
         self._ignore_eos = ignore_eos
 
     def body(self, request: Request, output_tokens_max: int) -> bytes:
-        """See `body_of`."""
+        """The JSON of a request (`body_of`)."""
         return body_of(request, self._model, self._endpoint, output_tokens_max, ignore_eos=self._ignore_eos)
 
     async def send(self, body: bytes, due: float, headers: dict[str, str]) -> Answer:

@@ -1,150 +1,139 @@
-"""Processes that are measured: started in a group of their own, asked what they spent, and always stopped.
+"""Child processes: routers, replicas and whatever else is measured, started, awaited until they serve, always stopped.
 
-CPU is what the scheduler counted for every thread of a process and its descendants, in nanoseconds
-(`/proc/PID/task/TID/schedstat`, proc(5)): user and system time together, without the 10 ms steps of `/proc/PID/stat`.
-Threads that ended are not in it; `stat` has those as well, so where it says clearly more it is believed instead.
-What a process spent before it ended inside a window is lost; `spent` says that such a one was there.
+A child leads a process group of its own, so that a Ctrl-C in the terminal reaches only us, and stopping the child
+stops whatever it started. What a child writes goes to a file where a folder is given for it, which costs us nothing
+while it is measured; without a folder it is read into a short memory, so that no disk fills. Either way an error
+quotes the last lines.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
-STOP_TIMEOUT_S = 2.0
-PROCESSES_MAX = 1_000
-LAST_WORDS_BYTES = 2_000
-TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+import aiohttp
+import uvloop
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+MEASURED_STOP_TIMEOUT_S = 2.0
+"""Time from SIGTERM to SIGKILL for a process that writes to a file: it was measured, and has nothing to finish."""
+LAST_WORDS_TIMEOUT_S = 1.0
+LOOK_S = 0.02
+FIRST_LINES_MAX = 1_000
+LAST_LINES_MAX = 12
+READY = re.compile(r"ready (http://\S+)")
+LISTENING = re.compile(r"listening (http://\S+) admin (http://\S+)")
 
 
 class ProcessError(Exception):
-    """A process did not do what it was started for; the message carries the last of what it wrote."""
+    """A process did not do what it was started for; the message carries the last lines it wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """CPU of a process and its descendants up to a moment, in seconds."""
-
-    scheduled_s: dict[int, float]
-    """By process: what its present threads spent."""
-    ticked_s: dict[int, float]
-    """By process: what it spent, with threads that ended, to 10 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """CPU between two moments."""
-
-    cpu_s: float
-    ended: int
-    """Processes that ended in between; what they spent is missing."""
-
-
-def tree(pid: int) -> list[int]:
-    """A process and its descendants, those that are still there."""
-    found, open_ = list[int](), [pid]
-    while open_ and len(found) < PROCESSES_MAX:
-        each = open_.pop()
-        try:
-            threads = list(Path(f"/proc/{each}/task").iterdir())
-            children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-        except OSError:
-            continue
-        found.append(each)
-        open_ += children
-    return found
-
-
-def usage(pid: int) -> Usage:
-    """What a process and its descendants spent so far."""
-    scheduled, ticked = {}, {}
-    for each in tree(pid):
-        try:
-            stat = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticked[each] = (int(stat[11]) + int(stat[12])) * TICK_S
-            scheduled[each] = sum(_scheduled_s(thread) for thread in Path(f"/proc/{each}/task").iterdir())
-        except OSError:
-            continue
-    return Usage(scheduled, ticked)
-
-
-def _scheduled_s(thread: Path) -> float:
-    try:
-        return int((thread / "schedstat").read_text().split()[0]) / 1e9
-    except (OSError, IndexError):  # it ended, or the kernel was built without: `stat` has it
-        return 0.0
-
-
-def spent(before: Usage, after: Usage) -> Spent:
-    """What was spent between two moments."""
-    cpu_s = 0.0
-    for pid, scheduled_s in after.scheduled_s.items():
-        fine_s = scheduled_s - before.scheduled_s.get(pid, 0.0)
-        coarse_s = after.ticked_s.get(pid, 0.0) - before.ticked_s.get(pid, 0.0)
-        cpu_s += coarse_s if coarse_s - fine_s > 3 * TICK_S + 0.02 * coarse_s else fine_s
-    return Spent(cpu_s, len(before.ticked_s.keys() - after.ticked_s.keys()))
-
-
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process and its descendants; pages that they share count for each."""
-    pages = 0
-    for each in tree(pid):
-        try:
-            pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
-        except OSError:
-            continue
-    return pages * PAGE_BYTES / 1e6
-
-
-@dataclass(slots=True)
 class Process:
-    """One that runs."""
+    """A child that leads its process group, and what it wrote."""
 
-    name: str
-    pid: int
-    output: Path
-    _process: asyncio.subprocess.Process
+    def __init__(self, name: str, process: asyncio.subprocess.Process, output: Path | None) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._output = output
+        self._first = list[str]()
+        self._last = deque[str](maxlen=LAST_LINES_MAX)
+        self._drains: list[asyncio.Task[None]] = []
+        if process.stdout is not None and process.stderr is not None:
+            self._drains.append(asyncio.create_task(self._keep_first(process.stdout)))
+            self._drains.append(asyncio.create_task(self._keep_last(process.stderr)))
+
+    async def _keep_first(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            if len(self._first) < FIRST_LINES_MAX:
+                self._first.append(line.decode(errors="replace"))
+
+    async def _keep_last(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            self._last.append(line.decode(errors="replace").rstrip())
+
+    @property
+    def output(self) -> Path:
+        """The file that it writes to. Raises ValueError where it was started without a folder."""
+        if self._output is None:
+            raise ValueError(f"{self.name} writes to no file")
+        return self._output
 
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._process.returncode is None
 
+    async def said(
+        self, pattern: re.Pattern[str], count: int = 1, timeout_s: float = START_TIMEOUT_S
+    ) -> list[re.Match[str]]:
+        """The first `count` matches of the pattern in what it wrote to stdout, once there are as many. Raises
+        ProcessError if it ends before, or takes longer than `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            ended = not self.running
+            if ended and self._drains:
+                await asyncio.wait(self._drains, timeout=LAST_WORDS_TIMEOUT_S)
+            text = self._output.read_text(errors="replace") if self._output else "".join(self._first)
+            found = list(pattern.finditer(text))
+            if len(found) >= count:
+                return found[:count]
+            if ended:
+                raise self.error(f"ended with exit code {self._process.returncode}")
+            if time.monotonic() > deadline_s:
+                raise self.error(f"was not ready within {timeout_s:g} s")
+            await asyncio.sleep(LOOK_S)
+
     def error(self, what: str) -> ProcessError:
-        """What happened to it, with the last of what it wrote."""
-        try:
-            said = self.output.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        except OSError:
-            said = ""
-        return ProcessError(f"{self.name} {what}" + (f":\n{said}" if said else ""))
-
-    async def stop(self) -> None:
-        """SIGTERM to its group, and SIGKILL to whoever does not follow."""
-        self._signal(signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._process.wait()
-        self._signal(signal.SIGKILL)
-        await self._process.wait()
-
-    async def kill(self) -> None:
-        """SIGKILL to its group, with nothing said before."""
-        self._signal(signal.SIGKILL)
-        await self._process.wait()
-
-    async def ended(self) -> int:
-        """Wait until it ends. Returns its exit status, below 0 for the signal that ended it."""
-        return await self._process.wait()
+        """What happened to it, with the last lines that it wrote."""
+        lines: Sequence[str] = self._last
+        if self._output:
+            with suppress(OSError):
+                lines = self._output.read_text(errors="replace").splitlines()[-LAST_LINES_MAX:]
+        said = "".join(f"\n  {line}" for line in lines)
+        return ProcessError(f"{self.name} {what}{':' if said else ''}{said}")
 
     def terminate(self) -> None:
-        """SIGTERM to its group."""
+        """SIGTERM to the process alone, as a kubelet sends it."""
+        self._process.terminate()
+
+    async def kill(self) -> None:
+        """SIGKILL to its group without a warning."""
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+
+    async def ended(self, timeout_s: float | None = None) -> int:
+        """Wait until it ends. Returns its exit status, below 0 for the signal that ended it. Raises ProcessError if it
+        still runs after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except TimeoutError:
+            raise self.error(f"did not end within {timeout_s:g} s") from None
+
+    async def stop(self) -> None:
+        """SIGTERM to its group, and SIGKILL to whoever is left."""
         self._signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MEASURED_STOP_TIMEOUT_S if self._output else STOP_TIMEOUT_S):
+                await self._process.wait()
+        await self.kill()
+        for drain in self._drains:
+            drain.cancel()
+        await asyncio.gather(*self._drains, return_exceptions=True)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -152,25 +141,108 @@ class Process:
 
 
 @asynccontextmanager
-async def started(name: str, command: Sequence[str], folder: Path) -> AsyncIterator[Process]:
-    """A command in a group of its own, what it writes in a file of the folder; stopped however the block ends.
+async def started(name: str, command: Sequence[str], folder: Path | None = None) -> AsyncIterator[Process]:
+    """A command in a group of its own, stopped however the block ends; with a folder, its output is a file there.
 
     Raises ProcessError if there is no such command.
     """
-    output = folder / f"{name}.log"
-    with output.open("wb") as file:
+    output = folder / f"{name}.log" if folder else None
+    with output.open("wb") if output else nullcontext(asyncio.subprocess.PIPE) as sink:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
             )
         except OSError as error:
             raise ProcessError(f"{name} cannot be started: {error}") from error
-    running = Process(name, process.pid, output, process)
+    running = Process(name, process, output)
     try:
         yield running
     finally:
         await asyncio.shield(running.stop())
+
+
+@asynccontextmanager
+async def engines(
+    replicas: int,
+    model: str,
+    calibration: str,
+    kv_tokens: int,
+    time_scale: float,
+    *,
+    host: str = HOST,
+    tick_s: float | None = None,
+    tell_ttft: bool = False,
+) -> AsyncIterator[list[str]]:
+    """Simulated replicas in one process, on free ports; yields their URLs once all of them listen.
+
+    `tick_s` is the wall time in which an answer sends at most one event, its first and last token aside; None: the
+    engine's default. With `tell_ttft` answers say what their time to first token was at the engine.
+    """
+    arguments = ["-m", "loadtest", "engine", "--host", host, "--port", "0", "--replicas", str(replicas)]
+    arguments += ["--model", model, "--calibration", calibration, "--kv-tokens", str(kv_tokens)]
+    arguments += ["--time-scale", str(time_scale)]
+    if tick_s is not None:
+        arguments += ["--tick-ms", str(1e3 * tick_s)]
+    arguments += ["--tell-ttft"] if tell_ttft else []
+    async with started("loadtest engine", [sys.executable, *arguments]) as process:
+        yield [said[1] for said in await process.said(READY, replicas)]
+
+
+@asynccontextmanager
+async def router(
+    replicas: Sequence[str],
+    *,
+    policy: str,
+    host: str = HOST,
+    port: int = 0,
+    admin_port: int = 0,
+    settings: Sequence[str] = (),
+    flags: Sequence[str] = (),
+) -> AsyncIterator[tuple[str, str]]:
+    """A router in front of the replicas; yields its URL and its admin URL once it is ready. Port 0: a free one.
+    `settings` are given to `--set`; `flags` are further words of the command line."""
+    arguments = ["-m", "router", "serve", "--host", host, "--port", str(port), "--admin-port", str(admin_port)]
+    arguments += ["--set", "listen.lame_duck_s=0", "--policy", policy]
+    arguments += [word for url in replicas for word in ("--replica", url)]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    async with started("the router", [sys.executable, *arguments, *flags]) as process:
+        (listening,) = await process.said(LISTENING)
+        await _ready(process, listening[1])
+        yield listening[1], listening[2]
+
+
+async def _ready(process: Process, url: str) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    async with aiohttp.ClientSession() as session:
+        while process.running:
+            with suppress(aiohttp.ClientError):
+                async with session.get(f"{url}/readyz") as response:
+                    if response.status == 200:
+                        return
+            if time.monotonic() > deadline_s:
+                raise process.error(f"was not ready within {START_TIMEOUT_S:g} s")
+            await asyncio.sleep(LOOK_S)
+    raise process.error("ended before it was ready")
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of 127.0.0.1 that were free a moment ago, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    return free_ports(1)[0]
+
+
+def until_stopped(serving: Coroutine[Any, Any, None]) -> int:
+    """Run what serves until Ctrl-C; the exit status."""
+    try:
+        uvloop.run(serving)
+    except KeyboardInterrupt:
+        return 130
+    return 0

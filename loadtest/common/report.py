@@ -39,7 +39,7 @@ class Row:
     """`below`, `at` or `above` what the replicas can sustain, or a part of it as a number."""
     seed: int | None = None
     seeds: int | None = None
-    """In place of `seed`: each figure is the median of the runs of so many."""
+    """The number of seeds, in place of `seed`: each figure is the median of their runs."""
     bound: bool | None = None
     """Whether the policy is an upper bound that no router can reach."""
     requests: int | None = None
@@ -52,12 +52,12 @@ class Row:
     held: int | None = None
     """Requests that the router held back for a while."""
     held_while_idle: int | None = None
-    """Those of them that were held back while the fleet's mean backlog was below one unit."""
+    """The part of `held` that was held back while the fleet's mean backlog was below one unit."""
     ttft_p50_s: float | None = None
     ttft_p90_s: float | None = None
     ttft_p99_s: float | None = None
     ttft_p90_least_s: float | None = None
-    """Of several seeds' p90, the least; likewise the most."""
+    """The least p90 of several seeds; `ttft_p90_most_s` is the greatest."""
     ttft_p90_most_s: float | None = None
     ttft_limit_s: float | None = None
     e2e_p50_s: float | None = None
@@ -83,10 +83,10 @@ class Row:
     cpu_us_per_request: float | None = None
     """User and system time of the router's whole process tree."""
     cpu_us_per_chunk: float | None = None
-    """Likewise, per event of a stream, while so many streams run."""
+    """CPU per event of a stream, while so many streams run."""
     requests_per_s: float | None = None
     requests_per_wall_minute: float | None = None
-    """How fast a simulation is."""
+    """Speed of the simulation itself."""
     added_ttft_p50_ms: float | None = None
     """Time to the first event through the router, less that of the same load without one."""
     added_ttft_p99_ms: float | None = None
@@ -100,15 +100,15 @@ class Row:
     got: float | None = None
     ok: bool | None = None
     timed: bool | None = None
-    """Whether it is a time, which depends on what else the machine does."""
+    """Whether the figure is a time, which depends on what else the machine does."""
     note: str | None = None
-    """What else is to be known of it, such as why it was not measured."""
+    """Anything else to know of the row, such as why it was not measured."""
     duration_s: float | None = None
     ttft_engine_p90_s: float | None = None
     """As `ttft_p90_s`, but what the engine says its own was, and what the router had the request wait: what is left of
     it for the placement to answer for."""
     ttft_life_p90_s: float | None = None
-    """As `ttft_p90_s`, but what client, router and HTTP took in real time counts once, not times `time_scale`."""
+    """Like `ttft_p90_s`, but real time that client, router and HTTP took counts once, not times `time_scale`."""
     wire_s: float | None = None
     """Mean seconds that first tokens took beyond what engines say of themselves: real time of client, router and HTTP,
     which counts times `time_scale`."""
@@ -135,6 +135,11 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     ordered = sorted(values)
     rank = max(1, -(-len(ordered) * percent // 100))
     return ordered[int(rank) - 1]
+
+
+def quantiles(name: str, values_s: Sequence[float]) -> dict[str, Any]:
+    """The fields of a row that have the median and the high percentiles of a time: `ttft` or `e2e`."""
+    return {f"{name}_p{percent}_s": percentile(values_s, percent) for percent in (50, 90, 99)}
 
 
 # The envelope
@@ -165,7 +170,7 @@ class Column:
     form: str = "{}"
     scale: float = 1.0
     rank: int = 0
-    """Where the terminal is narrow, columns of the highest rank are left out first; 0 never is."""
+    """In a narrow terminal, columns of the highest rank are left out first; rank 0 never is."""
 
 
 COLUMNS = (
@@ -220,10 +225,7 @@ def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
 
 
 BAR_CHARACTERS = 40
-CHARTED = (
-    Column("token_hit_rate", "token hit rate", "{:.1f} %", 100),
-    Column("ttft_p90_s", "p90 TTFT", "{:.2f} s"),
-)
+CHARTED = (Column("token_hit_rate", "token hit rate", "{:.1f} %", 100), Column("ttft_p90_s", "p90 TTFT", "{:.2f} s"))
 
 
 def chart_lines(rows: Sequence[Row]) -> list[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import venv
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 
+from loadtest.common.processes import free_port
 from router import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,23 +130,13 @@ class Rival:
 def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
     """warmroute as it is by default: warm policy, metrics and the log line on."""
     extra = (*(("--workers", str(workers)) if workers is not None else ()), *flags)
-    serve = (
-        "serve",
-        "--set",
-        "listen.lame_duck_s=0",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "{port}",
-        "--admin-port",
-        "{metrics_port}",
-        "{replicas}",
-    )
-    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *extra))
+    serve = ("serve", "--set", "listen.lame_duck_s=0", "--host", "127.0.0.1", "--port", "{port}")
+    ports = ("--admin-port", "{metrics_port}", "{replicas}")
+    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *ports, *extra))
 
 
 def ours_version() -> dict[str, str]:
-    """What `ours` starts."""
+    """The version of warmroute that `ours` starts, by name."""
     return {OURS: f"{__version__} (native code)" if compiled() else f"{__version__} (pure Python)"}
 
 
@@ -167,7 +157,7 @@ def interpreter() -> tuple[str, ...]:
 
 
 def custom(assignment: str) -> Rival:
-    """`NAME=CMD`. Raises RivalError."""
+    """The router of a flag `NAME=CMD`. Raises RivalError."""
     name, equals, command = assignment.partition("=")
     replicas = "{urls}" in command or "{replicas}" in command
     if not equals or not name or "{port}" not in command or not replicas:
@@ -191,7 +181,7 @@ def installed(environment: Path) -> dict[str, Rival]:
 
 
 def nginx_path() -> str | None:
-    """Where nginx is, if it is."""
+    """The path of nginx; None if it is not installed."""
     return shutil.which(YARDSTICK) or next((place for place in NGINX_PLACES if Path(place).exists()), None)
 
 
@@ -221,10 +211,3 @@ def install(environment: Path) -> None:
             subprocess.run([*pip, name], check=True, timeout=INSTALL_TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as error:
             raise RivalError(f"{name} cannot be installed: {error}") from error
-
-
-def free_port() -> int:
-    """A port on 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -25,20 +25,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import shake_128
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, TextIO, TypeVar, cast
 
 import msgspec
+
+from loadtest.common.runs import Runs, block_at, block_count, merged_runs, shared_blocks
 
 BYTES_PER_TOKEN = 4
 LINE_BYTES_MAX = 4_000_000
 """A line is one request; the longest real one (126k tokens in 512-token blocks) is under 2 KB."""
 REQUESTS_MAX = 1_000_000
 TURNS_BACK_MAX = 64
-"""How far a session's requests are compared with each other; nearly always one back is enough."""
-
-Runs = tuple[tuple[int, int], ...]
-"""Block ids, run-length encoded as (first id, count); no run continues the one before it."""
+"""Each request of a session is compared with this many before it; one is nearly always enough."""
 
 
 class TraceError(ValueError):
@@ -136,6 +136,13 @@ def read_trace(path: Path, *, requests_max: int = REQUESTS_MAX, input_tokens_max
     if not sessions:
         raise TraceError(f"{path}: no request is left under {input_tokens_max} input tokens")
     return Trace(path.name.split(".")[0], kind, tuple(sessions), skipped)
+
+
+@lru_cache(maxsize=2)
+def shipped_trace(name: str, requests_max: int = REQUESTS_MAX) -> Trace:
+    """A trace of loadtest/data."""
+    with resources.as_file(resources.files("loadtest") / "data" / f"{name}.jsonl.gz") as path:
+        return read_trace(path, requests_max=requests_max)
 
 
 # Lines
@@ -331,7 +338,7 @@ def _tails(lines: Sequence[SessionLine], runs: Sequence[Runs]) -> list[int | str
         size = block_count(runs[i])
         for k in range(i + 1, min(len(lines), i + 1 + TURNS_BACK_MAX)):
             if shared_blocks(runs[i], runs[k]) == size and lines[k].input_tokens >= lines[i].input_tokens:
-                tails[i] = _block_at(runs[k], tails[k], size)
+                tails[i] = block_at(runs[k], tails[k], size)
                 break
     return tails
 
@@ -352,43 +359,4 @@ def _extends(request: Request, other: Request) -> bool:
     if other.input_tokens > request.input_tokens or shared_blocks(other.runs, request.runs) != size:
         return False
     whole = other.input_tokens == size * other.block_tokens
-    return whole or _block_at(request.runs, request.tail, size) == other.tail
-
-
-# Runs
-
-
-def merged_runs(pairs: Sequence[tuple[int, int]]) -> Runs:
-    """Runs with neighbours joined, so that equal block lists are equal runs."""
-    merged: list[tuple[int, int]] = []
-    for first, count in pairs:
-        if merged and sum(merged[-1]) == first:
-            merged[-1] = (merged[-1][0], merged[-1][1] + count)
-        else:
-            merged.append((first, count))
-    return tuple(merged)
-
-
-def block_count(runs: Runs) -> int:
-    """Blocks in all runs."""
-    return sum(count for _, count in runs)
-
-
-def shared_blocks(left: Runs, right: Runs) -> int:
-    """How many blocks both lists begin with."""
-    shared = 0
-    for (left_first, left_count), (right_first, right_count) in zip(left, right, strict=False):
-        if left_first != right_first:
-            break
-        shared += min(left_count, right_count)
-        if left_count != right_count:
-            break
-    return shared
-
-
-def _block_at(runs: Runs, tail: int | str, position: int) -> int | str:
-    for first, count in runs:
-        if position < count:
-            return first + position
-        position -= count
-    return tail
+    return whole or block_at(request.runs, request.tail, size) == other.tail

@@ -1,1 +1,6 @@
-"""What the router costs alone: a decision, growth with replicas, sizing."""
+"""What the router costs alone.
+
+decision  CPU of placing a request, and of KV events   world   the router and engines that it is measured in
+growth    CPU as replicas grow in number               sizing  CPU and memory by replicas and streams
+conversations  the texts                               sizing_report  its sums and table
+"""

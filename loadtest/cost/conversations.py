@@ -114,9 +114,7 @@ def _train(folder: Path, vocabulary: int, corpus_bytes_max: int) -> None:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(sources(corpus_bytes_max), trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (STOP, START, END)])

@@ -44,7 +44,7 @@ from loadtest.cost.world import (
     STAGES,
     CostError,
     Decision,
-    World,
+    PricedRouter,
     batch,
     follow,
     removed,
@@ -60,7 +60,8 @@ LONG_A_RUN, SHORT_A_RUN = 4, 40  # conversations side by side
 OTHER_BLOCKS = 20_000
 REPLICAS_MAX = 10_000
 EVENT_BLOCKS, POOL_BLOCKS = 100_000, 30_000
-EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}  # as an engine with a few requests in each step sends them
+# By blocks of an event: events of a batch, as an engine with a few requests in each step sends them.
+EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}
 GOALS = {"extend_100k_ms": 3.0, "cold_100k_ms": 12.0, "extend_1k_ms": 0.3}
 BLOCKS_PER_S_GOAL = 100_000.0
 
@@ -86,7 +87,7 @@ def body_of(messages: list[dict[str, Any]], *, tools: bool) -> bytes:
 
 
 async def conversations(
-    world: World,
+    world: PricedRouter,
     talks: Talks,
     names: Sequence[str],
     size: tuple[int, int],
@@ -116,7 +117,7 @@ async def conversations(
 
 async def decisions(folder: Path, runs: int, told: Callable[[int], None]) -> list[Row]:
     """Rows of all decisions; `told` hears how many runs are done."""
-    world = World(folder)
+    world = PricedRouter(folder)
     try:
         talks = await fitting(world)
         world.fill(OTHER_BLOCKS)
@@ -147,7 +148,7 @@ def rows_of(case: str, found: dict[str, list[Decision]]) -> list[Row]:
     ]
 
 
-async def fitting(world: World) -> Talks:
+async def fitting(world: PricedRouter) -> Talks:
     """Text whose prompts come out as long as they are meant to be."""
     talks = Talks(4.0)
     decision = await world.decide(body_of(talks.messages("fit", 0, 9, LONG[0] // 9), tools=False))
@@ -155,8 +156,8 @@ async def fitting(world: World) -> Talks:
 
 
 async def profile(folder: Path, size: tuple[int, int]) -> None:
-    """Where the time of an extension by a turn goes, all in one thread."""
-    world, profiler = World(folder, one_thread=True), cProfile.Profile()
+    """Print where the time goes when a conversation grows by a turn, all in one thread."""
+    world, profiler = PricedRouter(folder, one_thread=True), cProfile.Profile()
     try:
         talks = await fitting(world)
         world.fill(OTHER_BLOCKS)

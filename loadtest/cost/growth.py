@@ -37,8 +37,8 @@ from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 from router.settings.schema import Settings
 
-PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # in between and beyond in proportion to replicas
-EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # of a placement by estimate: the goal's, and what it took
+PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # goals for other numbers of replicas are in proportion
+EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # times of a placement by estimate: of its goal, and of the time it took
 JOIN_GOAL_MS, SLICE_GOAL_MS, OPEN_GOAL_BYTES = 5.0, 1.0, 2_048.0
 PROMPT_TOKENS, OPEN_TOKENS, BYTES_PER_TOKEN = 8_000, 1_000, 4
 PROMPTS, OPEN, JOINS = 64, 256, 9
@@ -78,7 +78,7 @@ class Fleet:
             self.stream(only=id_)
 
     def observe(self, id_: str) -> None:
-        """A first round of probes finds it well, and its events begin."""
+        """A first round of probes finds the replica well, and its events begin."""
         self.router.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
         self.router.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), self.now_s)
         self.router.observe_health(id_, ok=True)
@@ -87,7 +87,7 @@ class Fleet:
             self._hold(id_, token_ids(self._rng, 4))
 
     def prompt(self, tokens: int) -> tuple[Ask, Chain, TokenPrompt | None]:
-        """A new conversation's."""
+        """The prompt of a new conversation."""
         text = self._rng.randbytes(tokens * BYTES_PER_TOKEN // 2).hex().encode()
         ask = Ask(MODEL, Prompt(text, len(text)), stream=True, output_tokens_max=200)
         chain, counted = chain_of(ask, MODEL), None
@@ -102,13 +102,13 @@ class Fleet:
         return ask, chain, counted
 
     def place(self, prompt: tuple[Ask, Chain, TokenPrompt | None], *, only: str | None = None) -> Lease:
-        """Place it."""
+        """Place a prompt."""
         ask, chain, counted = prompt
         key = str(chain.first_user_key)
         return self.router.route(Wanted(ask, MODEL, chain, key, counted), self.now_s, only=only)
 
     def finish(self, lease: Lease) -> None:
-        """Its answer ends."""
+        """End the answer of a lease."""
         usage = Usage(lease.prompt_tokens, 200, lease.cached_tokens)
         self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
 
@@ -174,7 +174,8 @@ def join_ms(fleet: Fleet) -> float:
     """The event loop is held for that long when a replica joins, the first placement with it included."""
     spent = list[float]()
     for n in range(JOINS):
-        prompt = fleet.prompt(OPEN_TOKENS)  # which nobody holds: then the ring decides, and learns of the newcomer
+        # No replica holds this prompt, so the ring decides and learns of the newcomer.
+        prompt = fleet.prompt(OPEN_TOKENS)
         fleet.ids = [*fleet.ids[1:], _url(50_000 + n)]
         fleet.now_s += 1.0
         found = [Replica(id_) for id_ in fleet.ids]
@@ -211,7 +212,7 @@ def open_bytes(fleet: Fleet) -> float:
             fleet.router.first_token(lease, fleet.now_s)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        while leases:  # nothing is learned of those whose client left, and what was computed stays in the index
+        while leases:  # nothing is learned when the client has left; computed blocks stay in the index
             fleet.router.finish(leases.pop(), Outcome(Ending.CLIENT_LEFT), fleet.now_s)
         del lease
         gc.collect()

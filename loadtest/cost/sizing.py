@@ -25,11 +25,12 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.common.processes import Process, ProcessError, rss_mb, spent, usage
+from loadtest.common.processes import Process, ProcessError
 from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.usage import rss_mb, spent, usage
 from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, print_report
 from loadtest.overhead import bodies
-from loadtest.overhead.command import Bench, Plan, bench, stop_when_told
+from loadtest.overhead.command import OverheadBench, Plan, bench, stop_when_told
 from loadtest.overhead.load import (
     ANSWER_TIMEOUT_S,
     Address,
@@ -51,11 +52,12 @@ REPLICAS, STREAM_NUMBERS = (4, 32, 128), (100, 300, 1_000)
 WINDOW_S = 5.0  # /metrics is scraped once in it: three times as often as is usual
 SHORT_LANES, SHORT_WARM_S = 32, 0.5
 LOOK_EVERY_S = 0.2
-STARTING_S, STARTING_PER_STREAM_S = 1.0, 0.003  # until the last of them runs
-PAGE_WIDTH = 100  # where there is no terminal
+STARTING_S, STARTING_PER_STREAM_S = 1.0, 0.003  # time until the last stream runs
+PAGE_WIDTH = 100  # columns of the table where there is no terminal
 FILL_LANES, FILL_BYTES, FILL_TIMEOUT_S = 8, 200 << 10, 60.0
 FILL_ROUND_S = 1.0  # between two looks at how full the index is
-FULL_SHARE, STILL_SHARE = 0.95, 0.005  # of the limit; what a round adds to an index that grows no more
+# The index is full at this part of its limit, or once a round adds less than this part.
+FULL_SHARE, STILL_SHARE = 0.95, 0.005
 SCRAPE_TIMEOUT_S = 10.0
 NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
 
@@ -64,7 +66,7 @@ _INDEX_BYTES = re.compile(r"^warmroute_index_bytes (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured."""
+    """The sizes that are measured."""
 
     replicas: tuple[int, ...] = REPLICAS
     streams: tuple[int, ...] = STREAM_NUMBERS
@@ -76,7 +78,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """How many rows there will be."""
+        """The number of rows that the run will have."""
         return len(self.replicas) * (2 + len(self.streams)) + 1
 
 
@@ -178,7 +180,7 @@ class Subject:
         return row
 
     async def streams(self, number: int) -> Row:
-        """So many streams at a time."""
+        """The row of `number` streams at a time."""
         sizes, pid = self._sizes, self._process.pid
         load = StreamLoad(number, sizes.window_s, 0.0, sizes.rate_per_s, STARTING_S + number * STARTING_PER_STREAM_S)
         async with watched(self._address, pid, sizes.window_s) as seen:
@@ -258,7 +260,9 @@ async def measure(sizes: Sizes, console: Console) -> list[Row]:
     return rows
 
 
-async def _sized(running: Bench, sizes: Sizes, replicas: int, rows: list[Row], told: Callable[[int], None]) -> None:
+async def _sized(
+    running: OverheadBench, sizes: Sizes, replicas: int, rows: list[Row], told: Callable[[int], None]
+) -> None:
     """All rows of one number of replicas."""
 
     def found(row: Row) -> None:

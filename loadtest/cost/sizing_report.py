@@ -27,7 +27,7 @@ class SizingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SizingRule:
     """Cores and MB as a sum."""
 
     base_cores: float
@@ -43,7 +43,7 @@ class Rule:
     """MB of memory per MB of `routing.index_bytes_max`."""
 
     def cores(self, replicas: int, chunks_per_s: float, requests_per_s: float) -> float:
-        """Cores for that."""
+        """Cores for this number of replicas and these rates."""
         idle = self.base_cores + self.replica_cores * replicas
         request_us = self.request_us + self.replica_request_us * replicas
         return idle + (chunks_per_s * self.chunk_us + requests_per_s * request_us) / 1e6
@@ -54,7 +54,7 @@ class Rule:
         return rest + self.index_factor * index_mb
 
 
-def rule(rows: Sequence[Row]) -> Rule:
+def rule(rows: Sequence[Row]) -> SizingRule:
     """What follows from the rows. Raises SizingError."""
     idle, full = _case(rows, IDLE), _case(rows, FULL)
     short, streamed = _case(rows, SHORT), _case(rows, STREAMS)
@@ -65,7 +65,7 @@ def rule(rows: Sequence[Row]) -> Rule:
     base_mb, replica_mb = _line((_x(row.replicas), row.rss_mb) for row in idle)
 
     def chunk_us(row: Row) -> float:
-        """Of a chunk alone: without what the router would have spent on nobody."""
+        """CPU of one chunk in µs, without what the idle router spends."""
         chunks_per_s = (row.cpu_cores or 0.0) * 1e6 / (row.cpu_us_per_chunk or 1e9)
         alone = (row.cpu_cores or 0.0) - base_cores - replica_cores * _x(row.replicas)
         return max(0.0, alone) * 1e6 / max(1.0, chunks_per_s)
@@ -76,7 +76,7 @@ def rule(rows: Sequence[Row]) -> Rule:
     taken = [(row.got or 0.0) / row.index_mb for row in full if row.index_mb]
     if not taken:
         raise SizingError("the index was never filled")
-    return Rule(
+    return SizingRule(
         base_cores,
         replica_cores,
         max(median(map(chunk_us, same)) for same in by_streams.values()),

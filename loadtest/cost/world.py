@@ -115,7 +115,7 @@ class Decision:
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
-class World:
+class PricedRouter:
     """A router with eight followed replicas, and engines that do what it says. Times on its clock are made up."""
 
     def __init__(self, folder: Path, *, one_thread: bool = False) -> None:
@@ -164,7 +164,7 @@ class World:
         self.replicas = names
 
     def close(self) -> None:
-        """Stop its threads."""
+        """Stop the threads of the reader and the prompts."""
         self.reader.close()
         self.prompts.close()
 
@@ -201,7 +201,7 @@ class World:
         return placed
 
     async def stages(self, body: bytes) -> Decision:
-        """The same, a piece at a time, each on this thread."""
+        """A decision step by step, every step on this thread."""
         dialect, marks = PATHS[CHAT], [time.process_time()]
 
         def mark() -> None:
@@ -232,7 +232,7 @@ class World:
         return placed
 
     def _place(self, question: Question) -> Decision:
-        """Place, have it answered, finish."""
+        """Place a request, let it be answered, and finish it."""
         wanted = question.wanted
         if wanted.tokens is None:
             raise CostError("the prompt was placed by estimate: no tokens")
@@ -273,8 +273,8 @@ def _request(body: bytes) -> Request:
 
 
 def _ignore(*_: object) -> None:
-    """What nobody counts here."""
+    """Count nothing."""
 
 
 async def _no_page(_: str) -> None:
-    """There are no pages."""
+    """No page is shown."""

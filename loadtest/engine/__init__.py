@@ -1,1 +1,8 @@
-"""A simulated replica: its speed, its KV pool, its HTTP, metrics and KV events."""
+"""A simulated replica: vLLM's HTTP and KV events over a model of its scheduler.
+
+model      continuous batching, in simulated seconds    step, request  what goes into the model and comes out
+decoding   the sequences that decode                    kv_pool        KV blocks and their prefix cache
+calibration  how long steps take                        tokens         text, tokens and block keys
+replica    the model in real time                       http, metrics, kv_publisher  its outside
+command    the command line
+"""

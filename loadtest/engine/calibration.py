@@ -25,7 +25,7 @@ class StepTimes(Protocol):
         ...
 
     def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
-        """That many pure decode steps in a row, every context one token longer each time."""
+        """Seconds of `iterations` pure decode steps in a row; every context grows by a token with each."""
         ...
 
 
@@ -39,7 +39,7 @@ class LinearTimes:
     read_s: float
 
     def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of a step with prefill, as `StepTimes` says."""
         return (
             self.floor_s
             + self.token_s * (prefill_tokens + decodes)
@@ -48,7 +48,7 @@ class LinearTimes:
         )
 
     def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of steps that only decode, as `StepTimes` says."""
         grown = decodes * iterations * (iterations - 1) / 2
         one_s = self.floor_s + self.token_s * decodes + self.read_s * context_tokens
         return iterations * one_s + self.read_s * grown
@@ -66,12 +66,12 @@ class MockerTimes:
         return (-25.74 * share**2 + 54.01 * share + 5.74) / 1e3
 
     def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of a step with prefill, as `StepTimes` says."""
         prefill_s = (4.209989e-7 * prefill_tokens**2 + 1.518344e-2 * prefill_tokens + 16.50) / 1e3
         return (prefill_s if prefill_tokens else 0.0) + (self._decode_s(context_tokens) if decodes else 0.0)
 
     def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of steps that only decode, as `StepTimes` says."""
         return sum(self._decode_s(context_tokens + decodes * i) for i in range(iterations))
 
 

@@ -13,23 +13,24 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
 from loadtest.common import flags
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.http import Surface
-from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.replica import Replica
+from loadtest.engine.model import EngineModel
+from loadtest.engine.replica import SimulatedReplica
+from loadtest.engine.step import Limits
 
 if TYPE_CHECKING:
     from loadtest.engine.kv_publisher import KvPublisher
 
 REPLICAS_MAX = 256
-COUNT_MAX = 1 << 40  # of tokens, sequences and blocks
+COUNT_MAX = 1 << 40  # the most tokens, sequences and blocks
 SHUTDOWN_S = 0.01
-"""At once, that is; aiohttp takes 0 for no limit."""
+"""Nearly at once; aiohttp takes 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class EngineSettings:
     model: str = "sim"
     calibration: Calibration = CALIBRATIONS["qwen3-32b-2xh100"]
     kv_tokens: int | None = None
-    """None: the calibration's."""
+    """KV tokens of a replica. None: the calibration's."""
     limits: Limits = field(default_factory=Limits)
     time_scale: float = 1.0
     tick_s: float = 0.005
@@ -62,14 +63,22 @@ class EngineSettings:
 
 
 class Engines:
-    """Running replicas. `urls` and `replicas` are in order; `stop` ends everything `start` began."""
+    """Running replicas; `urls` and `replicas` are in order. `async with`, or `start` and `stop`, which ends everything
+    that `start` began."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.urls: list[str] = []
-        self.replicas: list[Replica] = []
+        self.replicas: list[SimulatedReplica] = []
         self._settings = settings
         self._runners: list[web.AppRunner] = []
         self._publishers: list[KvPublisher] = []
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         """Listen on all ports, or raise OSError (zmq's included) with nothing left open."""
@@ -89,7 +98,7 @@ class Engines:
             settings.limits,
             record_events=publisher is not None,
         )
-        replica = Replica(
+        replica = SimulatedReplica(
             model,
             time_scale=settings.time_scale,
             tick_s=settings.tick_s,

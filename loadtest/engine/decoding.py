@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadtest.engine.request import Request
+    from loadtest.engine.request import EngineRequest
 
 _NUMBER = attrgetter("number")
 
@@ -25,14 +25,14 @@ class Running:
         "blocks", "cached", "computed", "ends", "generated", "joined", "live", "number", "request", "stored"
     )  # fmt: skip
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: EngineRequest) -> None:
         self.request = request
-        self.number = -1  # of its admission: the order in the batch
+        self.number = -1  # number of its admission, which is the order in the batch
         self.blocks: list[int] = []
         self.cached = -1  # prompt tokens found cached at first admission, -1 before
-        self.computed = 0  # tokens whose KV exists; while it decodes, those when it joined
-        self.generated = 0  # likewise
-        self.joined = self.ends = -1  # on the clock of Decoding; -1 while it does not decode
+        # Tokens whose KV exists, and tokens generated; of a sequence that decodes, those when it joined.
+        self.computed = self.generated = 0
+        self.joined = self.ends = -1  # times on the clock of Decoding; -1 while the sequence does not decode
         self.stored = 0  # full blocks that are known to the cache
         self.live = True
 
@@ -43,18 +43,18 @@ class Running:
 
 
 class Decoding:
-    """Those that decode. Between two steps each has the blocks of what it computed, and no more."""
+    """The sequences that decode. Between two steps each has the blocks of what it has computed, and no more."""
 
     def __init__(self, block_tokens: int) -> None:
         self.count = 0
-        self.context_tokens = 0  # whose KV exists, of all
+        self.context_tokens = 0  # tokens of all sequences whose KV exists
         self._size = block_tokens
         self._clock = 0  # iterations so far
         self._ends: list[tuple[int, int, Running]] = []  # a heap of (when, number); some have left
-        self._phases: list[dict[Running, None]] = [{} for _ in range(block_tokens)]  # by (computed - clock) % size
+        self._phases: list[dict[Running, None]] = [{} for _ in range(block_tokens)]  # key: (computed - clock) % size
 
     def join(self, sequence: Running) -> None:
-        """It has its first token, or all it lost by a preemption computed again."""
+        """Add a sequence: it has its first token, or has computed again what a preemption took."""
         sequence.joined = self._clock
         sequence.ends = self._clock + sequence.request.output_tokens - sequence.generated
         heappush(self._ends, (sequence.ends, sequence.number, sequence))
@@ -63,7 +63,7 @@ class Decoding:
         self.count += 1
 
     def leave(self, sequence: Running) -> None:
-        """It ended, or lost its place."""
+        """Remove a sequence: it ended, or was preempted."""
         passed = self._clock - sequence.joined
         sequence.computed += passed
         sequence.generated += passed
@@ -77,23 +77,23 @@ class Decoding:
         return sequence.computed + self._clock - sequence.joined
 
     def until_end(self) -> int:
-        """Iterations until the first of them ends; there must be one."""
+        """Iterations until the first sequence ends; there must be one."""
         ends = self._ends
         while ends[0][2].ends != ends[0][0]:
             heappop(ends)
         return ends[0][0] - self._clock
 
     def bordering(self, iterations: int) -> list[Running]:
-        """Those that need a block within so many iterations, or fill one; in order."""
+        """The sequences that need or fill a block within so many iterations, in order of admission."""
         size, clock = self._size, self._clock
-        first = max(0, size - iterations)  # those with so much in their last block will fill it
+        first = max(0, size - iterations)  # sequences with this many tokens in their last block will fill it
         in_last = range(first, size) if first == 0 else (0, *range(first, size))
         found = [sequence for tokens in in_last for sequence in self._phases[(tokens - clock) % size]]
         found.sort(key=_NUMBER)
         return found
 
     def blocks_for(self, iterations: int) -> int:
-        """How many blocks they will take in so many iterations."""
+        """The number of blocks that all sequences will take in so many iterations."""
         size, clock, phases = self._size, self._clock, self._phases
         whole, rest = divmod(iterations, size)
         in_last = (0, *range(size - rest + 1, size)) if rest else ()

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from loadtest.common import answers
 from loadtest.engine import tokens
 from loadtest.engine.metrics import render
-from loadtest.engine.replica import Answer, Replica
-from loadtest.engine.request import Request, RequestRefused
+from loadtest.engine.replica import Choices, SimulatedReplica
+from loadtest.engine.request import EngineRequest, RequestRefused
 
 BODY_BYTES_MAX = 64 << 20
 OUTPUT_TOKENS_DEFAULT = 128
@@ -64,7 +65,7 @@ class Refused(Exception):
         self.status, self.kind, self.param = status, kind, param
 
     def response(self) -> web.Response:
-        """For the client."""
+        """The error as vLLM's response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
         return web.json_response({"error": error}, status=self.status)
 
@@ -86,7 +87,7 @@ class Job:
     include_usage: bool
     ids: list[int]
     texts: list[str]
-    answer: Answer
+    answer: Choices
     prompt_tokens: list[int]
     created: int
 
@@ -95,7 +96,7 @@ class Surface:
     """The routes of one replica."""
 
     def __init__(
-        self, replica: Replica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
+        self, replica: SimulatedReplica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
     ) -> None:
         self._replica = replica
         self._tell_ttft = tell_ttft
@@ -105,7 +106,7 @@ class Surface:
         self._started = int(time.time())
 
     def application(self) -> web.Application:
-        """To be run with `handler_cancellation`, so that a client that leaves ends its work."""
+        """The application; run it with `handler_cancellation`, so that a client that leaves ends its work."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)
@@ -160,25 +161,16 @@ class Surface:
                 model.check(count, output_n)
         except RequestRefused as refusal:
             raise Refused(400, str(refusal), param="input_tokens") from None
-        answer = Answer(len(prompts))
+        answer = Choices(len(prompts))
         texts = [tokens.answer(prompt, output_n) for prompt in prompts]
         name = http.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        job = Job(
-            f"{'chatcmpl' if chat else 'cmpl'}-{name}",
-            chat,
-            usage,
-            [],
-            texts,
-            answer,
-            counts,
-            int(time.time()),
-        )
+        job = Job(f"{'chatcmpl' if chat else 'cmpl'}-{name}", chat, usage, [], texts, answer, counts, int(time.time()))
         for index, prompt in enumerate(prompts):
             text = Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
             job.ids.append(next(self._ids))
-            self._replica.submit(Request(job.ids[-1], counts[index], output_n, keys, text), answer, index)
+            self._replica.submit(EngineRequest(job.ids[-1], counts[index], output_n, keys, text), answer, index)
         return job
 
     async def _stream(self, http: web.Request, job: Job) -> web.StreamResponse:
@@ -296,10 +288,8 @@ class Surface:
         return web.json_response({"success": self._replica.model.reset_prefix_cache()})
 
     async def _models(self, _http: web.Request) -> web.Response:
-        card = {"id": self._model_name, "object": "model", "created": self._started, "owned_by": "vllm"}
-        card |= {"root": self._model_name, "parent": None}
-        card["max_model_len"] = self._replica.model.context_tokens_max
-        return web.json_response({"object": "list", "data": [card]})
+        longest = self._replica.model.context_tokens_max
+        return web.json_response(answers.models(self._model_name, created=self._started, context_tokens=longest))
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()

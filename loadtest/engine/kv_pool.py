@@ -23,7 +23,7 @@ class BlockStored:
     them."""
 
     tag: object
-    """The request's."""
+    """The tag of the request that the blocks were computed for."""
     first_block: int
     keys: Sequence[int]
     parent: int | None
@@ -65,7 +65,7 @@ class KvPool:
         self._record = record_events
         self._events: list[KvEvent] = []
         self._shared: dict[int, int] = {}  # block -> references beyond the first
-        self._keys: dict[int, int] = {}  # of blocks that were full
+        self._keys: dict[int, int] = {}  # block number -> key, for blocks that were full
         never_used = _Batch(list(reversed(range(blocks_n))))
         self._free: dict[int, _Batch] = dict.fromkeys(never_used.blocks, never_used)
         self._queue = deque([never_used])
@@ -93,10 +93,10 @@ class KvPool:
     def match(self, keys: Sequence[int], blocks_max: int) -> list[int]:
         """Blocks of the longest cached prefix, at most `blocks_max`; they are not taken yet."""
         look_up = map(self._cached.get, islice(keys, blocks_max))
-        return list(iter(look_up.__next__, None))  # up to the first that is not cached
+        return list(iter(look_up.__next__, None))  # blocks up to the first that is not cached
 
     def reach(self, keys: Sequence[int], blocks_max: int, matched: int) -> int:
-        """How many leading blocks need not be computed, of which `matched` are here."""
+        """The number of leading blocks that need not be computed; `matched` of them are here."""
         return matched
 
     def fits(self, matched: Sequence[int], blocks_n: int) -> bool:
@@ -126,7 +126,7 @@ class KvPool:
         while (missing := blocks_n - len(taken)) > 0:
             batch = queue[0]
             if batch.free_n < len(batch.blocks):
-                self._compact(batch)  # may leave none
+                self._compact(batch)  # the batch may be empty after this
             blocks = batch.blocks
             taken += blocks[: -missing - 1 : -1]
             if missing < len(blocks):
@@ -182,7 +182,8 @@ class KvPool:
         return events
 
     def _found_again(self, batch: _Batch, blocks_n: int) -> None:
-        """So many of its blocks are not free any more. The list is never longer than twice what is free of it."""
+        """Note that so many blocks of a batch are no longer free. Its list is never longer than twice its free
+        blocks."""
         batch.free_n -= blocks_n
         if 2 * batch.free_n < len(batch.blocks):
             self._compact(batch)

@@ -61,7 +61,7 @@ class Histogram:
 
 
 def render(model: EngineModel, model_name: str, ttft: Histogram, e2e: Histogram, lag_max_s: float) -> str:
-    """The whole page."""
+    """The whole page `/metrics`."""
     labels = f'engine="0",model_name="{model_name}"'
     counters = model.counters
     values: dict[str, float] = {

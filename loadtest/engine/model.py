@@ -16,76 +16,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 
 from loadtest.engine.calibration import StepTimes
 from loadtest.engine.decoding import Decoding, Running
-from loadtest.engine.kv_pool import KvEvent, KvPool
-from loadtest.engine.request import Request, RequestRefused
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """vLLM's scheduler limits, with its defaults."""
-
-    block_tokens: int = 16
-    batched_tokens_max: int = 8192
-    sequences_max: int = 256
-    context_tokens_max: int = 131_072
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start; tokens where not said otherwise. A request preempted and resumed counts
-    once."""
-
-    prompt_tokens: int = 0
-    prompt_cached_tokens: int = 0
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    iterations: int = 0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a step brought; ids of requests."""
-
-    tokens: list[tuple[int, int]]
-    """(id, how many), in the engine's order; nothing where the model does not record them."""
-    first: list[tuple[int, int]]
-    """(id, prompt tokens that were found cached): these have their first token, listed in `tokens` as
-    well."""
-    finished: list[int]
-    events: list[KvEvent]
-
-
-@dataclass(slots=True)
-class Step:
-    """A planned step; only `EngineModel` looks inside."""
-
-    duration_s: float
-    iterations: int
-    decodes: int
-    """Sequences that get a token in each iteration."""
-    context_tokens: int
-    """Theirs, in the first iteration."""
-    work: list[tuple[Running, int]] | None = None
-    """The other sequences and the prompt tokens each computes; None of pure decode."""
-
-
-@dataclass(slots=True)
-class Admitted:
-    """Who is in the batch: for whoever may know an engine's future."""
-
-    prefilling: list[tuple[object, int, int]]
-    """(the request's tag, prompt tokens to compute, tokens before them)."""
-    decodes: int
-    context_tokens: int
-    """Of all decodes."""
+from loadtest.engine.kv_pool import KvPool
+from loadtest.engine.request import EngineRequest, RequestRefused
+from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step
 
 
 class EngineModel:
@@ -162,7 +98,7 @@ class EngineModel:
                 "prompt or the number of requested output tokens."
             )
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EngineRequest) -> None:
         """Queue a request, or raise `RequestRefused`; ids must not repeat while a request lives."""
         self.check(request.prompt_tokens, request.output_tokens)
         if request.request_id in self._by_id:
@@ -235,7 +171,7 @@ class EngineModel:
     # --- planning
 
     def _plan_decode(self, horizon_s: float) -> Step | None:
-        """As many iterations as stay pure decode, or None if this one would not be."""
+        """A step of as many iterations as stay pure decode; None if not even one would."""
         decoding, size = self._decoding, self.limits.block_tokens
         decodes, context = decoding.count, decoding.context_tokens + decoding.count
         if decodes < len(self._running):

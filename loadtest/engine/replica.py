@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from loadtest.engine.kv_pool import KvEvent
 from loadtest.engine.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, Histogram
-from loadtest.engine.model import EngineModel, Outcome, Step
-from loadtest.engine.request import Request
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Outcome, Step
 
 
 @dataclass(slots=True)
@@ -27,11 +28,11 @@ class Choice:
     """Tokens handed out so far."""
     cached_tokens: int = 0
     ttft_s: float = 0.0
-    """From its submission to its first token, by the model's clock."""
+    """Time from submission to the first token, by the model's clock."""
     finished: bool = False
 
 
-class Answer:
+class Choices:
     """All choices of one HTTP request, and a way to wait for more of any."""
 
     __slots__ = ("_fresh", "_waiter", "choices", "flushed_s")
@@ -64,12 +65,12 @@ class Answer:
 
 @dataclass(slots=True)
 class _Open:
-    answer: Answer
+    answer: Choices
     choice: Choice
     submitted_s: float
 
 
-class Replica:
+class SimulatedReplica:
     """Drives one `EngineModel`; all methods run on the event loop."""
 
     def __init__(
@@ -90,12 +91,12 @@ class Replica:
         self._on_events = on_events
         self._clock = clock
         self._open: dict[int, _Open] = {}
-        self._held: set[Answer] = set()
+        self._held: set[Choices] = set()
         self._step: Step | None = None
         self._began_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, request: Request, answer: Answer, choice_n: int) -> None:
+    def submit(self, request: EngineRequest, answer: Choices, choice_n: int) -> None:
         """Start a request; raises what `EngineModel.submit` raises."""
         now_s = self._clock()
         self.model.submit(request)
@@ -141,7 +142,7 @@ class Replica:
 
     def _hand_out(self, outcome: Outcome) -> None:
         now_s = self._clock()
-        urgent: set[Answer] = set()
+        urgent: set[Choices] = set()
         for request_id, cached_tokens in outcome.first:
             opened = self._open.get(request_id)
             if opened is not None:
@@ -162,7 +163,7 @@ class Replica:
                 self.e2e.observe(self._since(opened.submitted_s))
         self._flush(now_s, urgent)
 
-    def _flush(self, now_s: float, urgent: set[Answer]) -> None:
+    def _flush(self, now_s: float, urgent: set[Choices]) -> None:
         step = self._step
         everything = step is None or step.duration_s / self._scale > self._tick_s
         # Half a tick of grace: a hand-out due in a moment must not wait for the step after it.

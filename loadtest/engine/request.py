@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 
 class RequestRefused(ValueError):
-    """Such a request can never run: longer than the model's context or than the whole cache."""
+    """The request can never run: it is longer than the model's context or than the whole cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """What the model needs to know of a prompt and its answer."""
 
     request_id: int
@@ -21,4 +21,4 @@ class Request:
     """Names of the full blocks of prompt and answer, each naming its whole prefix; blocks past the end are
     never cached. A caller that knows nothing of the answer gives the prompt's only."""
     tag: object = None
-    """Not looked at; handed back in `BlockStored`."""
+    """Anything; it is handed back in `BlockStored`."""

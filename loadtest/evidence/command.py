@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadtest.evidence.parts import PARTS, Part, Step
+from loadtest.evidence.parts import PARTS, Command, Part
 from router.telemetry import envelope
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def run_part(part: Part, folder: Path, console: Console) -> list[Row]:
     return rows
 
 
-def _status(step: Step, words: Sequence[str], log: Path, names: Mapping[str, str]) -> int:
+def _status(step: Command, words: Sequence[str], log: Path, names: Mapping[str, str]) -> int:
     """The exit status of a command; what it says is in the log."""
     environment = os.environ | {key: value.format(**names) for key, value in step.environment.items()}
     with log.open("a") as said:

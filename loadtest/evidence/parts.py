@@ -20,7 +20,7 @@ NGINX = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Command:
     """A command of a part."""
 
     words: tuple[str, ...]
@@ -38,17 +38,17 @@ class Part:
     name: str
     minutes: int
     about: str
-    steps: tuple[Step, ...]
+    steps: tuple[Command, ...]
     lines: bool = False
     """Whether {json} is not an instrument's document but lines that tests write (tests/support/figures.py)."""
 
 
-def tests(*words: str, **environment: str) -> Step:
+def tests(*words: str, **environment: str) -> Command:
     """Tests; those that fail are something that was missed."""
-    return Step((*PYTEST, *words), judges=True, environment=environment)
+    return Command((*PYTEST, *words), judges=True, environment=environment)
 
 
-def _timed(*words: str) -> Step:
+def _timed(*words: str) -> Command:
     return tests("-m", "figures", *words, FIGURES_FILE="{json}")
 
 
@@ -77,36 +77,36 @@ REPEATED = (
 )
 
 DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))
-COMPILED = Step(("make", "compiled"), optional=True)
+COMPILED = Command(("make", "compiled"), optional=True)
 
 PARTS = (
     Part(
         "cost",
         5,
         "CPU of decisions and of following KV events",
-        (Step((*LOADTEST, "cost", "--check", "--json", "{json}"), judges=True),),
+        (Command((*LOADTEST, "cost", "--check", "--json", "{json}"), judges=True),),
     ),
     Part(
         "overhead",
         20,
         "what routers cost, beside the rivals",
         (
-            Step(("sh", "-c", NGINX), optional=True),
+            Command(("sh", "-c", NGINX), optional=True),
             COMPILED,
-            Step((*LOADTEST, "overhead", "--install-rivals", "--check", "--json", "{json}"), judges=True),
+            Command((*LOADTEST, "overhead", "--install-rivals", "--check", "--json", "{json}"), judges=True),
         ),
     ),
     Part(
         "faults",
         20,
         "faults, overload and abuse, with every promised second",
-        (COMPILED, Step((*LOADTEST, "faults", "--json", "{json}"), judges=True)),
+        (COMPILED, Command((*LOADTEST, "faults", "--json", "{json}"), judges=True)),
     ),
     Part(
         "soak",
         12,
         "chaos for ten minutes: what is left of it, and memory",
-        (COMPILED, Step((*LOADTEST, "faults", "--soak", "600", "--json", "{json}"), judges=True)),
+        (COMPILED, Command((*LOADTEST, "faults", "--soak", "600", "--json", "{json}"), judges=True)),
     ),
     Part(
         "demo",
@@ -115,10 +115,10 @@ PARTS = (
         (
             # How often round robin meets a cache by chance differs from one run to the next.
             *(
-                Step((PYTHON, "-m", "router", "demo", "--exit", "--json", file, "--chart", file + ".svg"))
+                Command((PYTHON, "-m", "router", "demo", "--exit", "--json", file, "--chart", file + ".svg"))
                 for file in DEMOS
             ),
-            Step((PYTHON, "-m", "loadtest", "pages", "--check", *DEMOS), judges=True),
+            Command((PYTHON, "-m", "loadtest", "pages", "--check", *DEMOS), judges=True),
         ),
     ),
     Part(
@@ -127,7 +127,7 @@ PARTS = (
         "times that tests come by",
         (
             _timed(),
-            Step((PYTHON, "-m", "tests.k8s.install")),
+            Command((PYTHON, "-m", "tests.k8s.install")),
             _timed("tests/k8s", "--timeout=600"),
         ),
         lines=True,
@@ -137,9 +137,9 @@ PARTS = (
         35,
         "real vLLM and SGLang, how soon a restarted router knows them, and vllm bench serve beside a rival",
         (
-            Step((PYTHON, "-m", "tests.real.install")),
-            Step((PYTHON, "-m", "tests.real.install_sglang")),
-            Step((PYTHON, "-c", RIVALS), optional=True),
+            Command((PYTHON, "-m", "tests.real.install")),
+            Command((PYTHON, "-m", "tests.real.install_sglang")),
+            Command((PYTHON, "-c", RIVALS), optional=True),
             tests("tests/real", "--timeout=900", FIGURES_FILE="{json}", WARMROUTE_BENCH_RUNS="3"),
         ),
         lines=True,
@@ -148,26 +148,26 @@ PARTS = (
         "sizing",
         20,
         "CPU and memory for so many replicas and streams",
-        (Step((*LOADTEST, "sizing", "--json", "{json}"), judges=True),),
+        (Command((*LOADTEST, "sizing", "--json", "{json}"), judges=True),),
     ),
     Part(
         "agree",
         60,
         "the same slice over HTTP and in the simulation",
-        (Step((*LOADTEST, "agree", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
+        (Command((*LOADTEST, "agree", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
     ),
     Part(
         "peers",
         60,
         "real routers raced over HTTP",
-        (Step((*LOADTEST, "agree", "--peers", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
+        (Command((*LOADTEST, "agree", "--peers", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
     ),
     Part(
         "race",
         300,
         "every claim of the placement race, in simulated time",
         (
-            Step(
+            Command(
                 (*LOADTEST, "simulate", "--race", "--seeds", "claim", "--check", "--json", "{json}"),
                 judges=True,
             ),

@@ -21,15 +21,14 @@ from typing import Any
 import aiohttp
 
 from loadtest.common import rivals
-from loadtest.common.processes import Process, started
+from loadtest.common.processes import LISTENING, START_TIMEOUT_S, Process, free_port, started
 from loadtest.common.report import Row
 from loadtest.faults.upstream import answers
 
-START_TIMEOUT_S, READY_EVERY_S, SETTLE_S = 60.0, 0.05, 0.3
+READY_EVERY_S, SETTLE_S = 0.05, 0.3
 QUICK = ("--set", "listen.lame_duck_s=0")
 LINE_BYTES_MAX = 64 << 20
 _READY = re.compile(r"ready \S+ (\d+) control (\d+)")
-_LISTENING = re.compile(r"listening http://\S+:(\d+) admin http://\S+:(\d+)")
 
 
 async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
@@ -48,7 +47,7 @@ class NotForThis(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a run is, and how much time may be over what is promised."""
+    """The size of a run, and by how much times may exceed what is promised."""
 
     full: bool = False
     slack: float = 1.0
@@ -60,12 +59,12 @@ class Scale:
         return full if self.full else max(1, small // 2) if self.counts else small
 
     def patience_s(self, seconds_s: float) -> float:
-        """How long to wait for what must come: as promised, or ten times as long where no time is judged."""
+        """Seconds to wait for what must come: as promised, or ten times as long where no time is judged."""
         return 10 * seconds_s if self.counts else seconds_s
 
 
 @dataclass(slots=True)
-class Answer:
+class FaultAnswer:
     """What a client got."""
 
     id: str
@@ -76,7 +75,7 @@ class Answer:
     """What broke it on the way; empty: it ended as HTTP has it."""
     began_s: float = 0.0
     first_s: float = 0.0
-    """When the first byte of the body came; 0: never."""
+    """Time at which the first byte of the body came; 0: never."""
     ended_s: float = 0.0
     pieces_s: list[float] = field(default_factory=list)
 
@@ -87,7 +86,7 @@ class Answer:
 
     @property
     def kind(self) -> str:
-        """For counting."""
+        """The name under which an answer is counted."""
         return self.error or str(self.status)
 
 
@@ -103,38 +102,27 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        """Base URL."""
+        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         """Start it, on the port that it had if it had one. Raises ProcessError."""
         self._starts += 1
-        words = [
-            sys.executable,
-            "-m",
-            "loadtest.faults.upstream.process",
-            "--name",
-            self.name,
-            "--port",
-            str(self.port),
-        ]
+        words = ["-m", "loadtest.faults.upstream.process", "--name", self.name, "--port", str(self.port)]
+        words = [sys.executable, *words]
         process = await self._stack.enter_async_context(started(f"{self.name}.{self._starts}", words, self._folder))
         self.process = process
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not (said := _READY.search(process.output.read_text())):
-            if not process.running or time.monotonic() > deadline_s:
-                raise process.error("did not come up")
-            await asyncio.sleep(0.02)
+        (said,) = await process.said(_READY)
         self.port = int(said[1])
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", int(said[2]), limit=LINE_BYTES_MAX)
 
     async def kill(self) -> None:
-        """kill -9."""
+        """SIGKILL it."""
         await self._hang_up()
         await self.process.kill()
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         await self._hang_up()
         await self._stack.aclose()
 
@@ -167,8 +155,8 @@ class Run:
 
     @property
     def admin_port(self) -> int:
-        """Of warmroute."""
-        said = _LISTENING.search(self.process.output.read_text(errors="replace"))
+        """The port of warmroute's admin listener; 0 if it is not known."""
+        said = LISTENING.search(self.process.output.read_text(errors="replace"))
         return int(said[2]) if said else 0
 
     async def ask(
@@ -181,10 +169,10 @@ class Run:
         max_tokens: int = 8,
         headers: dict[str, str] | None = None,
         **marks: object,
-    ) -> Answer:
+    ) -> FaultAnswer:
         """One request; what goes wrong is in the answer. `marks` are for the replica (see
         faults/upstream/process.py)."""
-        found = Answer(str(next(self._numbers)))
+        found = FaultAnswer(str(next(self._numbers)))
         marker = " ".join(f"{key}={value}" for key, value in {"id": found.id, **marks}.items())
         shape = answers.APIS[api]
         body = shape.request(f"[[{marker}]] {text or f'question {found.id}'}", stream=stream, tokens=max_tokens)
@@ -210,7 +198,7 @@ class Run:
         return sorted(found, key=lambda record: record["came_s"])
 
     async def all(self, do: str, **fields: Any) -> None:  # noqa: ANN401 - JSON of any kind
-        """The same command to all replicas."""
+        """Send a command to all replicas."""
         for upstream in self.upstreams:
             await upstream.tell(do, **fields)
 
@@ -261,7 +249,7 @@ class Bench:
             router = self.router
             if self.ours:
                 router = rivals.Rival(router.name, (*router.command, *QUICK, *flags))
-            port = rivals.free_port()
+            port = free_port()
             words = router.words(port, list(urls) or [u.url for u in upstreams], self.folder)
             process = await stack.enter_async_context(started(router.name, words, self.folder))
             bearer = {"Authorization": f"Bearer {key}"} if key else None
@@ -287,13 +275,13 @@ class Bench:
         await asyncio.sleep(SETTLE_S)
         await run.all("clear")
 
-    async def _listens(self, run: Run) -> Answer:
+    async def _listens(self, run: Run) -> FaultAnswer:
         status, _ = await run.page("/readyz" if self.ours else "/health")
-        return Answer("", status=status)
+        return FaultAnswer("", status=status)
 
 
-async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[Answer]]) -> list[Answer]:
-    """So many requests, begun at this rate whether or not others were answered; all answers, in order."""
+async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
+    """The answers to so many requests, in order; requests begin at this rate, whatever was answered."""
     began_s = time.monotonic()
     tasks = []
     for i in range(requests):
@@ -302,9 +290,9 @@ async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[An
     return list(await asyncio.gather(*tasks))
 
 
-async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[Answer]]) -> list[Answer]:
-    """So many requests, not more than so many at a time; all answers, in order."""
-    numbers, found = iter(range(requests)), list[tuple[int, Answer]]()
+async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
+    """The answers to so many requests, in order; at most `concurrency` are in flight at a time."""
+    numbers, found = iter(range(requests)), list[tuple[int, FaultAnswer]]()
 
     async def lane() -> None:
         for i in numbers:
@@ -314,7 +302,7 @@ async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitabl
     return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
 
 
-def kinds(found: Sequence[Answer]) -> dict[str, int]:
+def kinds(found: Sequence[FaultAnswer]) -> dict[str, int]:
     """What was not fine, counted by kind."""
     counted: dict[str, int] = {}
     for answer in found:
@@ -331,7 +319,7 @@ def row(
     *,
     ok: bool | None = None,
     slack: float | None = None,
-    found: Sequence[Answer] = (),
+    found: Sequence[FaultAnswer] = (),
     note: str = "",
 ) -> Row:
     """A row that is met when `got` is at most what is expected, unless `ok` says; with a slack it is a time, which

@@ -58,7 +58,7 @@ async def measure(
 
 
 def _named(bench: Bench, rows: list[Row]) -> list[Row]:
-    """With the router's name; where times are not judged, those that came are neither met nor missed."""
+    """The rows with the router's name; where times are not judged, a row of a time is neither met nor missed."""
     for row in rows:
         row.router = bench.router.name
         if bench.scale.counts and row.timed and row.ok:
@@ -67,7 +67,7 @@ def _named(bench: Bench, rows: list[Row]) -> list[Row]:
 
 
 async def _tries(bench: Bench, goal: int, rows: Rows) -> list[Row]:
-    """Where only times were missed it is tried again, so that a busy moment is not a finding."""
+    """The rows of a goal; if only times were missed it is tried again, so that a busy moment is not a finding."""
     best = await _once(bench, goal, rows)
     for _ in range(TRIES - 1 if bench.ours else 0):
         missed = [row for row in best if row.ok is False]
@@ -112,7 +112,8 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
 
 
 def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
-    """Who is looked at, warmroute first; nginx knows nothing of LLMs, and the soak is about ours."""
+    """The routers that are tested, warmroute first; nginx knows nothing of LLMs, and the soak is for warmroute
+    alone."""
     ours = [] if options.only_rivals else [rivals.ours(flags=options.flag)]
     given = list(map(rivals.custom, options.rival))
     if options.soak is not None or options.no_rivals:

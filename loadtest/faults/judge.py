@@ -51,7 +51,8 @@ def finished(data: Any) -> bool:  # noqa: ANN401 - JSON of any kind
 
 
 def verdict(api: str, body: bytes, error: str) -> str:
-    """Of a stream that did not finish: `honest`, or what was done instead. `error`: what broke it at the client."""
+    """How a stream ended that did not finish: `honest`, or what the router did instead. `error`: what broke it at the
+    client."""
     whole, rest = events(body)
     if any(finished(data) for _, data in whole):
         return "invented"

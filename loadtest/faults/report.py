@@ -15,14 +15,14 @@ Cases = dict[tuple[str, str], Row]
 
 
 def verdict(row: Row) -> str:
-    """In a word or two."""
+    """The verdict on a row in a word or two."""
     if row.ok is None and row.timed and row.got is not None:
         return "not judged"
     return "n/a" if row.ok is None else "ok" if row.ok else "MISSED"
 
 
 def number(value: float | None) -> str:
-    """As short as it can be said."""
+    """A number as short as it can be written."""
     return "-" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".") if value % 1 else f"{value:,.0f}"
 
 
@@ -51,13 +51,13 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
         own = [row for row in rows if row.router == router]
         console.print(f"{router}: {kept(own)} rows as promised", highlight=False)
     for row in rows:
-        if row.ok is False and row.router == OURS:  # it decides: so that it is found at the end of a log
+        if row.ok is False and row.router == OURS:  # said last, where a log is read first
             said = f"missed: goal {row.goal}: {row.case}: {number(row.got)} for {number(row.expected)}."
             console.print(f"{said} {row.note or ''}".rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
 def kept(rows: Iterable[Row]) -> str:
-    """How many, of those that apply."""
+    """The number of rows that were kept, of those that apply."""
     judged = [row.ok for row in rows if row.ok is not None]
     return f"{sum(judged)} of {len(judged)}"
 

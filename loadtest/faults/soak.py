@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from loadtest.common.processes import rss_mb
 from loadtest.common.report import Row
-from loadtest.faults.bench import Answer, Bench, Run, Upstream, at_rate, row, until
+from loadtest.common.usage import rss_mb
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, at_rate, row, until
 from loadtest.faults.rows.leaving import at_rest, gauges, request
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID
@@ -80,7 +80,7 @@ class Soak:
         if draw < DEAF:
             await self._deaf(f"deaf{chance.getrandbits(40)}")
             return
-        answer: Answer = await self._run.ask(
+        answer: FaultAnswer = await self._run.ask(
             api=chance.choice(list(answers.APIS)),
             stream=chance.random() < 0.7,
             text="words " * chance.choice((5, 50, 5_000)),
@@ -162,7 +162,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def slope(samples: list[float], seconds_s: float) -> float | None:
-    """By how much the last third is above the first after the warm-up, told for RSS_SLOPE_PER_S of time."""
+    """Growth of the last third over the first after the warm-up, scaled to RSS_SLOPE_PER_S of time."""
     steady = samples[int(WARM_PART * len(samples)) :]
     third = len(steady) // 3
     if third < 2:
@@ -176,11 +176,11 @@ async def _as_before(run: Run, fds: int) -> bool:
     with suppress(OSError):
         held = len(os.listdir(f"/proc/{run.process.pid}/fd"))  # noqa: PTH208 - a folder of the kernel's
         return held <= fds + FDS_MAX and all([(await run.ask()).ok for _ in range(2 * REPLICAS)])
-    return True  # it has ended, which is told apart
+    return True  # the end of the process is reported apart
 
 
 async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
-    """The rows."""
+    """The rows of a soak of so many seconds."""
     bench.only_ours("its gauges and its log are looked at")
     async with bench.running(REPLICAS, FLAGS) as run:
         pid = run.process.pid

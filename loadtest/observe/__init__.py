@@ -1,1 +1,5 @@
-"""What can be seen, and by whom: the story of one conversation, and the side channel of a shared cache."""
+"""What can be seen, and by whom.
+
+story  agents whose release dates their prompts (agents), and what the observatory says of that
+sidechannel  whether a tenant finds out by time what another tenant has asked
+"""

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 
 
-class Clock(StrEnum):
-    """Where a release of the coding agent tells the time."""
+class ReleaseClock(StrEnum):
+    """The place at which a release of the coding agent tells the time."""
 
     NOWHERE = "nowhere"
-    TOP = "top"  # of the system prompt
-    END = "end"  # of the newest message
+    TOP = "top"  # at the beginning of the system prompt
+    END = "end"  # at the end of the newest message
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Agent:
     tells_time: bool = False
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Its tools, as the chat API takes them."""
+        """The agent's tools, as the chat API takes them."""
         return [_tool(*tool) for tool in self.tools]
 
 
@@ -103,16 +103,7 @@ _SERVICE = (
     "End with one sentence that says what happens next, and by when.",
 )
 _MODULES = (
-    "billing",
-    "ledger",
-    "accounts",
-    "search",
-    "exports",
-    "webhooks",
-    "sessions",
-    "reports",
-    "invoices",
-    "quotas",
+    *("billing", "ledger", "accounts", "search", "exports", "webhooks", "sessions", "reports", "invoices", "quotas"),
 )
 _VERBS = ("parse", "load", "merge", "retry", "round", "render", "expire", "verify", "batch", "resolve")
 _TASKS = (
@@ -191,12 +182,12 @@ SERVICE = Agent(
     turns_max=5,
 )
 SHARES = {CODER: 7, REVIEWER: 1, SERVICE: 2}
-"""Of ten conversations."""
+"""The share of each agent, of ten conversations."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One of them: `bodies` are its requests, each with the answer before it and what came of that."""
+    """A conversation. `bodies` are its requests, each with the answer before it and what came of that answer."""
 
     agent: Agent
     rng: random.Random
@@ -206,16 +197,16 @@ class Conversation:
 
     @classmethod
     def begun(cls, rng: random.Random, model: str, answer_tokens: int) -> Conversation:
-        """One of an agent by its share."""
+        """A new conversation of an agent, drawn by SHARES."""
         agent = rng.choices(list(SHARES), list(SHARES.values()))[0]
         return cls(agent, rng, model, answer_tokens)
 
     def turns(self) -> int:
-        """How many requests it has."""
+        """The number of its requests."""
         return self.rng.randint(max(2, self.agent.turns_max // 2), self.agent.turns_max)
 
-    def next_body(self, clock: Clock) -> tuple[bytes, str]:
-        """Its next request, by the release of the day, and the step that it is."""
+    def next_body(self, clock: ReleaseClock) -> tuple[bytes, str]:
+        """The next request, as the current release sends it, and the name of its step."""
         agent, rng = self.agent, self.rng
         first = not self._messages
         if first:
@@ -223,10 +214,10 @@ class Conversation:
             self._messages.append({"role": "system", "content": f"{agent.instructions}\n\n{notes}".strip()})
         self._messages += [{"role": "user", "content": self._task()}] if first else self._worked()
         told = f"Current time: {datetime.now(UTC).isoformat(timespec='milliseconds')}"
-        if clock is Clock.END and agent.tells_time:
+        if clock is ReleaseClock.END and agent.tells_time:
             self._messages[-1]["content"] += f"\n{told}"
         messages = self._messages
-        if clock is Clock.TOP and agent.tells_time:
+        if clock is ReleaseClock.TOP and agent.tells_time:
             messages = [{"role": "system", "content": f"{told}\n\n{messages[0]['content']}"}, *messages[1:]]
         body = {"model": self.model, "messages": messages, "max_tokens": self.answer_tokens}
         if agent.tools:

@@ -21,8 +21,9 @@ from typing import cast
 
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
-from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.request import Request as EngineRequest
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Limits
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.placement.policies import POLICIES
@@ -37,9 +38,9 @@ REPLICAS = 4
 PROBES = 2_000
 PROMPT_TOKENS = 512, 4_096
 OUTPUT_TOKENS = 4
-JITTER_S = 0.002  # of the network, one standard deviation
+JITTER_S = 0.002  # one standard deviation of network delay
 KV_TOKENS = 65_536
-AUC_MAX, AUC_BLIND = 0.55, 0.95  # with isolation at most; without it at least
+AUC_MAX, AUC_BLIND = 0.55, 0.95  # most area under the curve with isolation, least without
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Probe:
     cached_tokens: int
 
 
-class World:
+class SharedRouter:
     """A router, its replicas, and two tenants."""
 
     def __init__(self, *, isolated: bool, seed: int) -> None:
@@ -84,7 +85,7 @@ class World:
         self._victim, self._curious = (Caller(name, tenant=Tenant(name, isolated=isolated)) for name in names)
 
     def close(self) -> None:
-        """Stop its thread."""
+        """Stop the reader's thread."""
         self._reader.close()
 
     async def probe(self) -> Probe:
@@ -130,12 +131,12 @@ def _ignore(*_: object) -> None:
 
 
 async def _no_page(_: str) -> None:
-    """There are no pages."""
+    """No page is shown."""
 
 
 async def probes(count: int, *, isolated: bool, seed: int = 1) -> list[Probe]:
-    """So many looks, in a world of their own."""
-    world = World(isolated=isolated, seed=seed)
+    """So many probes of a router of their own."""
+    world = SharedRouter(isolated=isolated, seed=seed)
     try:
         return [await world.probe() for _ in range(count)]
     finally:

@@ -29,24 +29,24 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import flags
-from loadtest.common.children import ChildError, engines, router
 from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, ReplayError
-from loadtest.common.report import Row, percentile, print_report, write_json
-from loadtest.observe.agents import Clock, Conversation
+from loadtest.common.processes import ProcessError, engines, router
+from loadtest.common.report import Row, percentile, print_report, quantiles, write_json
+from loadtest.observe.agents import Conversation, ReleaseClock
 
 HOST = "127.0.0.1"
 MODEL = "qwen3-32b"
 CALIBRATION = "qwen3-32b-2xh100"
 PHASE_S_MAX = 55.0  # three of them stay under three minutes
 THINK_S = (0.5, 3.0)
-SETTLING = 1 / 3  # of a phase
+SETTLING = 1 / 3  # the first part of a phase, which is not judged
 TIMEOUT_S = 120.0
 READ_BUFFER_BYTES = 1 << 18
 BAR_CELLS = 30
 PICTURE = (1280, 800)  # pixels; it is as high as what stands above the table of replicas
 SETTLED_S = 4.0  # the page asks every two seconds
 END_OF_MAP = "return Math.ceil(document.querySelector('#map').closest('section').getBoundingClientRect().bottom) + 16"
-PHASES = {"before": Clock.NOWHERE, "broken": Clock.TOP, "mended": Clock.END}
+PHASES = {"before": ReleaseClock.NOWHERE, "broken": ReleaseClock.TOP, "mended": ReleaseClock.END}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class StorySettings:
     """Conversations at a time; one that ends is followed by another."""
     phase_s: float = 50.0
     point_s: float = 10.0
-    """Of the timeline."""
+    """Width of a point of the timeline."""
     requests_max: int = 5_000
     time_scale: float = 1.0
     kv_tokens: int = 307_328
@@ -68,7 +68,7 @@ class StorySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class StoryRequest:
     """One request and its answer; times are since the beginning."""
 
     phase: str
@@ -83,7 +83,7 @@ class Story:
     """One run against one router."""
 
     def __init__(self, settings: StorySettings, console: Console) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[StoryRequest] = []
         self._settings = settings
         self._console = console
         self._phase = "before"
@@ -105,7 +105,7 @@ class Story:
                 agent.cancel()
 
     def phases(self) -> list[str]:
-        """In their order."""
+        """The names of the phases, in order."""
         return [phase for phase in PHASES if phase != "mended" or self._settings.mend]
 
     def rows(self) -> list[Row]:
@@ -146,7 +146,7 @@ class Story:
         self._prompts.add(body)
         headers = {"Content-Type": "application/json", "x-warmroute-step": step}
         answer = await client.send(body, time.perf_counter(), headers)
-        self.sent.append(Sent(phase, sent_s, self._now_s(), answer, replay))
+        self.sent.append(StoryRequest(phase, sent_s, self._now_s(), answer, replay))
 
     def _row(self, number: int, phase: str) -> Row:
         settings = self._settings
@@ -166,9 +166,7 @@ class Story:
             requests=len(sent),
             errors=sum(bool(a.failure) and not a.rejected for a in answers),
             rejected=sum(a.rejected for a in answers),
-            ttft_p50_s=percentile(ttfts, 50),
-            ttft_p90_s=percentile(ttfts, 90),
-            ttft_p99_s=percentile(ttfts, 99),
+            **quantiles("ttft", ttfts),
             token_hit_rate=hit,
             genuine_hit_rate=None if hit is None or replayed is None else hit - replayed,
             replay_hit_rate=replayed,
@@ -176,14 +174,14 @@ class Story:
         )
 
 
-def _rate(sent: Sequence[Sent], *, replays_only: bool = False) -> float | None:
-    """Of prompt tokens, those that were found; None where nothing was asked."""
+def _rate(sent: Sequence[StoryRequest], *, replays_only: bool = False) -> float | None:
+    """The share of prompt tokens that were found cached; None without requests."""
     tokens = sum(each.answer.prompt_tokens for each in sent)
     found = sum(each.answer.cached_tokens or 0 for each in sent if each.replay or not replays_only)
     return found / tokens if tokens else None
 
 
-def _point(phase: str, at_s: float, sent: Sequence[Sent], time_scale: float) -> str:
+def _point(phase: str, at_s: float, sent: Sequence[StoryRequest], time_scale: float) -> str:
     """A line of the timeline."""
     rate = _rate(sent)
     ttfts = [each.answer.ttft_s * time_scale for each in sent if each.answer.ttft_s is not None]
@@ -201,7 +199,7 @@ def _s(values: Sequence[float], percent: float) -> str:
 
 
 async def advised(session: aiohttp.ClientSession, admin_url: str) -> list[dict[str, Any]]:
-    """Its advice, most costly first. Raises ReplayError."""
+    """The router's advice, most costly first. Raises ReplayError."""
     async with session.get(f"{admin_url}/admin/advice") as response:
         if response.status != 200:
             raise ReplayError(f"{admin_url}/admin/advice answered {response.status}")
@@ -297,17 +295,8 @@ async def story(options: argparse.Namespace, command: str, driver: Any = None) -
 async def serving(settings: StorySettings, port: int, admin_port: int) -> AsyncIterator[tuple[str, str]]:
     """Replicas and a router that may quote prompts; yields its URL and its admin URL."""
     async with (
-        engines(
-            replicas=settings.replicas,
-            host=HOST,
-            model=MODEL,
-            calibration=CALIBRATION,
-            kv_tokens=settings.kv_tokens,
-            time_scale=settings.time_scale,
-        ) as urls,
-        router(
-            urls, policy="warm", host=HOST, port=port, admin_port=admin_port, settings=("observatory.excerpts=true",)
-        ) as both,
+        engines(settings.replicas, MODEL, CALIBRATION, settings.kv_tokens, settings.time_scale) as urls,
+        router(urls, policy="warm", port=port, admin_port=admin_port, settings=("observatory.excerpts=true",)) as both,
     ):
         yield both
 
@@ -333,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return uvloop.run(_until_signal(options, " ".join(["story", *arguments])))
-    except (ChildError, ReplayError, OSError) as error:
+    except (ProcessError, ReplayError, OSError) as error:
         print(f"story: {error}", file=sys.stderr)
         return 2
 

@@ -1,1 +1,6 @@
-"""What routers cost beside each other: CPU and time per request and per chunk."""
+"""What routers cost beside each other: CPU and time per request and per chunk.
+
+command, options  the run and its flags      load, bodies      the client and its requests
+report            medians, goals, a chart    upstream, answers  replicas that cost next to nothing
+slow_and_long, workers, observatory  rows of our router alone    profile  our router under cProfile
+"""

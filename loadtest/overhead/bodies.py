@@ -16,11 +16,11 @@ from itertools import count
 from loadtest.overhead.answers import MODEL
 
 PATH = b"/v1/chat/completions"
-CONVERSATIONS = {"mid": (64, 8), "long": (16, 40)}  # how many, and messages of each
+CONVERSATIONS = {"mid": (64, 8), "long": (16, 40)}  # conversations, and messages of each
 SHORT_BYTES = 512
 SIZES = {"short": SHORT_BYTES, "mid": 16 << 10, "long": 200 << 10}
 NUMBER = b"%012d"
-MARK = "#" * 12  # where the number goes
+MARK = "#" * 12  # stands where the number of the request goes
 _WORDS = (
     *("cache", "prefix", "block", "token", "router", "replica", "batch", "stream", "prompt", "answer", "memory"),
     *("tensor", "kernel", "scheduler", "value", "the", "of", "and", "to", "is"),
@@ -73,7 +73,7 @@ def conversation(name: int, size: int, messages: int) -> Template:
 
 
 def templates(case: str) -> list[Template]:
-    """Those of a case without streams, asked in turns."""
+    """The requests of a case without streams, asked in turns."""
     if case not in CONVERSATIONS:
         return [single(SIZES[case])]
     number, messages = CONVERSATIONS[case]

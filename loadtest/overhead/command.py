@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import gc
 import pstats
-import re
 import shlex
 import signal
 import sys
@@ -33,8 +32,9 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.common.processes import Process, ProcessError, rss_mb, started
+from loadtest.common.processes import READY, START_TIMEOUT_S, Process, ProcessError, free_port, started
 from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.usage import rss_mb
 from loadtest.overhead import answers, bodies, observatory, slow_and_long, workers
 from loadtest.overhead.load import (
     Address,
@@ -49,19 +49,19 @@ from loadtest.overhead.load import (
     until,
 )
 from loadtest.overhead.options import parser
-from loadtest.overhead.report import CASES, EXTRAS, Case, Turn, goals, print_report, row_of, write_chart
+from loadtest.overhead.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
-START_TIMEOUT_S, READY_EVERY_S = 60.0, 0.05
+READY_EVERY_S = 0.05
 WARM_S, IDLE_S = 0.5, 0.3
 PROBES_S = 1.5  # times to the first event, 160 a second
 LONG_PROMPTS_S = 4.0
-PAGE_WIDTH = 120  # where there is no terminal
+PAGE_WIDTH = 120  # columns of the table where there is no terminal
 NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The cases and routers that are measured, and how long."""
 
     cases: tuple[str, ...]
     routers: tuple[rivals.Rival, ...]
@@ -70,31 +70,31 @@ class Plan:
     window_s: float
     rate_per_s: float
     flags: tuple[str, ...] = ()
-    """Of `warmroute serve`, where it is started apart from `routers`."""
+    """Flags of `warmroute serve` where it is started apart from `routers`."""
     slack: float = 0.0
     again: bool = False
     """Whether what misses its goal is measured in as many rounds again."""
 
 
-class Bench:
+class OverheadBench:
     """The upstream that runs, and what was measured so far."""
 
     def __init__(self, plan: Plan, folder: Path, urls: Sequence[str]) -> None:
         self._plan, self._folder, self.urls = plan, folder, urls
         self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
         self._direct: dict[tuple[int, str], Measured] = {}
-        self.turns: dict[tuple[str, str], list[Turn]] = {}
+        self.turns: dict[tuple[str, str], list[CaseRun]] = {}
         self.extras: list[Row] = []
         self.absent: dict[str, str] = {}
 
     @property
     def replicas(self) -> list[Address]:
-        """Where the upstream listens."""
+        """The addresses at which the upstream listens."""
         return [("127.0.0.1", int(url.rpartition(":")[2])) for url in self.urls]
 
     @property
     def steps(self) -> int:
-        """How many cases are measured in all."""
+        """The number of cases that are measured in all."""
         plan, extras = self._plan, self._extras
         of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
         of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
@@ -117,12 +117,12 @@ class Bench:
         missed = {row.case for row in self.rows() if row.ok is False} if self._plan.again else set()
         last = max((at + 1 for at, case in enumerate(self._cases) if case.name in missed), default=0)
         for turn in range(rounds, 2 * rounds if last else rounds):
-            await self._round(turn, self._cases[:last], lambda: None)  # behind the same cases as before
+            await self._round(turn, self._cases[:last], lambda: None)  # the case comes after the same cases as before
         for name in self._extras:
             self.extras += await self._extra(name, lambda: told(next(also)))
 
     async def _round(self, turn: int, cases: Sequence[Case], told: Callable[[], None]) -> None:
-        """These cases at all routers, which take turns to be first. `told` after each."""
+        """Measure these cases at all routers, which take turns to be first; `told` is called after each."""
         for case in cases:
             if case.streams:
                 self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
@@ -163,14 +163,14 @@ class Bench:
         return await workers.replayed(number, self._plan.flags)
 
     async def _turn(self, router: rivals.Rival, turn: int, cases: Sequence[Case]) -> None:
-        """These cases of one router in one round; a rival that does not come up is left out from then on."""
+        """Measure these cases at one router in one round; a rival that does not start is left out from then on."""
         if router.name in self.absent:
             return
         try:
             async with self.running(router) as (address, process):
                 for case in cases:
                     measured = await self.measure(case, [address], process)
-                    found = Turn(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
+                    found = CaseRun(measured, self._direct.get((turn, case.name)), rss_mb(process.pid))
                     self.turns.setdefault((router.name, case.name), []).append(found)
         except (ProcessError, rivals.RivalError) as error:
             if router.name == rivals.OURS:
@@ -200,7 +200,7 @@ class Bench:
     @asynccontextmanager
     async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[Address, Process]]:
         """The router, once it answers. Raises ProcessError, RivalError."""
-        address = ("127.0.0.1", rivals.free_port())
+        address = ("127.0.0.1", free_port())
         async with started(router.name, router.words(address[1], self.urls, self._folder), self._folder) as process:
             await self._ready(process, address)
             await asyncio.sleep(IDLE_S)
@@ -232,15 +232,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(plan: Plan) -> AsyncIterator[Bench]:
+async def bench(plan: Plan) -> AsyncIterator[OverheadBench]:
     """A bench with its upstream; everything is stopped with the block."""
     words = ["-m", "loadtest.overhead.upstream", "--replicas", str(plan.replicas), "--rate", str(plan.rate_per_s)]
     with tempfile.TemporaryDirectory(prefix="warmroute-overhead-") as temporary:
         folder = Path(temporary)
         async with started("upstream", [sys.executable, *words], folder) as process:
-            output = process.output
-            await until(lambda: output.read_text().count("\n") >= plan.replicas, START_TIMEOUT_S, "no upstream")
-            yield Bench(plan, folder, re.findall(r"ready (\S+)", output.read_text()))
+            yield OverheadBench(plan, folder, [said[1] for said in await process.said(READY, plan.replicas)])
 
 
 async def measure(plan: Plan, console: Console) -> list[Row]:

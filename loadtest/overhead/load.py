@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.common.processes import Spent, spent, usage
+from loadtest.common.answers import LAST_CHUNK
+from loadtest.common.usage import Spent, spent, usage
 from loadtest.overhead import answers, bodies
 
 ANSWER_TIMEOUT_S = 20.0
@@ -68,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._tally = tally
         self._transport: asyncio.Transport
         self._pieces: list[bytes] = []
-        self._left = 0  # of a body with a length
+        self._left = 0  # bytes to come of a body with a length
         self._in_head = True
         self._expected: bytes | None = None
         self.done: Callable[[str | None], None] = lambda _: None
@@ -111,7 +112,7 @@ class Connection(asyncio.Protocol):
             self.first_s = time.perf_counter()
         if self._left == _CHUNKED_LEFT:
             self._tally.events += data.count(b"\n\n")
-            if data.endswith(answers.LAST_CHUNK) or (len(data) < 5 and self._ends()):
+            if data.endswith(LAST_CHUNK) or (len(data) < 5 and self._ends()):
                 self._finish(self._wrong())
         else:
             self._left -= len(data)
@@ -119,7 +120,7 @@ class Connection(asyncio.Protocol):
                 self._finish(self._wrong())
 
     def _ends(self) -> bool:
-        return b"".join(self._pieces[-5:]).endswith(answers.LAST_CHUNK)
+        return b"".join(self._pieces[-5:]).endswith(LAST_CHUNK)
 
     def _head(self) -> None:
         data = b"".join(self._pieces)
@@ -248,7 +249,8 @@ async def closed_loop(address: Address, load: Loop, pid: int, first: int) -> Mea
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """So many streams at a time, how long they are measured and then probed, events a second of each, time to begin."""
+    """A load of streams: how many at a time, how long they are measured and then probed, events a second of each, time
+    to begin."""
 
     number: int
     window_s: float

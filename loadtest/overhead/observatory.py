@@ -8,17 +8,16 @@ behind the other.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from statistics import median
 
 from loadtest.common.report import Row
 from loadtest.overhead.load import Measured
+from loadtest.overhead.report import ratio_row
 
 CASES = ("short", "mid", "long")
 RATIO_MAX = 1.05
-PAIRS = 2  # of windows in a round, for each case
+PAIRS = 2  # pairs of windows in a round, for each case
 OFF = ("--set", "observatory.enabled=false")
 ON = (
     *("--set", "observatory.excerpts=true"),
@@ -32,7 +31,7 @@ Measure = Callable[[str], Awaitable[Measured]]
 
 
 def steps(rounds: int) -> int:
-    """How many pairs of windows `rows` needs."""
+    """The number of pairs of windows that `rows` needs."""
     return PAIRS * rounds * len(CASES)
 
 
@@ -51,7 +50,7 @@ async def rows(
         for turn in range(2 * PAIRS * rounds if again else PAIRS * rounds):
             extra = turn >= PAIRS * rounds
             for case in [case for case in CASES if not extra or not row_of(case, pairs[case], slack).ok]:
-                if turn % 2:  # who goes first gains or loses by it
+                if turn % 2:  # the first of a pair has an advantage or a disadvantage, so they take turns
                     second, first = await on(case), await off(case)
                 else:
                     first, second = await off(case), await on(case)
@@ -62,28 +61,6 @@ async def rows(
 
 
 def row_of(case: str, pairs: Sequence[tuple[Measured, Measured]], slack: float) -> Row:
-    """CPU per request with it over that without, round by round; `slack` as a part of the goal."""
-    errors: Counter[str] = Counter()
-    for off, on in pairs:
-        errors += off.errors + on.errors
-    known = [(a, b) for a, b in ((_cpu_us(off), _cpu_us(on)) for off, on in pairs) if a and b]
+    """CPU per request with the observatory over that without, round by round; `slack` as a part of the goal."""
     goal = f"CPU per request with all of the observatory at most {RATIO_MAX:g} x that without"
-    row = Row(
-        workload=f"observatory_{case}",
-        requests=sum(off.requests + on.requests for off, on in pairs),
-        errors=errors.total(),
-        errors_by_kind=dict(errors),
-        goal=goal,
-        expected=RATIO_MAX,
-        ok=False,
-    )
-    if known:
-        row.cpu_us_per_request = round(median(b for _, b in known), 3)
-        row.goal = f"{goal} ({median(a for a, _ in known):.1f} µs)"
-        row.got = round(median(b / a for a, b in known), 3)
-        row.ok = not errors and row.got <= RATIO_MAX * (1 + slack)
-    return row
-
-
-def _cpu_us(measured: Measured) -> float | None:
-    return measured.cpu_s * 1e6 / measured.requests if measured.requests else None
+    return ratio_row(f"observatory_{case}", pairs, goal, RATIO_MAX, slack)

@@ -19,7 +19,7 @@ from loadtest.common.report import Column, Row, percentile, svg_chart
 from loadtest.common.rivals import OURS, RIVALS, YARDSTICK
 from loadtest.overhead.load import Measured
 
-SLACK_TTFT_MS = 10.0  # of absolute allowance, for a slack of 1: the p99 of a second of probes moves by milliseconds
+SLACK_TTFT_MS = 10.0  # allowance at a slack of 1: the p99 of a second of probes varies by milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ TTFT_CASE = "stream100"
 
 
 @dataclass(slots=True)
-class Turn:
+class CaseRun:
     """One case of one router in one round."""
 
     measured: Measured
     direct: Measured | None = None
-    """The same streams without a router, in the same round."""
+    """The streams of the same round without a router."""
     rss_mb: float = 0.0
 
 
@@ -71,7 +71,7 @@ def cpu_us(row: Row) -> float | None:
     return row.cpu_us_per_chunk if row.cpu_us_per_chunk is not None else row.cpu_us_per_request
 
 
-def row_of(router: str, case: Case, turns: Sequence[Turn], replicas: int) -> Row:
+def row_of(router: str, case: Case, turns: Sequence[CaseRun], replicas: int) -> Row:
     """Medians of all rounds; requests and errors are sums."""
     errors: Counter[str] = Counter()
     for turn in turns:
@@ -98,7 +98,39 @@ def row_of(router: str, case: Case, turns: Sequence[Turn], replicas: int) -> Row
     return row
 
 
-def _median(turns: Sequence[Turn], of: Callable[[Turn], float | None]) -> float | None:
+def ratio_row(
+    workload: str,
+    pairs: Sequence[tuple[Measured, Measured]],
+    goal: str,
+    ratio_max: float,
+    slack: float,
+    *,
+    chunks: bool = False,
+) -> Row:
+    """CPU per request, or per chunk, of the second measurement of each pair over that of the first: the median, which
+    must be at most `ratio_max`; `slack` is a part of that."""
+    errors = sum((before.errors + after.errors for before, after in pairs), Counter[str]())
+    row = Row(
+        workload=workload,
+        requests=sum(before.requests + after.requests for before, after in pairs),
+        errors=errors.total(),
+        errors_by_kind=dict(errors),
+        goal=goal,
+        expected=ratio_max,
+        ok=False,
+    )
+    costs = [[_per(m.cpu_s, m.events if chunks else m.requests) for m in pair] for pair in pairs]
+    known = [(before, after) for before, after in costs if before and after]
+    if known:
+        after_us = round(median(after for _, after in known), 3)
+        row.cpu_us_per_chunk, row.cpu_us_per_request = (after_us, None) if chunks else (None, after_us)
+        row.goal = f"{goal} ({median(before for before, _ in known):.1f} µs)"
+        row.got = round(median(after / before for before, after in known), 3)
+        row.ok = not errors and row.got <= ratio_max * (1 + slack)
+    return row
+
+
+def _median(turns: Sequence[CaseRun], of: Callable[[CaseRun], float | None]) -> float | None:
     found = [value for turn in turns if (value := of(turn)) is not None]
     return round(median(found), 3) if found else None
 
@@ -107,7 +139,7 @@ def _per(cpu_s: float, times: int) -> float | None:
     return cpu_s * 1e6 / times if times else None
 
 
-def _added_ms(turn: Turn, percent: float) -> float | None:
+def _added_ms(turn: CaseRun, percent: float) -> float | None:
     """The plain difference: it may be below 0, by noise."""
     through = percentile(turn.measured.ttfts_s, percent)
     direct = percentile(turn.direct.ttfts_s, percent) if turn.direct else None

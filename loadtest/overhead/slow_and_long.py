@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -25,8 +26,10 @@ from statistics import median
 
 import uvloop
 
-from loadtest.common.processes import rss_mb, started
+from loadtest.common.answers import LAST_CHUNK
+from loadtest.common.processes import started
 from loadtest.common.report import Row, percentile
+from loadtest.common.usage import rss_mb
 from loadtest.overhead import answers, bodies
 from loadtest.overhead.load import (
     ANSWER_TIMEOUT_S,
@@ -130,7 +133,7 @@ async def _read_all(client: socket.socket) -> int:
         # A line break at either side of a cut is one that no piece shows.
         events += data.count(b"\n\n") + (end.endswith(b"\n") and data.startswith(b"\n"))
         end = (end + data[-8:])[-8:]
-        if end.endswith(answers.LAST_CHUNK):
+        if end.endswith(LAST_CHUNK):
             break
     return events
 
@@ -166,8 +169,7 @@ async def health_beside_long_prompts(
     tally, times_s = Tally(), list[float]()
     command = [sys.executable, "-m", "loadtest.overhead.slow_and_long", str(address[1]), "--seconds", str(seconds_s)]
     async with Connections([address], HEALTH_LANES, tally) as lanes, started("sender", command, folder) as sender:
-        output = sender.output
-        await until(lambda: b"sending" in output.read_bytes(), ANSWER_TIMEOUT_S, "the sender did not start")
+        await sender.said(re.compile("sending"), timeout_s=ANSWER_TIMEOUT_S)
         idle = list(lanes)
         for lane in lanes:
             lane.done = lambda _, lane=lane: answered(lane)  # type: ignore[misc]
@@ -183,7 +185,7 @@ async def health_beside_long_prompts(
             due_s += HEALTH_EVERY_S
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         await until(lambda: not sender.running, SENDER_GRACE_S, "prompts of 8 MB were not answered")
-        said = json.loads(output.read_text().splitlines()[-1])
+        said = json.loads(sender.output.read_text().splitlines()[-1])
     return times_s, said["done"], {**tally.errors, **said["errors"]}
 
 

@@ -19,14 +19,14 @@ import re
 import time
 from collections.abc import Sequence
 
-import uvloop
-
+from loadtest.common.answers import LAST_CHUNK, NOT_FOUND, plain
+from loadtest.common.processes import until_stopped
 from loadtest.overhead import answers
 
 RATE_PER_S = 30.0  # events a second of one stream: what a busy engine gives
 SLOT_S = 0.001  # the resolution of libuv's timers
 LATE_SLOTS_MAX = 200  # a longer stall is not made up for
-ENDS_BYTES = 4_096  # of a body, where its settings are looked for
+ENDS_BYTES = 4_096  # bytes at each end of a body in which its settings are looked for
 HEAD_BYTES_MAX = 64 << 10
 BACKLOG = 1_024
 READY = "ready http://{host}:{port}"
@@ -43,12 +43,12 @@ class Wheel:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rate_per_s: float) -> None:
         self._loop = loop
-        self._slots: list[dict[Replica, None]] = [{} for _ in range(max(1, round(1 / rate_per_s / SLOT_S)))]
+        self._slots: list[dict[CheapReplica, None]] = [{} for _ in range(max(1, round(1 / rate_per_s / SLOT_S)))]
         self._streams = self._turn = self._at = 0
         self._ticking = False
         self._began_s = 0.0
 
-    def add(self, stream: Replica) -> int:
+    def add(self, stream: CheapReplica) -> int:
         """Hang a stream into the next slot in turn; returns which."""
         self._turn = (self._turn + 7) % len(self._slots)  # streams that begin together do not come by together
         self._slots[self._turn][stream] = None
@@ -58,7 +58,7 @@ class Wheel:
             self._loop.call_later(SLOT_S, self._tick)
         return self._turn
 
-    def remove(self, stream: Replica, slot: int) -> None:
+    def remove(self, stream: CheapReplica, slot: int) -> None:
         """Take a stream out."""
         if self._slots[slot].pop(stream, self) is None:
             self._streams -= 1
@@ -84,13 +84,13 @@ class Written:
         self.paths: dict[str, int] = {}
 
 
-class Replica(asyncio.Protocol):
+class CheapReplica(asyncio.Protocol):
     """One connection to a replica."""
 
     def __init__(self, wheel: Wheel, written: Written) -> None:
         self._wheel, self._written = wheel, written
         self._transport: asyncio.Transport
-        self._held = b""  # of a head that is not whole, or behind a stream that runs
+        self._held = b""  # bytes of a head that is not whole, or received while a stream runs
         self._head = b""
         self._left = 0  # bytes of a body to come; -1: chunked, so nobody knows
         self._first = self._last = self._before_last = b""
@@ -110,11 +110,11 @@ class Replica(asyncio.Protocol):
         self._flood = 0
 
     def pause_writing(self) -> None:
-        """Nobody reads."""
+        """The client reads too slowly."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """They read again."""
+        """The client reads again."""
         self._paused = False
         self._pour_soon()
 
@@ -146,7 +146,7 @@ class Replica(asyncio.Protocol):
             self._first = data
         if self._left < 0:  # JSON has no bare CR LF, so that what ends like this is the last chunk
             self._before_last, self._last = self._last[-ENDS_BYTES:], data
-            ended = (self._before_last[-len(answers.LAST_CHUNK) :] + data).endswith(answers.LAST_CHUNK)
+            ended = (self._before_last[-len(LAST_CHUNK) :] + data).endswith(LAST_CHUNK)
             rest = b""
         else:
             rest, data = data[self._left :], data[: self._left]
@@ -176,12 +176,12 @@ class Replica(asyncio.Protocol):
         if path in answers.RENDERED:
             self._written.rendered += 1
             page = {"token_ids": [self._written.rendered, *range(31)], "tokens": [self._written.rendered], "count": 32}
-            self._transport.write(answers.plain("200 OK", "application/json", json.dumps(page).encode()))
+            self._transport.write(plain("200 OK", json.dumps(page).encode()))
         elif path == b"/written":
             page = {"flood_bytes": self._written.flood_bytes, "paths": self._written.paths}
-            self._transport.write(answers.plain("200 OK", "application/json", json.dumps(page).encode()))
+            self._transport.write(plain("200 OK", json.dumps(page).encode()))
         else:
-            self._transport.write(answers.PAGES.get(path, answers.NOT_FOUND))
+            self._transport.write(answers.PAGES.get(path, NOT_FOUND))
 
     def _stream(self, ends: bytes) -> None:
         flood, tokens = _FLOOD.search(ends), _TOKENS.search(ends)
@@ -241,7 +241,7 @@ async def serve(host: str, replicas: int, rate_per_s: float) -> None:
     wheel, written = Wheel(loop, rate_per_s), Written()
     servers = []
     for _ in range(replicas):
-        server = await loop.create_server(lambda: Replica(wheel, written), host, 0, backlog=BACKLOG)
+        server = await loop.create_server(lambda: CheapReplica(wheel, written), host, 0, backlog=BACKLOG)
         servers.append(server)
         print(READY.format(host=host, port=server.sockets[0].getsockname()[1]), flush=True)
     await loop.create_future()
@@ -254,11 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=4, metavar="N", help="one port each (4)")
     parser.add_argument("--rate", type=float, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
     options = parser.parse_args(argv)
-    try:
-        uvloop.run(serve(options.host, options.replicas, options.rate))
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return until_stopped(serve(options.host, options.replicas, options.rate))
 
 
 if __name__ == "__main__":

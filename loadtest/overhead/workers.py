@@ -12,25 +12,21 @@ figure is the mean of two runs, and how far those of one worker lie apart is sai
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from importlib import resources
-from statistics import mean, median
+from statistics import mean
 
-import aiohttp
-
-from loadtest.common.children import LISTENING, START_TIMEOUT_S, Child, ChildError, child, engines
 from loadtest.common.client import ReplayError
+from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row
-from loadtest.common.traces import read_trace
+from loadtest.common.traces import shipped_trace
 from loadtest.overhead.load import Measured
-from loadtest.replay.command import ReplaySettings, run_replay
-from loadtest.replay.demo import AGENT, CALIBRATION, HOST, MODEL, REPLICAS, SESSIONS_PER_REPLICA
+from loadtest.overhead.report import ratio_row
+from loadtest.replay.demo import AGENT, REPLICAS, serving
+from loadtest.replay.run import run_replay
 
-NUMBERS = (1, 2)  # of workers, compared
+NUMBERS = (1, 2)  # numbers of workers that are compared
 CASE = "stream300"
 CHUNK_RATIO_MAX = 1.1
 HITS_POINTS_MAX = 1.0
@@ -41,8 +37,7 @@ HITS_POINTS_MAX = 1.0
 WORKLOAD = replace(AGENT, requests=300, time_scale=100.0)
 RUNS = 2
 ON_ITS_OWN = {"Connection": "close"}
-READY_EVERY_S = 0.05
-TIMEOUT_WALL_S = 60.0  # of a request: a slow machine is not what is judged
+TIMEOUT_WALL_S = 60.0  # long enough for any request: a slow machine is not what is judged
 
 TEXT = {
     "workers_chunk": f"{CASE} once more, with one worker and with two",
@@ -55,7 +50,7 @@ TEXT = {
 
 
 def steps(rounds: int) -> int:
-    """How many runs of warmroute `rows` needs."""
+    """The number of runs of warmroute that `rows` needs."""
     return len(NUMBERS) * (rounds + RUNS)
 
 
@@ -88,7 +83,7 @@ async def rows(
 
 
 def _order(turn: int) -> Sequence[int]:
-    """Who goes first gains or loses by it, so they take turns."""
+    """The order in a round: the first has an advantage or a disadvantage, so they take turns."""
     return NUMBERS[::-1] if turn % 2 else NUMBERS
 
 
@@ -97,30 +92,9 @@ def _order(turn: int) -> Sequence[int]:
 
 def chunk_row(one: Sequence[Measured], two: Sequence[Measured], slack: float) -> Row:
     """CPU per chunk with two workers over that with one, round by round; `slack` as a part of the goal."""
-    errors: Counter[str] = Counter()
-    for measured in (*one, *two):
-        errors += measured.errors
-    pairs = [(a, b) for a, b in zip(map(_cpu_us, one), map(_cpu_us, two), strict=True) if a and b]
     goal = f"CPU per chunk with --workers 2 at most {CHUNK_RATIO_MAX:g} x that with 1 worker"
-    row = Row(
-        workload="workers_chunk",
-        requests=sum(measured.requests for measured in (*one, *two)),
-        errors=errors.total(),
-        errors_by_kind=dict(errors),
-        goal=goal,
-        expected=CHUNK_RATIO_MAX,
-        ok=False,
-    )
-    if pairs:
-        row.cpu_us_per_chunk = round(median(b for _, b in pairs), 3)
-        row.goal = f"{goal} ({median(a for a, _ in pairs):.1f} µs)"
-        row.got = round(median(b / a for a, b in pairs), 3)
-        row.ok = not errors and row.got <= CHUNK_RATIO_MAX * (1 + slack)
-    return row
-
-
-def _cpu_us(measured: Measured) -> float | None:
-    return measured.cpu_s * 1e6 / measured.events if measured.events else None
+    pairs = list(zip(one, two, strict=True))
+    return ratio_row("workers_chunk", pairs, goal, CHUNK_RATIO_MAX, slack, chunks=True)
 
 
 def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
@@ -156,59 +130,11 @@ def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
 
 async def replayed(workers: int, flags: Sequence[str]) -> Row:
     """The trace through so many workers, on fresh engines; what cannot be measured is an error of the row."""
-    with resources.as_file(resources.files("loadtest") / "data" / f"{WORKLOAD.trace}.jsonl.gz") as path:
-        trace = read_trace(path, requests_max=WORKLOAD.requests)
-    settings = ReplaySettings(
-        url="",
-        model=MODEL,
-        time_scale=WORKLOAD.time_scale,
-        requests_max=WORKLOAD.requests,
-        sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
-        think_max_s=WORKLOAD.think_max_s,
-        ramp_s=WORKLOAD.ramp_s,
-        output_tokens_max=WORKLOAD.output_tokens_max,
-        timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale,
-        headers=ON_ITS_OWN,
-    )
-    fresh = engines(
-        replicas=REPLICAS,
-        host=HOST,
-        model=MODEL,
-        calibration=CALIBRATION,
-        kv_tokens=WORKLOAD.kv_tokens,
-        time_scale=WORKLOAD.time_scale,
-    )
+    trace = shipped_trace(WORKLOAD.trace, WORKLOAD.requests)
+    settings = WORKLOAD.settings(timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale, headers=ON_ITS_OWN)
+    fresh = serving("warm", WORKLOAD.kv_tokens, WORKLOAD.time_scale, flags=("--workers", str(workers), *flags))
     try:
-        async with fresh as urls, _router(workers, flags, urls) as url:
+        async with fresh as (urls, url, _):
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(urls)))
-    except (ChildError, ReplayError) as error:
+    except (ProcessError, ReplayError) as error:
         return Row(errors=1, errors_by_kind={str(error): 1})
-
-
-@asynccontextmanager
-async def _router(workers: int, flags: Sequence[str], urls: Sequence[str]) -> AsyncIterator[str]:
-    """warmroute's URL, once it is ready; it says on which port. Raises ChildError."""
-    words = ["-m", "router", "serve", "--host", HOST, "--port", "0", "--admin-port", "0", "--workers", str(workers)]
-    words += ["--set", "listen.lame_duck_s=0"]
-    for url in urls:
-        words += ["--replica", url]
-    async with child("warmroute", [*words, *flags]) as process:
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                url = (await process.match(LISTENING))[1]
-                process.started()
-                await _ready(process, url)
-        except TimeoutError:
-            raise process.error(f"was not ready within {START_TIMEOUT_S:g} s") from None
-        yield url
-
-
-async def _ready(process: Child, url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        while process.running:
-            with suppress(aiohttp.ClientError):
-                async with session.get(f"{url}/readyz") as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(READY_EVERY_S)
-    raise process.error("ended before it was ready")

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import resources
 from itertools import takewhile
 from statistics import median
 from typing import Any
 
 from loadtest.common.report import COLUMNS, Row, shown
-from loadtest.common.traces import read_trace
+from loadtest.common.traces import shipped_trace
 from loadtest.pages.markdown import PageError, rows_of, table, where
-from loadtest.replay.demo import FIXED, WORKLOADS, Workload, verdicts
+from loadtest.replay.demo import FIXED, WORKLOADS, DemoWorkload, verdicts
 from loadtest.replay.demo import POLICIES as COMPARED
 
 COMMAND = 'make run ARGS="--exit --json demo.json"'
@@ -74,13 +73,12 @@ def _runs(count: int) -> str:
     return "one run" if count == 1 else f"{count} runs, each figure the median of its own, errors added up"
 
 
-def ceiling(workload: Workload) -> float:
+def ceiling(workload: DemoWorkload) -> float:
     """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
 
     Only for workloads that arrive by the clock: what others send depends on how fast they are answered.
     """
-    with resources.as_file(resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz") as path:
-        trace = read_trace(path, requests_max=workload.requests)
+    trace = shipped_trace(workload.trace, workload.requests)
     seen: set[tuple[str, int]] = set()
     found = total = 0
     for request in (request for session in trace.sessions for request in session.requests):

@@ -1,1 +1,1 @@
-"""A trace over HTTP, and the demo that is made of it."""
+"""A trace over HTTP: `run` sends it and makes the row, `command` is its command line, `demo` compares two policies."""

@@ -17,17 +17,17 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
 
-from loadtest.common.children import ChildError, engines, router
 from loadtest.common.client import ReplayError
+from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
-from loadtest.common.traces import TraceError, read_trace
-from loadtest.replay.command import ReplaySettings, run_replay
+from loadtest.common.traces import TraceError, shipped_trace
+from loadtest.replay.run import ReplaySettings, run_replay
 
 HOST = "127.0.0.1"
 REPLICAS = 4
@@ -40,7 +40,7 @@ MODEL = "sim"
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class DemoWorkload:
     """One workload of the demo. Seconds are simulated."""
 
     name: str
@@ -52,6 +52,22 @@ class Workload:
     ramp_s: float = 0.0
     speed: float = 1.0
     output_tokens_max: int = 512
+
+    def settings(self, **more: Any) -> ReplaySettings:  # noqa: ANN401 - fields of ReplaySettings
+        """The replay of this workload, without its URLs."""
+        return ReplaySettings(
+            url="",
+            model=MODEL,
+            time_scale=self.time_scale,
+            requests_max=self.requests,
+            sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
+            think_max_s=self.think_max_s,
+            ramp_s=self.ramp_s,
+            speed=self.speed,
+            output_tokens_max=self.output_tokens_max,
+            workload=self.name,
+            **more,
+        )
 
     def describe(self) -> str:
         """Everything that is fixed about it, in one line."""
@@ -68,7 +84,7 @@ class Workload:
         )
 
 
-AGENT = Workload(
+AGENT = DemoWorkload(
     name="agent",
     trace="claude_code_sessions",
     requests=300,
@@ -79,13 +95,8 @@ AGENT = Workload(
 )
 WORKLOADS = (
     AGENT,
-    Workload(
-        name="conversation",
-        trace="mooncake_conversation",
-        requests=450,
-        time_scale=25,
-        kv_tokens=KV_TOKENS,
-        speed=2.4,
+    DemoWorkload(
+        name="conversation", trace="mooncake_conversation", requests=450, time_scale=25, kv_tokens=KV_TOKENS, speed=2.4
     ),
     replace(AGENT, name="agent-ample", requests=240, kv_tokens=4 * KV_TOKENS),
 )
@@ -96,30 +107,14 @@ FIXED = (
 )
 
 
-async def run_all(workloads: Sequence[Workload], console: Console) -> list[Row]:
+async def run_all(workloads: Sequence[DemoWorkload], console: Console) -> list[Row]:
     """Every workload under every policy, one after the other."""
     return [await run_one(workload, policy, console) for workload in workloads for policy in POLICIES]
 
 
-async def run_one(workload: Workload, policy: str, console: Console) -> Row:
+async def run_one(workload: DemoWorkload, policy: str, console: Console) -> Row:
     """One workload under one policy, on replicas and a router of its own."""
-    trace_file = resources.files("loadtest") / "data" / f"{workload.trace}.jsonl.gz"
-    with resources.as_file(trace_file) as path:
-        trace = read_trace(path)
-    settings = ReplaySettings(
-        url="",
-        model=MODEL,
-        time_scale=workload.time_scale,
-        requests_max=workload.requests,
-        sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
-        think_max_s=workload.think_max_s,
-        ramp_s=workload.ramp_s,
-        speed=workload.speed,
-        output_tokens_max=workload.output_tokens_max,
-        workload=workload.name,
-        policy=policy,
-        router="warmroute",
-    )
+    trace, settings = shipped_trace(workload.trace), workload.settings(policy=policy, router="warmroute")
     total = min(workload.requests, trace.request_count)
     async with serving(policy, workload.kv_tokens, workload.time_scale) as (replicas, url, _):
         with progress_bar(console, f"{workload.name}, {policy}", total) as progress:
@@ -128,19 +123,12 @@ async def run_one(workload: Workload, policy: str, console: Console) -> Row:
 
 @asynccontextmanager
 async def serving(
-    policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0
+    policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0, flags: Sequence[str] = ()
 ) -> AsyncIterator[tuple[list[str], str, str]]:
     """Fresh replicas and a router; yields the replicas' URLs, the router's and its admin URL."""
     async with (
-        engines(
-            replicas=REPLICAS,
-            host=HOST,
-            model=MODEL,
-            calibration=CALIBRATION,
-            kv_tokens=kv_tokens,
-            time_scale=time_scale,
-        ) as urls,
-        router(urls, policy=policy, host=HOST, port=port, admin_port=admin_port) as (url, admin_url),
+        engines(REPLICAS, MODEL, CALIBRATION, kv_tokens, time_scale) as urls,
+        router(urls, policy=policy, port=port, admin_port=admin_port, flags=flags) as (url, admin_url),
     ):
         yield urls, url, admin_url
 
@@ -184,8 +172,8 @@ async def demo(options: argparse.Namespace, command: str) -> int:
 
 async def stay(options: argparse.Namespace, console: Console) -> None:
     """Replicas at life's own speed and a warm router, until cancelled."""
-    port = free_port(options.port, console)
-    admin_port = free_port(options.admin_port, console)
+    port = free_or_any(options.port, console)
+    admin_port = free_or_any(options.admin_port, console)
     async with serving("warm", KV_TOKENS, 1.0, port, admin_port) as (_, url, admin_url):
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
         console.print(
@@ -201,7 +189,7 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
             console.print("stopping")
 
 
-def free_port(port: int, console: Console) -> int:
+def free_or_any(port: int, console: Console) -> int:
     """The port if nothing listens there, else 0 (any free one) after saying so."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -238,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return uvloop.run(_until_signal(options, " ".join(["warmroute demo", *arguments])))
-    except (ChildError, ReplayError, TraceError, OSError) as error:
+    except (ProcessError, ReplayError, TraceError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 

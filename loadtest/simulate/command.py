@@ -34,14 +34,14 @@ from loadtest.simulate.results import baseline, ladder, sweep
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
-from loadtest.simulate.results.race import Changes, Entrant, Job, race, run_job
+from loadtest.simulate.results.race import Changes, Entrant, RaceJob, race, run_job
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
 SAVED_EVERY_S = 60.0
-WIDTH = 160  # of tables where nobody has a terminal
+WIDTH = 160  # width of tables where there is no terminal
 
 
 class SimulateError(ValueError):
@@ -78,7 +78,7 @@ def _writable(*files: Path | None) -> None:
 # What is run
 
 
-def jobs_of(options: argparse.Namespace) -> list[Job]:
+def jobs_of(options: argparse.Namespace) -> list[RaceJob]:
     """The jobs that were asked for. Raises SimulateError."""
     scenarios = _scenarios(options)
     if options.sweep:
@@ -92,7 +92,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     cells = [
         (name, load) for name in scenarios for load in options.load or (loads_of(name) if options.race else ["at"])
     ]
-    return [Job(name, load, seed, who, changes, trace) for seed in seeds for name, load in cells]
+    return [RaceJob(name, load, seed, who, changes, trace) for seed in seeds for name, load in cells]
 
 
 def _scenarios(options: argparse.Namespace) -> list[str]:
@@ -128,7 +128,7 @@ def _known(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any
             raise SimulateError(f"no {what} {name!r}: there are {', '.join(known)}")
 
 
-def _raced(jobs: Sequence[Job], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
+def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
     """Rows of single runs: those of earlier runs, less those that were run again, and the new ones. A long race is
     saved as it goes."""
     fresh: list[Row] = []

@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command."""
+    """The parser of `python -m loadtest simulate`."""
     made = _Parser(
         prog="loadtest simulate",
         description="Race placement policies over workloads in virtual time.",
@@ -90,7 +90,7 @@ class _Seeds(argparse.Action):
 
 
 def seeds_of(text: str) -> list[int]:
-    """Raises ValueError."""
+    """The seeds of a name in SEEDS, or from one number to another as in `6-8`. Raises ValueError."""
     if text in SEEDS:
         return list(SEEDS[text])
     first, dash, last = text.partition("-")

@@ -11,36 +11,32 @@ from pathlib import Path
 from typing import Protocol
 
 
-class ListenerFiles(Protocol):
-    """The settings `listen.tls_*`."""
+class OwnFiles(Protocol):
+    """Settings that name a certificate of ours."""
 
     @property
     def tls_certificate(self) -> str:
-        """Path of the certificate chain."""
+        """The file of the certificate chain."""
 
     @property
     def tls_key(self) -> str:
-        """Path of the certificate's key; "" if the certificate's file has it."""
+        """The file of its key."""
+
+
+class ListenerFiles(OwnFiles, Protocol):
+    """The settings `listen`, as far as they concern TLS."""
 
     @property
     def tls_client_ca(self) -> str:
-        """Path of the authorities for clients' certificates."""
+        """The file of the authorities that sign clients' certificates."""
 
 
-class ReplicaFiles(Protocol):
-    """The settings `upstream.tls_*`."""
+class ReplicaFiles(OwnFiles, Protocol):
+    """The settings `upstream`, as far as they concern TLS."""
 
     @property
     def tls_ca(self) -> str:
-        """Path of the authorities for replicas' certificates."""
-
-    @property
-    def tls_certificate(self) -> str:
-        """Path of the router's own certificate chain."""
-
-    @property
-    def tls_key(self) -> str:
-        """Path of the certificate's key; "" if the certificate's file has it."""
+        """The file of the authorities that sign replicas' certificates."""
 
 
 def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:

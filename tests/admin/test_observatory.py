@@ -25,10 +25,8 @@ HEAD = "You answer in few words, and never in rhyme. " * 60
 @pytest.fixture
 async def engines() -> AsyncIterator[Engines]:
     """Two of them, quick."""
-    both = Engines(EngineSettings(replicas=2, port=0, time_scale=500.0))
-    await both.start()
-    yield both
-    await both.stop()
+    async with Engines(EngineSettings(replicas=2, port=0, time_scale=500.0)) as both:
+        yield both
 
 
 async def page(client: ClientSession, app: App, name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from router.admin import dashboard
 from router.admin.guard import guarding
 from tests.browser.tab import Tab
+from tests.support.fakes import listening
 from tests.support.observatory_page import HOSTILE, empty, observatory
 
 LIVE = "return document.querySelector('#status').dataset.state === 'live'"
@@ -53,10 +54,7 @@ class Admin:
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[guarding(lambda: self.token, "127.0.0.1")])
         app.add_routes([*dashboard.routes(), web.get("/admin/observatory", self._answer)])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._runner, self.port = await listening(app, self.port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.common.children import engines
+from loadtest.common.processes import engines
 from router.app import App
 from tests.browser.tab import Tab
 from tests.support.fakes import running

@@ -200,7 +200,7 @@ async def test_the_first_token_of_a_response_is_not_its_first_event(
     async def created_then_waits(fake: FakeEngine, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        pieces = [piece.replace(b'"id": "x"', b'"id": "resp_1"') for piece in response_events()]
+        pieces = [piece.replace(b'"id":"x"', b'"id":"resp_1"') for piece in response_events()]
         await response.write(b"".join(pieces[:2]))
         await engine.go_on.wait()
         for piece in pieces[2:]:

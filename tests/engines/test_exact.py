@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession
 
 from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
-from loadtest.engine.model import Limits
+from loadtest.engine.step import Limits
 from router.app import App
 from router.core.facts.placements import Grade
 from tests.support import fakes

@@ -358,3 +358,19 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         pass
     finally:
         writer.close()
+
+
+async def spliced(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, pipes: set[asyncio.Task[None]]
+) -> bool:
+    """Pass bytes both ways between a connection and this port, as a load balancer does, in tasks that are in `pipes`
+    until they end. False where nobody listens on the port."""
+    try:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    for pair in ((reader, far_writer), (far_reader, writer)):
+        pipe = asyncio.create_task(pass_on(*pair))
+        pipes.add(pipe)
+        pipe.add_done_callback(pipes.discard)
+    return True

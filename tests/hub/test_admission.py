@@ -30,6 +30,15 @@ async def until(app: App, waiting: int) -> None:
         await asyncio.sleep(0.002)
 
 
+async def all_leave(app: App, leaving: list[asyncio.Task[Any]], waiting: int) -> None:
+    """These clients leave; return when only so many wait."""
+    for each in leaving:
+        each.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    async with asyncio.timeout(60):
+        await until(app, waiting)
+
+
 async def asked(client: ClientSession, app: App, **more: Any) -> tuple[int, Any, dict[str, str]]:
     """Status, body and headers of an answer."""
     async with client.post(app.url + CHAT, json={**BODY, **more}) as response:
@@ -105,11 +114,7 @@ async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, eng
         await until(app, 20)
         stays = asyncio.create_task(asked(client, app))
         await until(app, 21)
-        for each in leaving:
-            each.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
-        async with asyncio.timeout(60):
-            await until(app, 1)
+        await all_leave(app, leaving, 1)
         engine.go_on.set()
         assert [(await each)[0] for each in (first, stays)] == [200, 200]
         assert len(engine.seen) == 2
@@ -220,11 +225,7 @@ async def test_a_client_that_leaves_while_held_is_gone(client: ClientSession, en
     async with running(engine) as app:
         leaving = [asyncio.create_task(asked(client, app)) for _ in range(9)]
         await until(app, 9)
-        for each in leaving:
-            each.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
-        async with asyncio.timeout(60):
-            await until(app, 0)
+        await all_leave(app, leaving, 0)
         assert not engine.seen
         assert idle(app)
 

@@ -83,44 +83,38 @@ async def test_label_values_are_bounded(client: ClientSession, engine: FakeEngin
 async def test_prediction_against_simulated_engine(client: ClientSession) -> None:
     """Against the simulated engine, predicted and reported cached tokens differ by less than our block and the tail,
     also where an answer became part of the prompt."""
-    engines = Engines(EngineSettings(replicas=2, port=0, time_scale=500.0))
-    await engines.start()
-    try:
-        async with running(*engines.urls) as app:
-            messages: list[dict[str, str]] = [{"role": "user", "content": "please tell me a very long story " * 40}]
-            for turn in range(5):
-                body = {"model": "sim", "messages": messages, "max_tokens": 150}
-                async with client.post(app.url + CHAT, json=body) as response:
-                    predicted = int(response.headers["x-warmroute-predicted-cached-tokens"])
-                    answer = await response.json()
-                usage = answer["usage"]
-                if turn:
-                    assert abs(predicted - usage["prompt_tokens_details"]["cached_tokens"]) < 128 + 16
-                messages.append(answer["choices"][0]["message"] | {"refusal": None})
-                messages.append({"role": "user", "content": f"and then, {turn}? " * 30})
-    finally:
-        await engines.stop()
+    async with Engines(EngineSettings(replicas=2, port=0, time_scale=500.0)) as engines, running(*engines.urls) as app:
+        messages: list[dict[str, str]] = [{"role": "user", "content": "please tell me a very long story " * 40}]
+        for turn in range(5):
+            body = {"model": "sim", "messages": messages, "max_tokens": 150}
+            async with client.post(app.url + CHAT, json=body) as response:
+                predicted = int(response.headers["x-warmroute-predicted-cached-tokens"])
+                answer = await response.json()
+            usage = answer["usage"]
+            if turn:
+                assert abs(predicted - usage["prompt_tokens_details"]["cached_tokens"]) < 128 + 16
+            messages.append(answer["choices"][0]["message"] | {"refusal": None})
+            messages.append({"role": "user", "content": f"and then, {turn}? " * 30})
 
 
 async def test_openai_client(engine: FakeEngine) -> None:
     """The official client works through the router: chat, streaming, tools, embeddings' error path, models."""
-    engines = Engines(EngineSettings(replicas=2, port=0, time_scale=500.0))
-    await engines.start()
-    try:
-        async with running(*engines.urls) as app, openai.AsyncOpenAI(base_url=app.url + "/v1", api_key="x") as ai:
-            ask: Any = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
-            whole = await ai.chat.completions.create(**ask)
-            assert whole.choices[0].message.content
-            parts = [part async for part in await ai.chat.completions.create(**ask, stream=True)]
-            said = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-            assert said == whole.choices[0].message.content
-            tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-            assert (await ai.chat.completions.create(**ask, tools=tools)).usage
-            with pytest.raises(openai.BadRequestError):
-                await ai.embeddings.create(model="sim", input="x")
-            with pytest.raises(openai.NotFoundError):
-                await ai.chat.completions.create(**{**ask, "model": "gpt"})
-            assert [model.id async for model in ai.models.list()] == ["sim"]
-            assert (await ai.completions.create(model="sim", prompt=[1, 2, 3], max_tokens=4)).choices[0].text
-    finally:
-        await engines.stop()
+    async with (
+        Engines(EngineSettings(replicas=2, port=0, time_scale=500.0)) as engines,
+        running(*engines.urls) as app,
+        openai.AsyncOpenAI(base_url=app.url + "/v1", api_key="x") as ai,
+    ):
+        ask: Any = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        whole = await ai.chat.completions.create(**ask)
+        assert whole.choices[0].message.content
+        parts = [part async for part in await ai.chat.completions.create(**ask, stream=True)]
+        said = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        assert said == whole.choices[0].message.content
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        assert (await ai.chat.completions.create(**ask, tools=tools)).usage
+        with pytest.raises(openai.BadRequestError):
+            await ai.embeddings.create(model="sim", input="x")
+        with pytest.raises(openai.NotFoundError):
+            await ai.chat.completions.create(**{**ask, "model": "gpt"})
+        assert [model.id async for model in ai.models.list()] == ["sim"]
+        assert (await ai.completions.create(model="sim", prompt=[1, 2, 3], max_tokens=4)).choices[0].text

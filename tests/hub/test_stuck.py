@@ -8,11 +8,12 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession, web
 
+from loadtest.common.answers import named_event
 from router.core.facts.placements import Shed
 from router.core.facts.requests import Ask
 from router.core.placement.wanted import Wanted
 from router.workers import messages
-from tests.support.fakes import FakeEngine, events, half_then_waits, idle, named_event, running, silent
+from tests.support.fakes import FakeEngine, events, half_then_waits, idle, running, silent
 from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import re
-import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,23 +24,20 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.common.children import Child, child
+from loadtest.common.processes import LISTENING, READY, START_TIMEOUT_S, Process, free_ports, started
 from loadtest.engine import tokens
-from tests.http.wire import pass_on
+from tests.http.wire import spliced
 from tests.k8s.tools import NAMESPACE
 from tests.support.apiserver import ApiServer
 from tests.support.podstore import pod
 
 MODEL = "sim"
 CHAT = "/v1/chat/completions"
-START_TIMEOUT_S = 60.0
 LOOK_S = 0.02
 PROBE_S = 0.2
 _ARRIVED = re.compile(r"^vllm:(?:request_success_total|num_requests_\w+)\{.*\} (\S+)$", re.MULTILINE)
 _OPEN = re.compile(r"^vllm:num_requests_\w+\{.*\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_READY = re.compile(r"ready (http://\S+)")
-_LISTENING = re.compile(r"listening (http://\S+) admin (http://\S+)")
 
 
 async def until(what: Callable[[], Awaitable[bool]], timeout_s: float, else_: str) -> float:
@@ -72,7 +69,7 @@ class Pod:
     name: str
     ip: str
     url: str
-    process: Child
+    process: Process
 
     async def arrived(self) -> int:
         """Requests that ever came here and were not given up, by the engine's own counters."""
@@ -121,10 +118,8 @@ class Cluster:
             )
         )
         stack = self._stacks[name] = AsyncExitStack()
-        process = await stack.enter_async_context(child(name, words))
-        async with asyncio.timeout(START_TIMEOUT_S):
-            url = (await process.match(_READY))[1]
-        process.started()
+        process = await stack.enter_async_context(started(name, [sys.executable, *words]))
+        url = (await process.said(READY))[0][1]
         self.api.store.set_ready(name, True, NAMESPACE)
         made = self.pods[name] = Pod(name, ip, url, process)
         return made
@@ -160,18 +155,6 @@ async def cluster(labels: Mapping[str, str]) -> AsyncIterator[Cluster]:
             await made.close()
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on, not even on one address."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
 # The gateway
 
 
@@ -181,7 +164,7 @@ class Gateway:
 
     url: str
     admin_url: str
-    process: Child
+    process: Process
 
     async def ready(self) -> bool:
         """Whether `/readyz` says so."""
@@ -211,10 +194,8 @@ async def gateway(config: Path, kubeconfig: Path) -> AsyncIterator[Gateway]:
     kubeconfig in place of the pod's service account, loopback and free ports in place of the pod's own address."""
     words = ["-m", "router", "serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0"]
     words += ["--admin-port", "0", "--set", f"discovery.kubeconfig={kubeconfig}"]
-    async with child("warmroute", words) as process:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            said = await process.match(_LISTENING)
-        process.started()
+    async with started("warmroute", [sys.executable, *words]) as process:
+        (said,) = await process.said(LISTENING)
         yield Gateway(said[1], said[2], process)
 
 
@@ -358,13 +339,6 @@ class Balancer:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(len(self._ready)):
             port = int(self._ready[next(self._turn) % len(self._ready)].url.rpartition(":")[2])
-            try:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                continue
-            for pair in ((reader, far_writer), (far_reader, writer)):
-                pipe = asyncio.create_task(pass_on(*pair))
-                self._pipes.add(pipe)
-                pipe.add_done_callback(self._pipes.discard)
-            return
+            if await spliced(reader, writer, port, self._pipes):
+                return
         writer.close()

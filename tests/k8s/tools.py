@@ -24,6 +24,18 @@ TOOL_TIMEOUT_S = 180.0
 RELEASE, NAMESPACE = "llm", "serving"
 # Where a pod has its secrets.
 SECRETS = "/etc/warmroute/secrets"
+# The oldest that the chart takes, one between, the newest that there are schemas of.
+VERSIONS = ("1.31.0", "1.34.0", "1.37.0")
+_VALIDATOR = """
+import json, sys, kubernetes_validate as k
+wrong = []
+for version, document in json.load(sys.stdin):
+    try:
+        k.validate(document, version, strict=True)
+    except (k.ValidationError, k.SchemaNotFoundError) as error:
+        wrong.append(f"{version} {document['kind']}/{document['metadata']['name']}: {error.message}")
+print(json.dumps(wrong))
+"""
 
 Document = dict[str, Any]
 
@@ -40,6 +52,13 @@ def in_tools(script: str, *arguments: str | Path, text: str | None = None) -> An
     done = run([PYTHON, "-c", script, *arguments], text)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def invalid(found: Sequence[Document], versions: Sequence[str] = VERSIONS) -> list[str]:
+    """What is wrong with these objects, by the schemas of these Kubernetes versions."""
+    jobs = [(version, document) for version in versions for document in found]
+    wrong: list[str] = in_tools(_VALIDATOR, text=json.dumps(jobs))
+    return wrong
 
 
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -89,10 +89,8 @@ def file_of(folder: Path, *bodies: dict[str, Any]) -> str:
 @pytest.fixture
 async def engines() -> AsyncIterator[Engines]:
     """Two of them, quick."""
-    both = Engines(EngineSettings(replicas=2, port=0, time_scale=500.0))
-    await both.start()
-    yield both
-    await both.stop()
+    async with Engines(EngineSettings(replicas=2, port=0, time_scale=500.0)) as both:
+        yield both
 
 
 @asynccontextmanager

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.common import rivals
+from loadtest.common.processes import free_port
 from tests.real.bench_serve import Load, Told, bench
 from tests.real.install import REPO, model_dir
-from tests.real.processes import Server, free_ports, wait_until
+from tests.real.processes import Server, wait_until
 from tests.real.router_process import Router
 from tests.real.vllm_server import Replica, get, sample
 
@@ -84,7 +85,7 @@ def ours(replicas: Sequence[Replica], folder: Path, name: str, policy: str) -> I
 def theirs(replicas: Sequence[Replica], folder: Path, name: str) -> Iterator[str]:
     """The URL of the rival with its own cache-aware policy, ready."""
     rival = rivals.installed(rivals.ENVIRONMENT)[RIVAL]
-    (port,) = free_ports(1)
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = Server(
         name, rival.words(port, [each.url for each in replicas], folder), folder / f"{name}.log", os.environ, REPO

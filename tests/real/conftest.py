@@ -11,10 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.real import install
-from tests.real.router_process import Router
+from tests.real.router_process import Router, routing
 from tests.real.talk import word_tokens
-from tests.real.vllm_server import Replica
+from tests.real.vllm_server import Replica, vllm_servers
 
 HERE = Path(__file__).parent
 CLIENT_TIMEOUT_S = 120.0
@@ -81,18 +80,7 @@ def folder(request: pytest.FixtureRequest, figures: Callable[[str], None]) -> It
 @pytest.fixture(scope="session")
 def started_replicas(folder: Path, figures: Callable[[str], None]) -> Iterator[list[Replica]]:
     """Two vLLM servers, started together, killed whole at the end."""
-    if not install.installed():
-        pytest.fail("vLLM is not installed: python -m tests.real.install", pytrace=False)
-    both = [Replica(name, folder) for name in ("left", "right")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from vllm_servers(("left", "right"), folder, figures)
 
 
 @pytest.fixture
@@ -107,13 +95,7 @@ def replicas(started_replicas: list[Replica], figures: Callable[[str], None]) ->
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[Replica], folder: Path, request: pytest.FixtureRequest) -> Iterator[Router]:
     """One router for a file of tests."""
-    router = Router([replica.url for replica in started_replicas], folder, f"router-{request.path.stem}")
-    try:
-        router.wait_ready()
-        yield router
-        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
-    finally:
-        router.server.kill()
+    yield from routing(Router([replica.url for replica in started_replicas], folder, f"router-{request.path.stem}"))
 
 
 @pytest.fixture

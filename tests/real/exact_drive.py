@@ -151,13 +151,16 @@ class Drive:
         self._count = len(self.seen)
         return self.seen[first:]
 
+    async def _send(self, call: Call) -> Answer:
+        return await send(self.client, call)
+
     async def _one(self) -> Seen:
         script, call = self._idle.pop(self._rng.randrange(len(self._idle)))
         seen = Seen(len(self.seen) + len(self._flying), call, Answer(), time.monotonic())
         seen.others = [f"{each.call.kind} since {seen.sent_s - each.sent_s:.3f} s" for each in self._flying.values()]
         self._flying[id(seen)] = seen
         try:
-            seen.answer = await send(self.client, call)
+            seen.answer = await self._send(call)
         finally:
             del self._flying[id(seen)]
         seen.ended_s = time.monotonic()

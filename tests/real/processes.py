@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +22,6 @@ GROUP_END_S = 20.0
 
 class NotServing(RuntimeError):
     """A process ended, or did not become ready in time; the message shows the end of its log."""
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1 that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def wait_until(what: str, ready: Callable[[], bool], timeout_s: float) -> float:

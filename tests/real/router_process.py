@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +65,13 @@ class Router:
     def stop(self) -> int | None:
         """SIGTERM as a supervisor would; its exit code, None when it had to be killed."""
         return self.server.stop(GRACE_S)
+
+
+def routing(router: Router) -> Iterator[Router]:
+    """The router once it is ready; it must end well when nobody needs it any more, and is killed in any case."""
+    try:
+        router.wait_ready()
+        yield router
+        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
+    finally:
+        router.server.kill()

@@ -7,13 +7,11 @@ port of loopback (`bind`, or it would connect); it has no `/kv_event_sources` an
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
-from tests.real.install import REPO, model_dir, python_of
+from loadtest.common.processes import free_port
+from tests.real.install import model_dir, python_of
 from tests.real.install_sglang import VENV_SGLANG
-from tests.real.processes import Server, free_ports
 from tests.real.vllm_server import CONTEXT_TOKENS_MAX, MODEL, SEQUENCES_MAX, Replica
 
 PAGE_TOKENS = 16
@@ -32,23 +30,16 @@ ENVIRONMENT = {
 class SGLangReplica(Replica):
     """An SGLang server that can be killed and started again on the same port."""
 
+    environment = ENVIRONMENT
+    homes = ("HOME", "HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_PAGES, buffer_steps: int | None = None) -> None:
         """`buffer_steps` is how many batches of events a replay holds; None: SGLang's own 10,000."""
         super().__init__(name, folder, kv_blocks, buffer_steps)
-        (port,) = free_ports(1)
-        self.events_endpoint = f"tcp://127.0.0.1:{port}"
+        self.events_endpoint = f"tcp://127.0.0.1:{free_port()}"
 
     def command(self) -> list[str]:
         """The command line, as an operator would write it."""
-        events: dict[str, bool | int | str] = {
-            "publisher": "zmq",
-            "bind": True,
-            "endpoint": self.events_endpoint,
-            "replay_endpoint": f"tcp://127.0.0.1:{self.replay_port}",
-            "topic": "kv-events",
-        }
-        if self.buffer_steps is not None:
-            events["buffer_steps"] = self.buffer_steps
         return [
             *(str(python_of(VENV_SGLANG)), "-m", "sglang.launch_server", "--model-path", str(model_dir())),
             *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL),
@@ -56,15 +47,5 @@ class SGLangReplica(Replica):
             *("--dtype", "bfloat16", "--context-length", str(CONTEXT_TOKENS_MAX)),
             *("--max-running-requests", str(SEQUENCES_MAX), "--max-total-tokens", str(self.kv_blocks * PAGE_TOKENS)),
             *("--page-size", str(PAGE_TOKENS), "--enable-metrics", "--enable-cache-report", "--sleep-on-idle"),
-            *("--skip-server-warmup", "--log-level", "warning", "--kv-events-config", json.dumps(events)),
+            *("--skip-server-warmup", "--log-level", "warning", "--kv-events-config", self.events_config(bind=True)),
         ]
-
-    def start(self) -> None:
-        """Start it and return at once; the old process, if any, must have ended."""
-        scratch = self.folder / f"{self.name}-home"
-        scratch.mkdir(exist_ok=True)
-        homes = {key: str(scratch) for key in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
-        # The tests' own interpreter must not leak into the engine's.
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        log = self.folder / f"{self.name}.log"
-        self.server = Server(self.name, self.command(), log, {**kept, **ENVIRONMENT, **homes}, REPO)

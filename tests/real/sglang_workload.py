@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
-from tests.real.exact_drive import Drive, Seen, send
+from tests.real.exact_drive import Drive, send
 from tests.real.exact_workload import CHAT, COMPLETIONS, FIRST_WORD_ID, LAST_ID, SHARED, TOOLS, Call, Script
 from tests.real.talk import WORDS, Answer, events, note_headers, prose
 from tests.real.vllm_server import MODEL
@@ -157,20 +156,5 @@ def note_generated(answer: Answer, data: str) -> None:
 class SGLangDrive(Drive):
     """A driver that knows `/generate` too."""
 
-    async def _one(self) -> Seen:
-        script, call = self._idle.pop(self._rng.randrange(len(self._idle)))
-        seen = Seen(len(self.seen) + len(self._flying), call, Answer(), time.monotonic())
-        seen.others = [f"{each.call.kind} since {seen.sent_s - each.sent_s:.3f} s" for each in self._flying.values()]
-        self._flying[id(seen)] = seen
-        try:
-            seen.answer = await (generate if call.path == GENERATE else send)(self.client, call)
-        finally:
-            del self._flying[id(seen)]
-        seen.ended_s = time.monotonic()
-        self.seen.append(seen)
-        try:
-            self._idle.append((script, script.send(seen.answer)))
-        except StopIteration:
-            script = next(self._supply)
-            self._idle.append((script, next(script)))
-        return seen
+    async def _send(self, call: Call) -> Answer:
+        return await (generate if call.path == GENERATE else send)(self.client, call)

@@ -14,10 +14,9 @@ from statistics import median
 
 import pytest
 
-from tests.real import install
 from tests.real.bench_fleet import RIVAL, Seen, forget, ours, seen, theirs, there
 from tests.real.bench_serve import Load
-from tests.real.vllm_server import Replica
+from tests.real.vllm_server import Replica, vllm_servers
 from tests.support.figures import figure
 
 RUNS = int(os.environ.get("WARMROUTE_BENCH_RUNS", "0"))
@@ -35,18 +34,7 @@ pytestmark = [pytest.mark.figures, pytest.mark.timeout(TIMEOUT_S)]
 @pytest.fixture(scope="module")
 def started_replicas(folder: Path, figures: Figures) -> Iterator[list[Replica]]:
     """Two replicas with room for some ten of the prefixes each, in place of the folder's own."""
-    if not install.installed():
-        pytest.fail("vLLM is not installed: python -m tests.real.install", pytrace=False)
-    both = [Replica(name, folder, KV_BLOCKS) for name in ("bench-left", "bench-right")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from vllm_servers(("bench-left", "bench-right"), folder, figures, KV_BLOCKS)
 
 
 def race(

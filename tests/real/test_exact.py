@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -24,9 +25,9 @@ from tests.real.conftest import CLIENT_TIMEOUT_S
 from tests.real.exact_drive import Drive, Seen
 from tests.real.exact_workload import scripts
 from tests.real.processes import wait_until
-from tests.real.router_process import LISTENING, Router
+from tests.real.router_process import LISTENING, Router, routing
 from tests.real.talk import prose
-from tests.real.vllm_server import BLOCK_TOKENS, MODEL, Replica
+from tests.real.vllm_server import BLOCK_TOKENS, MODEL, Replica, vllm_servers
 from tests.support.figures import figure
 
 KV_BLOCKS = 352  # 11,264 tokens each; the open scripts and those that ended want several times that
@@ -57,18 +58,7 @@ Figures = Callable[[str], None]
 @pytest.fixture(scope="module")
 def started_replicas(folder: Path, figures: Figures) -> Iterator[list[Replica]]:
     """Two replicas with small pools, in place of the folder's own."""
-    if not install.installed():
-        pytest.fail("vLLM is not installed: python -m tests.real.install", pytrace=False)
-    both = [Replica(name, folder, KV_BLOCKS) for name in ("small", "little")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from vllm_servers(("small", "little"), folder, figures, KV_BLOCKS)
 
 
 def new_router(replicas: list[Replica], folder: Path, name: str) -> Router:
@@ -79,13 +69,7 @@ def new_router(replicas: list[Replica], folder: Path, name: str) -> Router:
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[Replica], folder: Path) -> Iterator[Router]:
     """One router for this file, with a tokenizer, in place of the folder's own."""
-    router = new_router(started_replicas, folder, "router-exact")
-    try:
-        router.wait_ready()
-        yield router
-        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
-    finally:
-        router.server.kill()
+    yield from routing(new_router(started_replicas, folder, "router-exact"))
 
 
 @asynccontextmanager
@@ -157,12 +141,14 @@ class Overheard:
         return counted
 
 
-def verdict(name: str, seen: list[Seen], figures: Figures) -> tuple[float, float, float]:
+def verdict(
+    name: str, seen: list[Seen], figures: Figures, false_credit: Callable[[Seen], bool] = attrgetter("false_credit")
+) -> tuple[float, float, float]:
     """Shares of answers: graded exact; of these, foretold to the token; of these, with false credit. Says all of it."""
-    assert not [each.answer.failure for each in seen if each.answer.failure]
+    assert not [each.line() + each.answer.failure for each in seen if each.answer.failure]
     exact = [each for each in seen if each.answer.grade == "exact"]
     wrong = [each for each in exact if not each.equal]
-    false = [each for each in exact if each.false_credit]
+    false = [each for each in exact if false_credit(each)]
     tokens = sum(each.answer.prompt_tokens for each in seen)
     cached = sum(each.answer.cached_tokens for each in seen)
     shares = len(exact) / len(seen), 1 - len(wrong) / max(1, len(exact)), len(false) / max(1, len(exact))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
+import pytest
 
 from tests.real.router_process import Router
 from tests.real.talk import Answer, Conversation, ask, chat, prose
@@ -164,8 +165,25 @@ def sigterm(replica: Replica) -> None:
     replica.running().terminate()
 
 
-async def test_killed_and_restarted(
+@pytest.fixture
+def losing(
     replicas: list[Replica],
+    router: Router,
+    client: httpx.AsyncClient,
+    allowed: list[int],
+    figures: Callable[[str], None],
+) -> Callable[[Loss], Awaitable[None]]:
+    """Lose a replica so; its conversations move, and stay where they moved."""
+
+    async def lost(loss: Loss) -> None:
+        figures(await lose(loss, replicas, router, client, allowed))
+        await stay_where_they_moved(loss, client)
+
+    return lost
+
+
+async def test_killed_and_restarted(
+    losing: Callable[[Loss], Awaitable[None]],
     router: Router,
     client: httpx.AsyncClient,
     allowed: list[int],
@@ -173,11 +191,10 @@ async def test_killed_and_restarted(
 ) -> None:
     """A replica killed at work takes begun streams only; back again, it is used and credited with nothing."""
     loss = Loss(sigkill, RUNNING, STREAMS + 1, WAITING)
-    figures(await lose(loss, replicas, router, client, allowed))
-    await stay_where_they_moved(loss, client)
+    await losing(loss)
     assert loss.target is not None
     figures(f"restart: {loss.target.name} ready after {await asyncio.to_thread(loss.target.restart):.0f} s")
-    figures(f"the router had noticed {await asyncio.to_thread(router.wait_replicas, len(replicas)):.1f} s later")
+    figures(f"the router had noticed {await asyncio.to_thread(router.wait_replicas, 2):.1f} s later")
     for talk in loss.held_out:
         answer = await talk.turn(client)
         assert not answer.failure, answer.failure
@@ -188,14 +205,7 @@ async def test_killed_and_restarted(
     assert len(spread) == 2
 
 
-async def test_terminated_while_requests_wait(
-    replicas: list[Replica],
-    router: Router,
-    client: httpx.AsyncClient,
-    allowed: list[int],
-    figures: Callable[[str], None],
-) -> None:
+async def test_terminated_while_requests_wait(losing: Callable[[Loss], Awaitable[None]]) -> None:
     """Requests queued in a replica that is told to stop move, though it never closes their connections."""
     loss = Loss(sigterm, QUEUED, QUEUED_MIN, 2 * (SEQUENCES_MAX + QUEUED_EACH))
-    figures(await lose(loss, replicas, router, client, allowed))
-    await stay_where_they_moved(loss, client)
+    await losing(loss)

@@ -18,14 +18,16 @@ import httpx
 import pytest
 
 from tests.real import install_sglang
-from tests.real.conftest import CLIENT_TIMEOUT_S
 from tests.real.exact_drive import Seen
 from tests.real.exact_workload import Call, Script
 from tests.real.processes import wait_until
-from tests.real.router_process import LISTENING, Router
+from tests.real.router_process import LISTENING, Router, routing
 from tests.real.sglang_server import PAGE_TOKENS, SGLangReplica
 from tests.real.sglang_workload import SGLangDrive, bias_for, scripts
-from tests.real.test_exact import Overheard, grades, new_router
+from tests.real.test_exact import Overheard, grades, new_router, talking_to
+from tests.real.test_exact import running as router_of
+from tests.real.test_exact import verdict as shares
+from tests.real.vllm_server import serving
 from tests.support.figures import figure
 
 KV_PAGES = 384  # 6,144 tokens each
@@ -46,34 +48,13 @@ def started_replicas(folder: Path, figures: Figures) -> Iterator[list[SGLangRepl
     if not install_sglang.installed():
         pytest.skip("SGLang is not installed: python -m tests.real.install_sglang")
     both = [SGLangReplica(name, folder, KV_PAGES) for name in ("sgl-left", "sgl-right")]
-    try:
-        for replica in both:
-            replica.start()
-        for replica in both:
-            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
-        yield both
-    finally:
-        for replica in both:
-            replica.kill()
+    yield from serving(both, figures)
 
 
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[SGLangReplica], folder: Path) -> Iterator[Router]:
     """One router for this file, with a tokenizer, in place of the folder's own."""
-    router = new_router([*started_replicas], folder, "router-sglang")
-    try:
-        router.wait_ready()
-        yield router
-        assert router.stop() == 0, f"the router did not end well\n{router.server.log_tail()}"
-    finally:
-        router.server.kill()
-
-
-@asynccontextmanager
-async def talking_to(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client without retries of its own."""
-    async with httpx.AsyncClient(base_url=url, timeout=CLIENT_TIMEOUT_S, trust_env=False) as made:
-        yield made
+    yield from routing(new_router([*started_replicas], folder, "router-sglang"))
 
 
 @asynccontextmanager
@@ -81,14 +62,9 @@ async def running(
     replicas: list[SGLangReplica], folder: Path, name: str
 ) -> AsyncIterator[tuple[Router, httpx.AsyncClient]]:
     """A router of a test's own that knows all its replicas, and a client of it."""
-    router = new_router([*replicas], folder, name)
-    try:
-        await asyncio.to_thread(router.wait_ready)
+    async with router_of([*replicas], folder, name) as (router, client):
         await asyncio.to_thread(wait_until, "exact", lambda: ready_and_exact(router) == len(replicas), READY_TIMEOUT_S)
-        async with talking_to(router.url) as client:
-            yield router, client
-    finally:
-        router.server.kill()
+        yield router, client
 
 
 def ready_and_exact(router: Router) -> int:
@@ -102,21 +78,8 @@ def false_credit(seen: Seen) -> bool:
 
 
 def verdict(name: str, seen: list[Seen], figures: Figures) -> tuple[float, float, float]:
-    """Shares of answers: graded exact; of these, foretold to the token; of these, with false credit. Says all of it."""
-    assert not [each.line() + each.answer.failure for each in seen if each.answer.failure]
-    exact = [each for each in seen if each.answer.grade == "exact"]
-    wrong, false = [each for each in exact if not each.equal], [each for each in exact if false_credit(each)]
-    tokens, cached = (sum(getattr(each.answer, f"{what}_tokens") for each in seen) for what in ("prompt", "cached"))
-    shares = len(exact) / len(seen), 1 - len(wrong) / max(1, len(exact)), len(false) / max(1, len(exact))
-    took_s = max(each.ended_s for each in seen) - min(each.sent_s for each in seen)
-    figures(
-        f"SGLang, {name}: {len(seen)} requests in {took_s:.0f} s, {len(exact)} graded exact ({shares[0]:.1%}); of "
-        f"these {len(exact) - len(wrong)} foretold to the token ({shares[1]:.2%}), {len(false)} false credit "
-        f"({shares[2]:.2%}); token hit rate {cached / tokens:.1%} of {tokens / len(seen):.0f} tokens a prompt"
-    )
-    for each in [*wrong, *(each for each in seen if each.answer.grade != "exact")][:40]:
-        figures(f"  {each.line()}")
-    return shares
+    """The shares of test_exact.py, with false credit as it is meant here."""
+    return shares(f"SGLang, {name}", seen, figures, false_credit)
 
 
 async def test_predictions_equal_what_sglang_finds(

@@ -13,10 +13,15 @@ import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from tests.real.install import REPO, VENV, model_dir
-from tests.real.processes import Server, free_ports
+import pytest
+
+from loadtest.common.processes import free_ports
+from tests.real.install import REPO, VENV, installed, model_dir
+from tests.real.processes import Server
 
 MODEL = "tiny"
 BLOCK_TOKENS = 32
@@ -64,8 +69,14 @@ def sample(url: str, metric: str) -> float:
     return sum(float(value) for value in re.findall(pattern, text, re.MULTILINE)) if status == 200 else 0.0
 
 
+AnyReplica = TypeVar("AnyReplica", bound="Replica")
+
+
 class Replica:
     """A vLLM server that can be killed and started again on the same port."""
+
+    environment = ENVIRONMENT
+    homes = ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VLLM_CACHE_ROOT")
 
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_BLOCKS, buffer_steps: int | None = None) -> None:
         """`buffer_steps` is how many batches of events a replay holds; None: vLLM's own 10,000."""
@@ -78,17 +89,15 @@ class Replica:
         self.events_endpoint = f"ipc://{folder}/{name}.kv"
         self.server: Server | None = None
 
+    def events_config(self, **own: bool) -> str:
+        """How it publishes KV events, as `--kv-events-config` takes it."""
+        replay = f"tcp://127.0.0.1:{self.replay_port}"
+        steps = {} if self.buffer_steps is None else {"buffer_steps": self.buffer_steps}
+        endpoints = {"endpoint": self.events_endpoint, "replay_endpoint": replay, "topic": "kv-events"}
+        return json.dumps({"publisher": "zmq", **endpoints, **own, **steps})
+
     def command(self) -> list[str]:
         """The command line, as an operator would write it."""
-        events: dict[str, bool | int | str] = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": self.events_endpoint,
-            "replay_endpoint": f"tcp://127.0.0.1:{self.replay_port}",
-            "topic": "kv-events",
-        }
-        if self.buffer_steps is not None:
-            events["buffer_steps"] = self.buffer_steps
         return [
             *(str(VENV / "bin" / "vllm"), "serve", str(model_dir())),
             *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL),
@@ -99,18 +108,18 @@ class Replica:
             # A log of polls would hide what matters at the end of it.
             "--disable-uvicorn-access-log",
             *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-            *("--kv-events-config", json.dumps(events)),
+            *("--kv-events-config", self.events_config(enable_kv_cache_events=True)),
         ]
 
     def start(self) -> None:
         """Start it and return at once; the old process, if any, must have ended."""
         scratch = self.folder / f"{self.name}-home"
         scratch.mkdir(exist_ok=True)
-        homes = {key: str(scratch) for key in ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VLLM_CACHE_ROOT")}
+        homes = {key: str(scratch) for key in self.homes}
         # The tests' own interpreter must not leak into the engine's.
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
         log = self.folder / f"{self.name}.log"
-        self.server = Server(self.name, self.command(), log, {**kept, **ENVIRONMENT, **homes}, REPO)
+        self.server = Server(self.name, self.command(), log, {**kept, **self.environment, **homes}, REPO)
 
     def running(self) -> Server:
         """Its process; AssertionError when it was never started."""
@@ -139,3 +148,25 @@ class Replica:
         """SIGKILL the whole tree and see it gone."""
         if self.server is not None:
             self.server.kill()
+
+
+def serving(replicas: list[AnyReplica], figures: Callable[[str], None]) -> Iterator[list[AnyReplica]]:
+    """These replicas, started together and ready; killed whole when nobody needs them any more."""
+    try:
+        for replica in replicas:
+            replica.start()
+        for replica in replicas:
+            figures(f"start: {replica.name} {replica.url} ready after {replica.wait_ready():.0f} s of waiting")
+        yield replicas
+    finally:
+        for replica in replicas:
+            replica.kill()
+
+
+def vllm_servers(
+    names: Sequence[str], folder: Path, figures: Callable[[str], None], kv_blocks: int = KV_BLOCKS
+) -> Iterator[list[Replica]]:
+    """vLLM servers of these names, `serving`. The test fails where vLLM is not installed."""
+    if not installed():
+        pytest.fail("vLLM is not installed: python -m tests.real.install", pytrace=False)
+    yield from serving([Replica(name, folder, kv_blocks) for name in names], figures)

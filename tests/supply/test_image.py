@@ -12,7 +12,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 import urllib.request
@@ -23,8 +22,10 @@ from pathlib import Path
 import pytest
 
 from deploy.compiled import MODULES
+from loadtest.common.processes import free_ports
 from router import __version__
 from tests.supply.install import REPO, VENV
+from tests.supply.tool import program
 
 BASE = "localhost/warmroute-base:test"
 BUILD_TIMEOUT_S = 900.0
@@ -48,15 +49,7 @@ exec chroot --userspec=65532:65532 "$root" /usr/bin/env -i "$@"
 
 def run(command: list[str | Path], **others: str) -> str:
     """What a command prints; the test fails with all it said when it fails."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=REPO,
-        env=os.environ | others,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-        check=False,
-    )
+    done = program(command, timeout_s=BUILD_TIMEOUT_S, **others)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -211,17 +204,10 @@ def test_image_runs_as_nobody_on_a_root_that_cannot_be_written(image: Built) -> 
     assert "uid=65532" in image.say("id").stdout
 
 
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_image_serves_and_is_healthy(image: Built, workers: int) -> None:
     """The router serves from the image, in one process and in several, and the image's own health check passes."""
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     listen = [f"--port={ports[0]}", f"--admin-port={ports[1]}", f"--workers={workers}"]
     serve = image.command("warmroute", "serve", "--replica", "http://127.0.0.1:9", *listen)
     process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.supply.install import REPO, VENV
@@ -11,14 +12,21 @@ from tests.supply.install import REPO, VENV
 TOOL_TIMEOUT_S = 300.0
 
 
-def tool(name: str, *words: str | Path, cwd: Path = REPO, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a tool says; its exit code is the caller's to judge."""
+def program(
+    command: Sequence[str | Path], *, cwd: Path = REPO, timeout_s: float = TOOL_TIMEOUT_S, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What a command says; its exit code is the caller's to judge."""
     return subprocess.run(
-        [str(VENV / "bin" / name), *map(str, words)],
+        [str(word) for word in command],
         cwd=cwd,
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=TOOL_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
+
+
+def tool(name: str, *words: str | Path, cwd: Path = REPO, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a tool says; its exit code is the caller's to judge."""
+    return program([VENV / "bin" / name, *words], cwd=cwd, **environment)

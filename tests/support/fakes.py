@@ -17,6 +17,8 @@ from typing import Any, Self
 from aiohttp import web
 from multidict import CIMultiDict
 
+from loadtest.common import answers
+from loadtest.common.answers import DONE, data_event, named_event
 from router.app import App
 from router.commands.loading import load
 from router.settings.schema import Settings
@@ -37,6 +39,16 @@ class Seen:
     def json(self) -> Any:
         """The body, decoded."""
         return json.loads(self.body)
+
+
+async def listening(
+    app: web.Application, port: int = 0, *, handler_cancellation: bool = False
+) -> tuple[web.AppRunner, int]:
+    """The application on loopback, and its port; whoever asked cleans the runner up."""
+    runner = web.AppRunner(app, handler_cancellation=handler_cancellation, shutdown_timeout=0.1, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner, runner.addresses[0][1]
 
 
 @dataclass
@@ -66,10 +78,7 @@ class FakeEngine:
         app.router.add_get("/kv_event_sources", self._sources)
         app.router.add_get("/server_info", self._info)
         app.router.add_route("*", "/{path:.*}", self._generate)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._runner, self.port = await listening(app, self.port, handler_cancellation=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -102,8 +111,7 @@ class FakeEngine:
         self.probes["models"] += 1
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.Response(status=401)
-        rows = [{"id": name, "object": "model", "owned_by": self.owned_by, "created": 1} for name in self.models]
-        return web.json_response({"object": "list", "data": rows})
+        return web.json_response(answers.models(*self.models, owned_by=self.owned_by))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -122,7 +130,7 @@ def events(words: int = 3, *, usage: dict[str, Any] | None = None) -> list[bytes
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     if usage is not None:
         chunks.append({"choices": [], "usage": usage})
-    return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
+    return [*map(data_event, chunks), DONE]
 
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -164,11 +172,6 @@ RESPONSE: dict[str, Any] = {
         "total_tokens": 103,
     },
 }
-
-
-def named_event(kind: str, **fields: Any) -> bytes:
-    """An event as Messages and Responses have it: named, and its type said again in the data."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
 def message_events() -> list[bytes]:
@@ -213,7 +216,7 @@ GENERATED: dict[str, Any] = {
 def generate_events() -> list[bytes]:
     """A stream of `/generate` as SGLang 0.5.23 sends it: every event has the text from its beginning, and usage."""
     pieces = [{"text": text, "output_ids": [7], "meta_info": META} for text in ("w0", "w0 w1")]
-    return [b"data: " + json.dumps(each).encode() + b"\n\n" for each in (*pieces, GENERATED)] + [b"data: [DONE]\n\n"]
+    return [*map(data_event, (*pieces, GENERATED)), DONE]
 
 
 async def ok(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -278,7 +281,7 @@ async def empty_stream(_: FakeEngine, request: web.Request) -> web.StreamRespons
 
 async def error_event(_: FakeEngine, request: web.Request) -> web.StreamResponse:
     """What vLLM 0.32 sends when its core dies: an error as first event, and [DONE]."""
-    return await stream(request, [b'data: {"error": {"message": "dead", "code": 500}}\n\n', b"data: [DONE]\n\n"])
+    return await stream(request, [b'data: {"error": {"message": "dead", "code": 500}}\n\n', DONE])
 
 
 async def breaks_midway(_: FakeEngine, request: web.Request) -> web.StreamResponse:

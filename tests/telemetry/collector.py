@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.support.fakes import listening
+
 
 @dataclass
 class Got:
@@ -73,10 +75,7 @@ class Collector:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/traces", self._take)
         self._news, self._go_on = asyncio.Event(), asyncio.Event()
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._runner, self.port = await listening(app, self.port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 
 from router.workers.child import ALONE_S
-from tests.http.wire import pass_on
+from tests.http.wire import spliced
 from tests.support.fakes import FakeEngine, half_then_waits, ok
 from tests.workers.stubs import until
 from tests.workers.test_processes import CHAT, HUB, Command, alive, body, command, json_of, metric, rest_of, streams
@@ -243,15 +243,8 @@ class Balancer:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._turn = turn = (self._turn + 1) % len(self._ports)  # others come while this one connects
         for port in self._ports[turn:] + self._ports[:turn]:
-            try:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                continue
-            for pair in ((reader, far_writer), (far_reader, writer)):
-                pipe = asyncio.create_task(pass_on(*pair))
-                self._pipes.add(pipe)
-                pipe.add_done_callback(self._pipes.discard)
-            return
+            if await spliced(reader, writer, port, self._pipes):
+                return
         writer.close()
 
 

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
-from loadtest.common import rivals
-from loadtest.common.processes import rss_mb, started
+from loadtest.common.answers import plain
+from loadtest.common.processes import ProcessError, free_port, started
 from loadtest.common.report import Row
+from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Bench, Run, at_rate, row, until
 from loadtest.faults.upstream import answers
 
@@ -43,7 +44,7 @@ class Canary:
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 await reader.readuntil(b"\r\n\r\n")
                 there = f"location: http://127.0.0.1:{to.port}/\r\n" if to else ""
-                writer.write(answers.plain("302 Found" if to else "200 OK", b"{}", headers=there))
+                writer.write(plain("302 Found" if to else "200 OK", b"{}", headers=there))
                 await writer.drain()
             writer.close()
 
@@ -78,13 +79,9 @@ async def _came(canary: Canary) -> bool:
 
 
 async def _register(run: Run, port: int, url: str) -> list[str]:
-    """Which of the ways to add a worker were answered well."""
+    """The ways to add a worker that were answered well."""
     base, taken = f"http://127.0.0.1:{port}", []
-    for path, body in (
-        ("/workers", {"url": url}),
-        (f"/add_worker?url={url}", None),
-        ("/admin/replicas", {"url": url}),
-    ):
+    for path, body in (("/workers", {"url": url}), (f"/add_worker?url={url}", None), ("/admin/replicas", {"url": url})):
         with suppress(aiohttp.ClientError, TimeoutError):
             async with run.http.post(base + path, json=body, timeout=aiohttp.ClientTimeout(total=3.0)) as response:
                 if response.status < 300:
@@ -145,13 +142,12 @@ def _vectors(canary: int, allowed: int) -> list[str]:
 
 async def _open_admin(bench: Bench) -> Row:
     """An admin listener for everybody needs a token."""
-    port = rivals.free_port()
+    port = free_port()
     words = [*bench.router.words(port, ["http://127.0.0.1:1"], bench.folder), "--set", "listen.admin_host=0.0.0.0"]
     status = None
     async with started("open-admin", words, bench.folder) as process:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(bench.scale.patience_s(START_S)):
-                status = await process.ended()
+        with suppress(ProcessError):
+            status = await process.ended(bench.scale.patience_s(START_S))
     return row(20, "admin listener on 0.0.0.0 without a token: exit status", 2, status, ok=status not in (None, 0))
 
 

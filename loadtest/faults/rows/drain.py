@@ -11,7 +11,7 @@ from loadtest.faults.bench import Bench, Run, row
 
 STREAMS, STREAM_S, TOKEN_S = 8, 6.0, 0.1
 LAME_DUCK_S, FULL_LAME_DUCK_S = 3.0, 20.0
-BEFORE_CLOSING_S = 0.3  # when the listener is about to be closed nobody connects any more
+BEFORE_CLOSING_S = 0.3  # nobody connects any more in this time before the listener closes
 READY_MAX_MS, EXIT_MAX_S, EXIT_TIMEOUT_S = 100.0, 1.0, 30.0
 PER_S = 500
 
@@ -48,7 +48,7 @@ async def terminated(bench: Bench) -> list[Row]:
 
 
 async def _unready_ms(run: Run, path: str, until_s: float) -> float | None:
-    """From now until readiness is denied by whoever still answers; None if it never was."""
+    """Milliseconds until readiness is denied; None if it never was."""
     began_s = time.monotonic()
     while time.monotonic() < until_s:
         status, _ = await run.page(path, timeout_s=1.0)

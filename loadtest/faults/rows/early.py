@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from loadtest.common.report import Row, percentile
-from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
 
 REPLICAS = 4
 BUDGET, FLOOR_PER_S = 1.2, 10.0
@@ -29,7 +29,7 @@ async def early_deaths(bench: Bench) -> list[Row]:
 async def _deaths(run: Run, fault: str, requests: int) -> list[Row]:
     await run.all("clear")
 
-    async def ask(i: int) -> Answer:
+    async def ask(i: int) -> FaultAnswer:
         return await run.ask(stream=i % 2 == 0, fault=fault, at=f"r{i % REPLICAS}")
 
     asked = await at_most(8, requests, ask)

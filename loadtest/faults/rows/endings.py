@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from loadtest.common.report import Row
-from loadtest.faults.bench import Answer, Bench, NotForThis, Run, at_most, row
+from loadtest.faults.bench import Bench, FaultAnswer, NotForThis, Run, at_most, row
 from loadtest.faults.judge import verdict
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import MID
@@ -22,7 +22,7 @@ async def endings(bench: Bench) -> list[Row]:
     flags = ("--set", f"upstream.idle_timeout_s={IDLE_S:g}")
     kills = bench.scale.of(6, 200)
     found, invented = [], 0
-    healthy: list[tuple[str, Answer]] = []
+    healthy: list[tuple[str, FaultAnswer]] = []
     async with bench.running(REPLICAS, flags) as run:
         apis = [name for name in answers.APIS if await _speaks(run, name)]
         if not apis:
@@ -56,14 +56,14 @@ async def _speaks(run: Run, api: str) -> bool:
 
 
 async def _kills(
-    run: Run, api: str, fault: str, kills: int, healthy: list[tuple[str, Answer]]
+    run: Run, api: str, fault: str, kills: int, healthy: list[tuple[str, FaultAnswer]]
 ) -> list[tuple[str, str]]:
     """Verdicts; streams that never began are none. A stall is looked at less often, since whoever is blind to it
     takes the client's whole patience."""
     kills = max(2, kills // 3) if fault == "mid_stall" else kills
     timeout_s = STALL_TIMEOUT_S if fault == "mid_stall" else 10.0
 
-    async def one(i: int) -> Answer:
+    async def one(i: int) -> FaultAnswer:
         healthy.append((api, await run.ask(api=api, tokens=HEALTHY_TOKENS)))
         return await run.ask(api=api, timeout_s=timeout_s, fault=fault, after=1 + i % 5)
 

@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 
 from loadtest.common.report import Row
-from loadtest.faults.bench import Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
 from loadtest.faults.judge import verdict
 
 TOUCH_MAX = 0.02
-PATIENCE_S = 4.0  # of clients before a hung replica is found out, as in the measurements that we compare with
+PATIENCE_S = 4.0  # how long clients wait for a hung replica, as in the measurements that we compare with
 LONG_TEXT_BYTES, LONG_PREFILL_S = 800_000, 10.0  # some 200,000 tokens
 SHARE_MIN = 0.05
 BACK_MAX_S, RECOVERY_MAX_S = 3.0, 1.0
@@ -174,7 +174,7 @@ async def _first_s(run: Run, since_s: float) -> float | None:
     """Seconds until a request is answered, one every 50 ms; None if none is within 20 s."""
     answered = asyncio.get_running_loop().create_future()
 
-    async def ask() -> Answer:
+    async def ask() -> FaultAnswer:
         answer = await run.ask(stream=False, timeout_s=5.0)
         if answer.ok and not answered.done():
             answered.set_result(answer.ended_s - since_s)

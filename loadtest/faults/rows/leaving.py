@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from loadtest.common.processes import rss_mb
 from loadtest.common.report import Row, percentile
-from loadtest.faults.bench import Answer, Bench, Run, Scale, row, until
+from loadtest.common.usage import rss_mb
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Scale, row, until
 from loadtest.faults.upstream import answers
 
 CLOSED_P99_MAX_MS = 50.0
@@ -32,13 +32,13 @@ _GAUGES = re.compile(r"^warmroute_(?:in_flight_requests|replica_in_flight|queued
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where in the life of a request its client leaves."""
+    """A moment in the life of a request at which its client leaves."""
 
     name: str
     stream: bool
     marks: str
     last_s: float = 0.06
-    """It leaves at a random moment up to then."""
+    """The client leaves at a random moment up to this time."""
 
 
 POINTS = (
@@ -128,7 +128,7 @@ async def _leave(run: Run, point: Point, clients: int, chance: random.Random, sc
 
 
 async def _queued(bench: Bench) -> Row:
-    """Who leaves while it waits in the router never reaches a replica."""
+    """A client that leaves while its request waits in the router reaches no replica."""
     flags = ("--set", "admission.in_flight_max=1")
     async with bench.running(1, flags) as run:
         first = asyncio.create_task(run.ask(tokens=500, token_s=0.01))
@@ -222,8 +222,8 @@ async def _stalled(run: Run, before_mb: float) -> tuple[float, int]:
 
 
 async def _gap_p99_ms(run: Run) -> float:
-    """Of ten streams of twenty tokens a second."""
-    asked: Sequence[Answer] = await asyncio.gather(*(run.ask(tokens=30, token_s=0.05) for _ in range(10)))
+    """The p99 of gaps between events, in ms, of ten streams of twenty tokens a second."""
+    asked: Sequence[FaultAnswer] = await asyncio.gather(*(run.ask(tokens=30, token_s=0.05) for _ in range(10)))
     gaps_ms = [1e3 * (b - a) for answer in asked for a, b in zip(answer.pieces_s, answer.pieces_s[1:], strict=False)]
     return percentile(gaps_ms, 99) or 0.0
 

@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadtest.common.processes import rss_mb, started
+from loadtest.common.processes import started
 from loadtest.common.report import Row
+from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Bench, row
 from router.core.cache.estimate import PrefixIndex
 
@@ -40,7 +41,7 @@ class Churn:
     seconds_s: float
     index: PrefixIndex
     turnover: float = 0.0
-    """It ends sooner, as soon as so many times as many blocks came by as are held; 0: it does not."""
+    """The churn ends early once this many times the held blocks have come by; 0: it does not."""
     sample_every: int = SAMPLE_EVERY
     chance: random.Random = field(default_factory=lambda: random.Random(16))
     distinct: int = 0
@@ -51,7 +52,7 @@ class Churn:
     """First key -> step of its last use, replica, keys; the oldest uses first."""
 
     def run(self, pid: int) -> None:
-        """Until the time is over."""
+        """Churn until the time is over."""
         began_s = now_s = time.monotonic()
         last: dict[str, list[int]] = {}
         while now_s - began_s < self.seconds_s:
@@ -99,7 +100,7 @@ class Churn:
         for _, name, keys in self.sample.values():
             depth = self.index.depth(name, keys)
             wrong += name in held and depth < len(keys)
-            if depth:  # of the first one the leaf may be gone: it is next to go
+            if depth:  # the leaf of the first may be gone: it is the next to be evicted
                 held.add(name)
         return wrong
 
@@ -114,7 +115,7 @@ def churn(seconds_s: float, bytes_max: int, turnover: float = 0.0) -> dict[str, 
     for i in range(REPLICAS):
         index.add(f"r{i}", 1 << 40)
     gc.collect()
-    gc.freeze()  # as router/loop.py has it: what is there at the start is not looked at again
+    gc.freeze()  # objects of the start are not scanned again, as in router/loop.py
     pid = os.getpid()
     before_mb, began_s = rss_mb(pid), time.monotonic()
     churned = Churn(seconds_s, index, turnover)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from loadtest.common.processes import started
+from loadtest.common.processes import READY, started
 from loadtest.common.report import Row, percentile
-from loadtest.faults.bench import START_TIMEOUT_S, Answer, Bench, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
 from loadtest.faults.upstream import answers
-from loadtest.overhead.load import until
 from loadtest.overhead.slow_and_long import HEALTH_P99_MAX_MS, health_beside_long_prompts
 
 REPLICAS, SEQUENCES = 2, 8
@@ -29,7 +27,6 @@ SHED_P99_MAX_MS = 10.0
 LONG_PROMPTS_S = 4.0
 SHARE, SOLO_TIMES_MAX = 20, 1.2
 QUIET_PER_S = 4.0
-READY = re.compile(r"ready (http://\S+)")
 ADMISSION: tuple[str, ...] = (
     "--set",
     f"admission.in_flight_max={SEQUENCES}",
@@ -45,9 +42,7 @@ async def _engines(bench: Bench) -> AsyncIterator[Sequence[str]]:
     words = [sys.executable, "-m", "loadtest", "engine", "--port", "0", "--replicas", str(REPLICAS)]
     words += ["--model", answers.MODEL, "--max-num-seqs", str(SEQUENCES)]
     async with started("engines", words, bench.folder) as process:
-        output = process.output
-        await until(lambda: len(READY.findall(output.read_text())) == REPLICAS, START_TIMEOUT_S, "no engines")
-        yield READY.findall(output.read_text())
+        yield [said[1] for said in await process.said(READY, REPLICAS)]
 
 
 async def overload(bench: Bench) -> list[Row]:
@@ -108,9 +103,8 @@ async def long_prompts(bench: Bench) -> list[Row]:
     bench.only_ours("its /healthz is asked")
     words = [sys.executable, "-m", "loadtest.overhead.upstream", "--replicas", str(REPLICAS)]
     async with started("upstream", words, bench.folder) as process:
-        output = process.output
-        await until(lambda: len(READY.findall(output.read_text())) == REPLICAS, START_TIMEOUT_S, "no upstream")
-        async with bench.running(0, urls=READY.findall(output.read_text()), asked=False) as run:
+        urls = [said[1] for said in await process.said(READY, REPLICAS)]
+        async with bench.running(0, urls=urls, asked=False) as run:
             times_s, done, errors = await health_beside_long_prompts(
                 ("127.0.0.1", run.port), bench.folder, LONG_PROMPTS_S
             )
@@ -141,17 +135,17 @@ class Tenant:
 
     @property
     def key(self) -> str:
-        """For the one run that it is made for."""
+        """A key for the one run that it is made for."""
         return f"wr-{hashlib.sha256(self.name.encode()).hexdigest()}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its requests."""
+        """Headers of its requests."""
         return {"Authorization": f"Bearer {self.key}"}
 
     @property
     def entry(self) -> str:
-        """Of the keys file."""
+        """Its entry in the keys file."""
         digest = hashlib.sha256(self.key.encode()).hexdigest()
         return f'- {{name: {self.name}, sha256: "{digest}", tenant: {self.name}}}\n'
 
@@ -165,7 +159,7 @@ async def neighbours(bench: Bench) -> list[Row]:
     seconds_s = bench.scale.of(8, 60)
     flags = (*ADMISSION, "--set", f"auth.keys_file={file}")
 
-    async def one(tenant: Tenant) -> Answer:
+    async def one(tenant: Tenant) -> FaultAnswer:
         return await run.ask(max_tokens=TOKENS, timeout_s=30.0, headers=tenant.headers)
 
     async with _engines(bench) as urls, bench.running(0, flags, urls, key=quiet.key) as run:

@@ -10,9 +10,21 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.common.answers import (
+    CREATED,
+    DONE,
+    choice,
+    chunk,
+    completion,
+    data_event,
+    models,
+    named_event,
+    plain,
+    usage,
+)
+
 MODEL = "fault-model"
-CREATED = 1_770_000_000
-PROMPT_TOKENS = 64
+PROMPT_TOKENS, ANSWER_TOKENS = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class Api:
     """An answer that does not stream."""
 
     def tokens(self, n: int) -> list[bytes]:
-        """So many token events."""
+        """Events of `n` tokens."""
         return [self.token.replace("%TEXT%", f" w{i}").encode() for i in range(n)]
 
     def stream(self, n: int) -> list[bytes]:
@@ -52,26 +64,12 @@ class Api:
                 return {**common, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
 
 
-def _data(fields: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
-
-
-def _named(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - JSON of any kind
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, separators=(',', ':'))}\n\n".encode()
-
-
-DONE = b"data: [DONE]\n\n"
-
-
 def _openai(name: str, path: str, kind: str, text: dict[str, Any], first: dict[str, Any], whole: dict[str, Any]) -> Api:
-    head = {"id": "cmpl-1", "object": kind, "created": CREATED, "model": MODEL}
-
     def event(delta: dict[str, Any], finish: str | None) -> bytes:
-        return _data({**head, "choices": [{"index": 0, **delta, "logprobs": None, "finish_reason": finish}]})
+        return data_event(completion(kind, MODEL, [choice(delta, finish)]))
 
-    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 8, "total_tokens": PROMPT_TOKENS + 8}
-    answer = {**head, "object": kind.removesuffix(".chunk"), "usage": usage}
-    answer["choices"] = [{"index": 0, **whole, "logprobs": None, "finish_reason": "stop"}]
+    said = [choice(whole, "stop")]
+    answer = completion(kind.removesuffix(".chunk"), MODEL, said, usage=usage(PROMPT_TOKENS, ANSWER_TOKENS))
     before = (event(first, None),) if first else ()
     return Api(name, path, before, event(text, None).decode(), (event(first or {"text": ""}, "stop"),), (DONE,), answer)
 
@@ -90,15 +88,17 @@ _RESPONSE = {
     "usage": {
         "input_tokens": PROMPT_TOKENS,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": 8,
+        "output_tokens": ANSWER_TOKENS,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": PROMPT_TOKENS + 8,
+        "total_tokens": PROMPT_TOKENS + ANSWER_TOKENS,
     },
 }
+_EMPTY_ITEM = {**_ITEM, "content": []}
 _WHERE = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+_DELTA = {**_WHERE, "delta": "%TEXT%", "logprobs": []}
 _MESSAGE: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": MODEL}
 _MESSAGE |= {"content": [{"type": "text", "text": "words"}], "stop_reason": "end_turn", "stop_sequence": None}
-_MESSAGE["usage"] = {"input_tokens": PROMPT_TOKENS, "output_tokens": 8}
+_MESSAGE["usage"] = {"input_tokens": PROMPT_TOKENS, "output_tokens": ANSWER_TOKENS}
 
 APIS = {
     api.name: api
@@ -116,12 +116,12 @@ APIS = {
             "responses",
             "/v1/responses",
             (
-                _named("response.created", sequence_number=0, response=_BEGUN),
-                _named("response.output_item.added", sequence_number=1, output_index=0, item={**_ITEM, "content": []}),
-                _named("response.content_part.added", sequence_number=2, **_WHERE, part=_PART),
+                named_event("response.created", sequence_number=0, response=_BEGUN),
+                named_event("response.output_item.added", sequence_number=1, output_index=0, item=_EMPTY_ITEM),
+                named_event("response.content_part.added", sequence_number=2, **_WHERE, part=_PART),
             ),
-            _named("response.output_text.delta", sequence_number=3, **_WHERE, delta="%TEXT%", logprobs=[]).decode(),
-            (_named("response.completed", sequence_number=9, response=_RESPONSE),),
+            named_event("response.output_text.delta", sequence_number=3, **_DELTA).decode(),
+            (named_event("response.completed", sequence_number=9, response=_RESPONSE),),
             (),
             _RESPONSE,
         ),
@@ -129,15 +129,15 @@ APIS = {
             "messages",
             "/v1/messages",
             (
-                _named("message_start", message={**_MESSAGE, "content": [], "stop_reason": None}),
-                _named("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+                named_event("message_start", message={**_MESSAGE, "content": [], "stop_reason": None}),
+                named_event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
             ),
-            _named("content_block_delta", index=0, delta={"type": "text_delta", "text": "%TEXT%"}).decode(),
+            named_event("content_block_delta", index=0, delta={"type": "text_delta", "text": "%TEXT%"}).decode(),
             (
-                _named("content_block_stop", index=0),
-                _named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 8}),
+                named_event("content_block_stop", index=0),
+                named_event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": ANSWER_TOKENS}),
             ),
-            (_named("message_stop"),),
+            (named_event("message_stop"),),
             _MESSAGE,
         ),
     )
@@ -145,56 +145,5 @@ APIS = {
 BY_PATH = {api.path.encode(): api for api in APIS.values()}
 
 
-def chunk(data: bytes) -> bytes:
-    """One HTTP chunk (RFC 9112, section 7.1)."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def plain(status: str, body: bytes = b"", kind: str = "application/json", headers: str = "") -> bytes:
-    """A whole response; `headers` are lines, each with its CR LF."""
-    head = f"HTTP/1.1 {status}\r\nserver: uvicorn\r\ncontent-length: {len(body)}\r\ncontent-type: {kind}\r\n{headers}"
-    return head.encode() + b"\r\n" + body
-
-
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-    b"transfer-encoding: chunked\r\n\r\n"
-)
-LAST_CHUNK = b"0\r\n\r\n"
 FLOOD_PIECE = chunk(b"".join(APIS["chat"].tokens(256)))
-MODELS = json.dumps(
-    {
-        "object": "list",
-        "data": [
-            {
-                "id": MODEL,
-                "object": "model",
-                "created": CREATED,
-                "owned_by": "vllm",
-                "root": MODEL,
-                "parent": None,
-                "max_model_len": 4_000_000,
-            }
-        ],
-    }
-).encode()
-
-
-def metrics(running: int, waiting: int, prompt_tokens: int, generation_tokens: int) -> bytes:
-    """vLLM's page, as much of it as routers look at."""
-    labels = f'{{engine="0",model_name="{MODEL}"}}'
-    cache = 'block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="65536"'
-    return f"""\
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{labels} {running}.0
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{labels} {waiting}.0
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{labels} 0.1
-# TYPE vllm:prompt_tokens_total counter
-vllm:prompt_tokens_total{labels} {prompt_tokens}.0
-# TYPE vllm:generation_tokens_total counter
-vllm:generation_tokens_total{labels} {generation_tokens}.0
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{{{cache}}} 1.0
-""".encode()
+PAGE_OF_MODELS = plain("200 OK", json.dumps(models(MODEL)).encode())

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from loadtest.common.answers import LAST_CHUNK, METRICS_KIND, NOT_FOUND, STREAM_HEAD, chunk, metrics, plain
 from loadtest.faults.upstream import answers
 
 EARLY = ("rst", "fin", "garbage_http", "hang", "hang_headers", "400", "429", "500", "503")
@@ -33,7 +34,7 @@ class Behaviour:
     """What a replica does with requests."""
 
     fault: str = ""
-    """One of EARLY or MID; empty: none."""
+    """A fault of EARLY or MID; empty: none."""
     count: int = -1
     """The fault is for so many requests; -1: for all."""
     after: int = 2
@@ -56,13 +57,13 @@ class State:
         self.name = name
         self.behaviour = Behaviour()
         self.seen: list[dict[str, Any]] = []
-        self.connections: set[Connection] = set()
+        self.connections: set[FaultyConnection] = set()
         self.opened = self.running = self.waiting = self.flooded_bytes = self.prompt_tokens = self.tokens = 0
         self.slots: asyncio.Semaphore | None = None
         self.healthy_s: float | None = None  # the first good answer of /health since it was opened
 
     def behave(self, fields: dict[str, Any]) -> None:
-        """From now on, with what is not told as by default."""
+        """Behave like this from now on; fields that are not given have their defaults."""
         self.behaviour = Behaviour(**fields)
         self.slots = asyncio.Semaphore(self.behaviour.slots) if self.behaviour.slots else None
 
@@ -81,7 +82,7 @@ class State:
         return here, words.get("id", "")
 
 
-class Connection(asyncio.Protocol):
+class FaultyConnection(asyncio.Protocol):
     """One connection; requests one after another."""
 
     def __init__(self, state: State) -> None:
@@ -116,15 +117,15 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     def eof_received(self) -> bool:
-        """They will say no more: they have left."""
+        """The client will send no more: it has left."""
         return False
 
     def pause_writing(self) -> None:
-        """Nobody reads."""
+        """The client reads too slowly."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """They read again."""
+        """The client reads again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -142,8 +143,8 @@ class Connection(asyncio.Protocol):
         if length:
             stop = at + int(length[1])
         elif _CHUNKED.search(head):  # JSON has no bare CR LF: the last chunk cannot be taken for something else
-            stop = self._held.find(b"\r\n" + answers.LAST_CHUNK, at - 2) + 2 + len(answers.LAST_CHUNK)
-            if stop < at + len(answers.LAST_CHUNK):
+            stop = self._held.find(b"\r\n" + LAST_CHUNK, at - 2) + 2 + len(LAST_CHUNK)
+            if stop < at + len(LAST_CHUNK):
                 return
         else:
             stop = at
@@ -175,14 +176,14 @@ class Connection(asyncio.Protocol):
             if healthy and state.healthy_s is None:
                 state.healthy_s = time.monotonic()
             status = "200 OK" if healthy else "503 Service Unavailable"
-            self._transport.write(answers.plain(status))
+            self._transport.write(plain(status))
         elif path == b"/metrics":
-            page = answers.metrics(state.running, state.waiting, state.prompt_tokens, state.tokens)
-            self._transport.write(answers.plain("200 OK", page, "text/plain; version=0.0.4"))
+            page = metrics(answers.MODEL, state.running, state.waiting, state.prompt_tokens, state.tokens)
+            self._transport.write(plain("200 OK", page, METRICS_KIND))
         elif path == b"/v1/models":
-            self._transport.write(answers.plain("200 OK", answers.MODELS))
+            self._transport.write(answers.PAGE_OF_MODELS)
         else:
-            self._transport.write(answers.plain("404 Not Found", b'{"detail":"Not Found"}'))
+            self._transport.write(NOT_FOUND)
 
     async def _generate(self, api: answers.Api, body: bytes) -> None:
         state = self._state
@@ -222,7 +223,7 @@ class Connection(asyncio.Protocol):
         body = json.dumps(api.whole).encode()
         await asyncio.sleep(do.token_s * do.tokens)
         self._state.tokens += do.tokens
-        whole = answers.plain("200 OK", body)
+        whole = plain("200 OK", body)
         if not do.fault:
             self._transport.write(whole)
             return
@@ -238,55 +239,55 @@ class Connection(asyncio.Protocol):
             case "hang":
                 await asyncio.Event().wait()
             case "hang_headers":
-                self._transport.write(answers.STREAM_HEAD)
+                self._transport.write(STREAM_HEAD)
                 await asyncio.Event().wait()
             case "500":
-                self._transport.write(answers.plain("500 Internal Server Error", _SHUTDOWN))
+                self._transport.write(plain("500 Internal Server Error", _SHUTDOWN))
             case "400" | "429" | "503":
                 error = {"message": "no", "type": "x", "code": int(do.fault)}
                 later = f"retry-after: {do.retry_after}\r\n" if do.fault != "400" else ""
                 text = json.dumps({"error": error}).encode()
-                self._transport.write(answers.plain(_STATUS[do.fault], text, headers=later))
+                self._transport.write(plain(_STATUS[do.fault], text, headers=later))
             case _:
                 await self._end(f"mid_{do.fault}")
 
     async def _stream(self, api: answers.Api, do: Behaviour) -> None:
         write = self._transport.write
-        write(answers.STREAM_HEAD + b"".join(map(answers.chunk, api.before)))
+        write(STREAM_HEAD + b"".join(map(chunk, api.before)))
         tokens = api.tokens(do.after if do.fault else do.tokens)
         for i, event in enumerate(tokens):
             if i and do.token_s:
                 await asyncio.sleep(do.token_s)
-            write(answers.chunk(event))
+            write(chunk(event))
             self._state.tokens += 1
         if do.fault:
             await asyncio.sleep(BEFORE_FAULT_S)
             if do.fault == "mid_cut":
-                write(answers.chunk(api.tokens(1)[0])[:20])
+                write(chunk(api.tokens(1)[0])[:20])
             if do.fault == "mid_done":
-                write(b"".join(map(answers.chunk, api.done)))
+                write(b"".join(map(chunk, api.done)))
             if do.fault == "mid_garbage":
-                write(answers.chunk(b"\x00\xff{{{ this is no event [1,2"))
+                write(chunk(b"\x00\xff{{{ this is no event [1,2"))
             await self._end(do.fault)
             return
-        write(b"".join(map(answers.chunk, (*api.finish, *api.done))) + answers.LAST_CHUNK)
+        write(b"".join(map(chunk, (*api.finish, *api.done))) + LAST_CHUNK)
 
     async def _end(self, fault: str) -> None:
-        """How a faulty answer ends."""
+        """End a faulty answer."""
         match fault:
             case "mid_rst":
                 sock: socket.socket = self._transport.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 self._transport.abort()
             case "mid_eof" | "mid_done" | "mid_garbage":
-                self._transport.write(answers.LAST_CHUNK)
+                self._transport.write(LAST_CHUNK)
             case "mid_stall":
                 await asyncio.Event().wait()
             case _:
                 self._transport.close()
 
     async def _flood(self, size: int) -> None:
-        self._transport.write(answers.STREAM_HEAD)
+        self._transport.write(STREAM_HEAD)
         sent = 0
         while sent < size:
             await self._writable.wait()
@@ -295,7 +296,7 @@ class Connection(asyncio.Protocol):
             self._state.flooded_bytes += len(answers.FLOOD_PIECE)
             await asyncio.sleep(0)
         api = answers.APIS["chat"]
-        self._transport.write(b"".join(map(answers.chunk, (*api.finish, *api.done))) + answers.LAST_CHUNK)
+        self._transport.write(b"".join(map(chunk, (*api.finish, *api.done))) + LAST_CHUNK)
 
 
 class _NoLimit:

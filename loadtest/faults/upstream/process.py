@@ -19,15 +19,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import uvloop
-
-from loadtest.faults.upstream.connection import Connection, State
+from loadtest.common.processes import until_stopped
+from loadtest.faults.upstream.connection import FaultyConnection, State
 
 BACKLOG = 1_024
 READY = "ready {name} {port} control {control}"
 
 
-class Replica:
+class FaultyReplica:
     """The listener, which can be closed and opened again, and its control port."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
@@ -39,7 +38,9 @@ class Replica:
         """Listen, on the same port as before."""
         if self._server is None:
             loop = asyncio.get_running_loop()
-            server = await loop.create_server(lambda: Connection(self.state), self._host, self.port, backlog=BACKLOG)
+            server = await loop.create_server(
+                lambda: FaultyConnection(self.state), self._host, self.port, backlog=BACKLOG
+            )
             self.port, self._server = server.sockets[0].getsockname()[1], server
 
     def refuse(self) -> None:
@@ -84,7 +85,7 @@ class Replica:
 
 async def serve(name: str, host: str, port: int) -> None:
     """One replica and its control port, said in a line, until cancelled."""
-    replica = Replica(name, host, port)
+    replica = FaultyReplica(name, host, port)
     await replica.open()
     control = await asyncio.start_server(replica.control, host, 0, limit=1 << 20)
     print(READY.format(name=name, port=replica.port, control=control.sockets[0].getsockname()[1]), flush=True)
@@ -98,11 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     options = parser.parse_args(argv)
-    try:
-        uvloop.run(serve(options.name, options.host, options.port))
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return until_stopped(serve(options.name, options.host, options.port))
 
 
 if __name__ == "__main__":

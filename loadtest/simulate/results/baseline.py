@@ -24,11 +24,11 @@ class BaselineError(ValueError):
 
 class _Document(msgspec.Struct):
     ttft_p90_s: dict[str, dict[str, dict[int, float]]]
-    """By workload, load and seed."""
+    """p90 TTFT by workload, load and seed."""
 
 
 def read(path: Path) -> Baseline:
-    """Of a file that `write` made. Raises BaselineError, OSError."""
+    """Read a file that `write` made. Raises BaselineError, OSError."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Document).ttft_p90_s
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -37,7 +37,7 @@ def read(path: Path) -> Baseline:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Of rows of single runs, with the commit of the code that writes it. Raises BaselineError, OSError."""
+    """Write rows of single runs, with the commit of the code. Raises BaselineError, OSError."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if row.policy == WARM and row.seed is not None and row.case is None and row.ttft_p90_s is not None:

@@ -44,7 +44,7 @@ class Panel:
 
 
 def write_charts(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Of rows over seeds: for each workload hit rate against TTFT, and TTFT over load if there are several."""
+    """Draw rows over seeds: for each workload hit rate against TTFT, and TTFT over load if there are several loads."""
     path.write_text(svg(rows, title), encoding="utf-8")
 
 

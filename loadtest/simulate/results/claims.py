@@ -25,12 +25,12 @@ from loadtest.common.report import Row
 
 WARM = "warm"
 WITHIN = 0.05
-"""Of the best rival, in each figure."""
+"""How far from the best rival counts as level, as a part of each figure."""
 NEVER_WORSE = 0.03
 BASELINE_WORSE = 0.03
-"""Of the mean p90 TTFT of an earlier `warm`."""
+"""The most by which p90 TTFT may exceed the mean of an earlier `warm`."""
 PAIRS_MIN = 5
-"""So many seeds make an interval that counts."""
+"""The fewest seeds that make an interval."""
 TTFT_P99_MAX_S = 60.0
 SATURATED = ("above", "twice")
 YARDSTICKS = ("round_robin", "least_loaded")
@@ -132,7 +132,7 @@ def got_text(row: Row) -> str:
 
 
 def worst(same: Sequence[Row]) -> Row:
-    """Of rows of one goal, the one that is furthest to the wrong side."""
+    """The row of one goal that is furthest on the wrong side."""
     more = same[0].goal in {GOODPUT, OUTPUT.name, OUTPUT.never}
     return (min if more else max)(same, key=lambda row: row.got or 0.0)
 

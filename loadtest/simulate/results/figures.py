@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from loadtest.common.report import Row, percentile
+from loadtest.common.report import Row, percentile, quantiles
 from loadtest.simulate.scenarios.table import Scenario
-from loadtest.simulate.world.world import Result, Sent
+from loadtest.simulate.world.world import Result, SimulatedRequest
 
 REJECTED = ("rejected", "none_ready")
 """Failures that a client sees as 429 or 503."""
@@ -45,13 +45,9 @@ def row_of(scenario: Scenario, result: Result) -> Row:
         requests=len(sent),
         errors=failures.total() - rejected,
         rejected=rejected,
-        ttft_p50_s=percentile(ttfts, 50),
-        ttft_p90_s=percentile(ttfts, 90),
-        ttft_p99_s=percentile(ttfts, 99),
+        **quantiles("ttft", ttfts),
         ttft_limit_s=limit_s,
-        e2e_p50_s=percentile(e2es, 50),
-        e2e_p90_s=percentile(e2es, 90),
-        e2e_p99_s=percentile(e2es, 99),
+        **quantiles("e2e", e2es),
         tpot_p50_ms=percentile(tpots, 50),
         tpot_p90_ms=percentile(tpots, 90),
         patience_s=setting.patience_s,
@@ -70,19 +66,19 @@ def row_of(scenario: Scenario, result: Result) -> Row:
     return row
 
 
-def _or_longest(sent: Sent, took_s: float | None, longest_s: float) -> float:
+def _or_longest(sent: SimulatedRequest, took_s: float | None, longest_s: float) -> float:
     return longest_s if sent.failure or took_s is None else min(took_s, longest_s)
 
 
-def _per_token_s(sent: Sent) -> float | None:
-    """Of an answer that came to its end; None for one token, which is the first."""
+def _per_token_s(sent: SimulatedRequest) -> float | None:
+    """Seconds per token of a whole answer; None for an answer of one token."""
     tokens = sent.turn.output_tokens - 1
     if sent.failure or sent.ttft_s is None or sent.e2e_s is None or not tokens:
         return None
     return (sent.e2e_s - sent.ttft_s) / tokens
 
 
-def _of_caches(row: Row, sent: Sequence[Sent], replicas: Sequence[str]) -> None:
+def _of_caches(row: Row, sent: Sequence[SimulatedRequest], replicas: Sequence[str]) -> None:
     """Hit rates, imbalance and who was asked, of the requests that were prefilled."""
     computed = dict.fromkeys(replicas, 0)
     asked, found, replayed = 0, 0, 0
@@ -106,24 +102,9 @@ def _of_caches(row: Row, sent: Sequence[Sent], replicas: Sequence[str]) -> None:
 
 
 MEDIANS = (
-    "load",
-    "ttft_p50_s",
-    "ttft_p90_s",
-    "ttft_p99_s",
-    "e2e_p50_s",
-    "e2e_p90_s",
-    "e2e_p99_s",
-    "tpot_p50_ms",
-    "tpot_p90_ms",
-    "output_tokens_per_s",
-    "goodput",
-    "goodput_share",
-    "token_hit_rate",
-    "replay_hit_rate",
-    "genuine_hit_rate",
-    "imbalance",
-    "requests_per_wall_minute",
-    "duration_s",
+    *("load", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s", "tpot_p50_ms"),
+    *("tpot_p90_ms", "output_tokens_per_s", "goodput", "goodput_share", "token_hit_rate", "replay_hit_rate"),
+    *("genuine_hit_rate", "imbalance", "requests_per_wall_minute", "duration_s"),
 )
 SUMS = ("requests", "errors", "rejected", "held", "held_while_idle", "preemptions")
 

@@ -63,7 +63,7 @@ P90_S = {
 }
 """Published p90 TTFT by stage, in seconds."""
 OUTPUT_TOKENS_PER_S = {60: {"precise": 10_497.0, "estimated": 7_248.0, "random": 4_835.0, "load": 4_745.0}}
-"""Likewise."""
+"""Published output tokens a second, by rate and policy."""
 CLEARLY = 1.5
 """Two published figures that are this many times apart have an order to be held to; 106 s and 110 s have none."""
 WARM_MOST_S, ROUND_ROBIN_LEAST_S, TOP_RPS = 1.0, 60.0, 60
@@ -118,7 +118,7 @@ def _of_stage(scenario: Scenario, result: Result, first: int, rate: int, count: 
 
 
 def case_of(rate: int) -> str:
-    """How rows name a stage."""
+    """The name of a stage in rows."""
     return f"{rate}/s"
 
 
@@ -155,7 +155,7 @@ def _judged(ladder: str, policy: str | None, rate: int, goal: str, expected: flo
 
 
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
-    """Of rows of single runs: what must be seen and whether it is, and how far off the published figures are."""
+    """What must be seen in rows of single runs, whether it is, and how far off the published figures are."""
     lines = [
         f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}: got {row.got:.3g}, {_verdict(row)}"
         for row in judge(rows)

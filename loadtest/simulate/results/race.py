@@ -35,7 +35,7 @@ Done = Callable[[Sequence[Row]], None]
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """Who races: a row by its name, if need be with constants of its modules as (module, name, value)."""
+    """A racer: a row by its name, with other constants of its modules if need be, as (module, name, value)."""
 
     policy: str
     label: str | None = None
@@ -53,7 +53,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RaceJob:
     """One workload at one load for one seed, and who races over it."""
 
     scenario: str
@@ -86,14 +86,14 @@ class Job:
 
 
 def shortened(workload: Workload, requests_max: int) -> Workload:
-    """Its warm-up, and after it so many requests only."""
+    """The workload with its warm-up and only so many requests after it."""
     requests_max += workload.warm_up
     if workload.open:
         return replace(workload, sessions=workload.sessions[:requests_max])
     return replace(workload, requests_max=min(requests_max, workload.requests_max))
 
 
-def run_job(job: Job) -> list[Row]:
+def run_job(job: RaceJob) -> list[Row]:
     """A row for each entrant, in their order."""
     scenario = job.build()
     with settled():
@@ -115,7 +115,7 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _run(job: Job, scenario: Scenario, entrant: Entrant) -> Row:
+def _run(job: RaceJob, scenario: Scenario, entrant: Entrant) -> Row:
     source = ROWS[entrant.policy]
     began = time.perf_counter()
     try:
@@ -135,8 +135,8 @@ def _run(job: Job, scenario: Scenario, entrant: Entrant) -> Row:
 
 @contextmanager
 def changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
-    """With those values in place of the modules' own. Nothing else runs in this process meanwhile. Raises ValueError
-    for a module that is native code (deploy/compiled.py), which keeps its own whatever stands there."""
+    """Run the block with these values in place of the modules' own; nothing else may run in this process meanwhile.
+    Raises ValueError for a module that is native code (deploy/compiled.py), which keeps its own values."""
     before = [(import_module(module), name) for module, name, _ in constants]
     if compiled := {module.__name__ for module, _ in before if not (module.__file__ or "").endswith(".py")}:
         raise ValueError(
@@ -160,7 +160,7 @@ def race(jobs: Sequence[AnyJob], processes: int, done: Done, run: Callable[[AnyJ
             rows[number] = run(job)
             done(rows[number])
     else:
-        # Not forked: a progress bar has a thread.
+        # Processes are spawned, not forked, since a progress bar has a thread.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(processes, len(jobs)), context) as pool:
             numbers = {pool.submit(run, job): number for number, job in enumerate(jobs)}

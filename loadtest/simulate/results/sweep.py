@@ -28,7 +28,7 @@ FACTORS = (1 / 3, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One of them. `module` is where it stands."""
+    """A constant; `module` is where it stands."""
 
     name: str
     module: str
@@ -38,7 +38,7 @@ class Constant:
     """Modules that import it by name, and so have it to themselves."""
 
     def own(self) -> float:
-        """Its value in the code."""
+        """The value of the constant in the code."""
         value: float = getattr(import_module(self.module), self.name)
         return value
 
@@ -104,11 +104,11 @@ class Move:
     p90_ratio: float
     """Geometric mean of p90 TTFT over that under the constant's own value."""
     e2e_ratio: float
-    """Likewise of p90 end-to-end."""
+    """The ratio of p90 end-to-end times."""
 
 
 def moves(rows: Sequence[Row]) -> list[Move]:
-    """Of the rows of single runs (`seed`), each other value against the constants as they are on the same seed."""
+    """Compare each other value with the constants as they are, on the same seed; rows are single runs."""
     own: dict[tuple[str | None, str | None, int | None], Row] = {}
     tried: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -149,12 +149,12 @@ def _shown(group: Sequence[Move]) -> str:
 
 
 def heads(found: Sequence[Move]) -> tuple[str, ...]:
-    """Of `lines`."""
+    """The heads of `lines`."""
     return ("constant", *dict.fromkeys(move.workload for move in found), "all", "most")
 
 
 def print_moves(console: Console, found: Sequence[Move]) -> None:
-    """The table."""
+    """Print the moves as a table."""
     drawn = Table(title="p90 TTFT and p90 end-to-end against the value in the code", title_justify="left")
     for i, head in enumerate(heads(found)):
         drawn.add_column(head, justify="left" if i == 0 else "right")

@@ -43,7 +43,7 @@ class Grid:
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
-    """Of rows over seeds (see `figures.over_seeds`): a grid for each figure of each load, in the order of LOADS."""
+    """A grid for each figure of each load, in the order of LOADS; rows are over seeds (`figures.over_seeds`)."""
     rows = [row for row in rows if row.seeds is not None and row.goal is None and row.case is None]
     loads = dict.fromkeys(row.load_name or "" for row in rows)
     order = [*(name for name in LOADS if name in loads), *(name for name in loads if name not in LOADS)]
@@ -84,7 +84,7 @@ def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
 
 
 def mean_of(rows: Iterable[Row], figure: Figure) -> float:
-    """The geometric mean."""
+    """The geometric mean of a figure over rows."""
     return exp(fmean(log(figure.of(row)) for row in rows))
 
 
@@ -115,7 +115,7 @@ def _text(row: Row, figure: Figure) -> str:
 
 
 def seconds(value: float) -> str:
-    """With three digits at most."""
+    """Seconds with at most three digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:.{digits}f} s"
 
@@ -131,7 +131,8 @@ class Standing:
     output_tokens_per_s: float
     goodput_share: float
     near: int
-    """In how many workloads and loads it is within WITHIN of the best p90 TTFT of those that can be built."""
+    """The number of workloads and loads in which it is within WITHIN of the best p90 TTFT of policies that can be
+    built."""
     bound: bool
 
 
@@ -148,7 +149,7 @@ STANDING_HEADS = (
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Of rows of single runs: all policies that ran everywhere, bounds first, then the best."""
+    """The standing of all policies that ran everywhere, bounds first, then the best; rows are single runs."""
     rows = [row for row in rows if row.seed is not None and row.goal is None and row.case is None]
     by_policy: dict[str, list[Row]] = {}
     for row in rows:
@@ -172,7 +173,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
 
 
 def _near(rows: Sequence[Row]) -> Counter[str]:
-    """Of each policy, cells in which it is near the best; upper bounds are nobody's best."""
+    """By policy: the cells in which it is near the best; upper bounds do not count as best."""
     cells: dict[tuple[str | None, str | None], dict[str, list[Row]]] = {}
     for row in rows:
         if not row.bound:
@@ -186,7 +187,7 @@ def _near(rows: Sequence[Row]) -> Counter[str]:
 
 
 def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """As people read it, under STANDING_HEADS."""
+    """The standings as lines of a table, under STANDING_HEADS."""
     found = standings(rows)
     cells = len({(row.workload, row.load_name) for row in rows if row.seed is not None and row.goal is None})
     warm = next((each for each in found if each.policy == WARM), None)

@@ -34,7 +34,7 @@ from router.core.placement.policies import POLICIES, Policy
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Where a row comes from. `make` gives a fresh policy."""
+    """The source of a row; `make` gives a fresh policy."""
 
     make: Callable[[], Policy]
     source: str
@@ -74,8 +74,7 @@ _SCORED = {
         "llm-d's context-length-aware, what #2559 is held against: the same by length of the prompt",
     ),
     "dynamo_cold_pool": RowSource(
-        ColdPool,
-        "Dynamo draft #12806 (2026-08) as far as stated: 65,536 uncached tokens, a quarter of the replicas",
+        ColdPool, "Dynamo draft #12806 (2026-08) as far as stated: 65,536 uncached tokens, a quarter of the replicas"
     ),
     "infera": RowSource(Infera, "AMD Infera 5890f7f (2026-08): overlap weight 1.0, recent misses x 0.97 a pick"),
     "sticky_override": RowSource(

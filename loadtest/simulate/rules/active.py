@@ -18,13 +18,13 @@ class ActiveBlocks:
         return len(self._counts)
 
     def add(self, keys: Iterable[int]) -> None:
-        """Of a request that opens."""
+        """Add the keys of a request that opens."""
         counts = self._counts
         for key in keys:
             counts[key] = counts.get(key, 0) + 1
 
     def remove(self, keys: Iterable[int]) -> None:
-        """Of one that was added."""
+        """Remove the keys of a request that was added."""
         counts = self._counts
         for key in keys:
             count = counts[key]

@@ -31,7 +31,7 @@ _NOBODY: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Its environment variables."""
+    """Values of its environment variables."""
 
     block_chars: int = 4
     imbalance_requests: int = 8
@@ -43,7 +43,7 @@ README = Setup(block_chars=128, imbalance_requests=16, deviations=2)
 
 
 class PrefixCache(Shown):
-    """With its table of blocks."""
+    """AIBrix with its table of blocks."""
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class PrefixCache(Shown):
         self._table: OrderedDict[int, tuple[float, set[str]]] = OrderedDict()
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """By share held, within the limit."""
+        """The replica that holds the largest share of the prompt, within the limit."""
         sight, setup = self.sight, self._setup
         keys = sight.turn.chain
         loads = [c.in_flight for c in candidates]

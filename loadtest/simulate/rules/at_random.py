@@ -15,5 +15,5 @@ class AtRandom(Shown):
     cache_aware = False
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """One of them."""
+        """Any candidate."""
         return Choice(candidates[drawn(self.sight.turn, len(candidates))].id, tied=False)

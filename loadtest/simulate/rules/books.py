@@ -26,6 +26,7 @@ class Booked(Shown, ABC):
         """Work by replica, in the unit of `_work`."""
         self._open: dict[Turn, int] = {}
         self._candidates: Sequence[Candidate] = ()
+        self._turns = Turns()
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Pick one of `candidates`."""
@@ -33,37 +34,37 @@ class Booked(Shown, ABC):
         return Choice(self._pick(candidates).id)
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its work waits there."""
+        """Book the request's work at this replica."""
         chosen = next(c for c in self._candidates if c.id == replica)
         work = self._open[turn] = self._work(chosen)
         self.pending[replica] = self.pending.get(replica, 0) + work
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its work is done."""
+        """Take the request's work off the books."""
         self.pending[replica] -= self._open.pop(turn, 0)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its work is done, or lost."""
+        """Take the request's work off the books, if it is still there."""
         self.first_token(turn, replica, now_s)
 
     def _any(self, tied: Sequence[Candidate]) -> Candidate:
-        """Of several that cost the same, as if at random."""
+        """One of several that cost the same, as if at random."""
         return tied[drawn(self.sight.turn, len(tied))]
 
     def _waiting(self, candidate: Candidate) -> int:
         return self.pending.get(candidate.id, 0)
 
     def _work(self, candidate: Candidate) -> int:
-        """Of the request, if it is placed there: prompt tokens to compute, unless a rule counts otherwise."""
+        """The work of the request if it is placed there: prompt tokens to compute, unless a rule counts otherwise."""
         return candidate.uncached_tokens
 
     def _load(self, candidate: Candidate) -> Load:
-        """What the last probe said."""
+        """The load that the last probe of the replica told."""
         return self.sight.router.fleet.members[candidate.id].load
 
     @abstractmethod
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
-        """The formula."""
+        """The candidate that the formula picks."""
 
 
 def least(candidates: Sequence[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
@@ -80,7 +81,7 @@ class Turns:
         self._turn = -1
 
     def one_of(self, tied: Sequence[Candidate]) -> Candidate:
-        """Whose turn it is."""
+        """The candidate whose turn it is."""
         if len(tied) == 1:
             return tied[0]
         self._turn += 1

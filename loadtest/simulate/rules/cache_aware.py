@@ -34,7 +34,7 @@ from router.core.facts.placements import Candidate, Choice, Market
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """As `--help` of the installed versions gives them."""
+    """Flags of the installed versions, with the defaults that `--help` gives."""
 
     cache_threshold: float = 0.3
     balance_abs_requests: int = 64
@@ -53,7 +53,7 @@ SWING_REQUESTS_MIN, SWING_DEVIATIONS = 4, 2
 
 
 class CacheAware(Shown):
-    """As sglang-router and vllm-router have it."""
+    """The cache-aware policy of sglang-router and vllm-router."""
 
     def __init__(self, name: str, flags: Flags) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class CacheAware(Shown):
         self._evict_s = flags.eviction_interval_s
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """By the match, if it is long enough and the gate is open."""
+        """The holder of the longest match, if the match is long enough and load is even."""
         sight, flags = self.sight, self._flags
         if sight.now_s >= self._evict_s:
             self._tree.evict(flags.tree_chars_max, together=flags.tree_shared)
@@ -77,7 +77,7 @@ class CacheAware(Shown):
         return Choice(chosen.id, tied=False)
 
     def _gated(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Who gets the request without a look at the tree, while load is uneven."""
+        """The replica that gets the request without a look at the tree while load is uneven; else None."""
         loads = [c.in_flight for c in candidates]
         most, least = max(loads), min(loads)
         if most - least > self._flags.balance_abs_requests and most > self._flags.balance_rel * least:
@@ -88,13 +88,13 @@ class CacheAware(Shown):
         return least_loaded(candidates)
 
     def _matched(self, node: Node, candidates: Sequence[Candidate]) -> Candidate:
-        """Its holder, or the first candidate where that one is none."""
+        """The holder of a node, or the first candidate where the holder is no candidate."""
         holder = node.holder()
         return next((c for c in candidates if c.id == holder), candidates[0])
 
 
 class ShepherdCacheAware(CacheAware):
-    """As SMG has it."""
+    """The cache-aware policy of SMG."""
 
     def _gated(self, candidates: Sequence[Candidate]) -> Candidate | None:
         return None

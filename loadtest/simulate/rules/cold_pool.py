@@ -23,7 +23,7 @@ from router.core.facts.placements import Candidate
 COLD_TOKENS_MIN = 65_536
 COLD_SHARE_MIN = 0.5
 POOL_SHARE = 4
-"""One of so many replicas is in the pool."""
+"""One in this many replicas is in the pool."""
 
 
 class ColdPool(Dynamo):
@@ -37,13 +37,13 @@ class ColdPool(Dynamo):
         self._prefilling: dict[Turn, str] = {}
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """A cold one drains its replica."""
+        """Drain the replica of a cold request."""
         super().placed(turn, replica, now_s)
         if self._cold:
             self._prefilling[turn] = replica
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Which is over with its prefill."""
+        """End the drain: the prefill is over."""
         super().first_token(turn, replica, now_s)
         self._prefilling.pop(turn, None)
 

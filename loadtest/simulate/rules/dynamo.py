@@ -37,17 +37,17 @@ class Dynamo(Booked):
         self._active: dict[str, ActiveBlocks] = {}
 
     def see(self, sight: Sight) -> None:
-        """See Rule."""
+        """Take what the router shows a rule."""
         super().see(sight)
         self._keys = sight.turn.chain
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its blocks are active there."""
+        """The blocks of the request are active there."""
         super().placed(turn, replica, now_s)
         self._active.setdefault(replica, ActiveBlocks()).add(turn.chain)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """They no longer are, unless others' are the same."""
+        """The blocks are no longer active, unless other requests share them."""
         super().ended(turn, replica, now_s)
         self._active[replica].remove(turn.chain)
 

@@ -53,7 +53,8 @@ class PrefixHash(Shown):
         return Choice(chosen, tied=False)
 
     def _hash(self, turn: Turn) -> int:
-        """Of its first characters. Prompts with the same first key share them, and it costs less than the text."""
+        """A hash of the first characters. The first key stands for them: prompts with the same one share them, and it
+        costs less than the text."""
         chars = min(PREFIX_CHARS, turn.first_user_bytes)
         known = (turn.chain[0] if turn.chain else turn.end_key, chars)
         found = self._hashes.get(known)

@@ -58,12 +58,12 @@ class Lbgr(Booked):
     def __init__(self) -> None:
         super().__init__()
         self._queues: dict[str, tuple[float, float]] = {}
-        """By replica: milliseconds, and when they were that many."""
+        """By replica: milliseconds of queue, and the time at which they were measured."""
         self._remainders: dict[str, Remainder] = {}
         self._under_way: dict[Turn, Placed] = {}
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It queues there."""
+        """The request queues there."""
         super().placed(turn, replica, now_s)
         queue_ms, own_ms = self._queue_ms(replica, now_s), float(self._open[turn])
         self._under_way[turn] = Placed(now_s, own_ms, queue_ms)

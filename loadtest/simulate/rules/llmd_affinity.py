@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.rules.books import Booked, least
 from router.core.facts.placements import Candidate
 
 AFFINITY = 0.80
@@ -29,15 +29,11 @@ class LlmdAffinity(Booked):
 
     name = "llmd_affinity"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._turns = Turns()
-
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
         return self._turns.one_of(least(self._sticky(candidates) or candidates, self._load_share))
 
     def _sticky(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Who holds enough of the prompt; nobody, where they are too far behind the others."""
+        """The candidates that hold enough of the prompt; none if they are too far behind the others."""
         sticky: list[Candidate] = []
         others: list[Candidate] = []
         for c in candidates:

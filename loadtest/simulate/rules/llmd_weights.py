@@ -25,19 +25,19 @@ from loadtest.simulate.rules.books import Booked, least
 from router.core.facts.placements import Candidate
 
 SEEN_TOKENS = 256 * 64 // 4
-"""Of a prompt, by the estimating producer: 256 blocks of 64 characters, four to a token."""
+"""Tokens of a prompt that the estimating producer sees: 256 blocks of 64 characters, four to a token."""
 
 Prefix = Callable[[Sequence[Candidate]], list[float]]
 """Scores of candidates, 0 to 1."""
 
 
 def by_share(candidates: Sequence[Candidate]) -> list[float]:
-    """Of the prompt."""
+    """By candidate: the share of the prompt that is cached."""
     return [c.cached_tokens / (c.cached_tokens + c.uncached_tokens) for c in candidates]
 
 
 def by_capped_share(candidates: Sequence[Candidate]) -> list[float]:
-    """Of what the producer sees of the prompt."""
+    """By candidate: the cached share of what the producer sees of the prompt."""
     return [min(1.0, c.cached_tokens / min(SEEN_TOKENS, c.cached_tokens + c.uncached_tokens)) for c in candidates]
 
 

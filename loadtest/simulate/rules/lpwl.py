@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.rules.books import Booked, least
 from router.core.facts.placements import Candidate
 
 
 class Lpwl(Booked):
-    """No settings."""
+    """The least prefill work left; it has no settings."""
 
     name = "lpwl"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._turns = Turns()
 
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
         shortest = least(candidates, lambda c: self._waiting(c) + c.uncached_tokens)

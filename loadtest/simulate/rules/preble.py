@@ -51,11 +51,11 @@ class ExploitExplore(Shown):
         return Choice(chosen.id, tied=False)
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its answer begins."""
+        """The answer of the request begins."""
         self._began_s[turn.number] = now_s
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """So much time an answer takes."""
+        """Learn how long an answer takes."""
         began_s = self._began_s.pop(turn.number, None)
         if began_s is not None:
             self._answers_ms.append((now_s - began_s) * 1e3)

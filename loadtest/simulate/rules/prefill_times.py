@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.engine.calibration import StepTimes
-from loadtest.engine.model import Limits
+from loadtest.engine.step import Limits
 
 STEP_TOKENS = Limits().batched_tokens_max
 

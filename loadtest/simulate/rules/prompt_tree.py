@@ -23,7 +23,7 @@ from router.core.prompts.blocks import BLOCK_BYTES
 STRAY_DIGITS = 6
 """Hex digits by which branches are told apart: enough for 16 million of them at one place."""
 
-Keys = array  # of the router's block keys, 'Q'
+Keys = array  # the router's block keys, as array('Q')
 
 
 class Node:
@@ -35,7 +35,7 @@ class Node:
         self.keys = keys
         self.parent = parent
         self.holders = holders
-        """When a prompt that ends here was last sent there; 0 where none ended here."""
+        """By holder: when a prompt that ends here was last sent there; 0 if none ended here."""
         self.maker = maker
         self.children: dict[int, Node] = {}
         self.branches: dict[int, int] | None = None
@@ -43,11 +43,11 @@ class Node:
 
     @property
     def chars(self) -> int:
-        """Its length."""
+        """The length of the edge in characters."""
         return len(self.keys) * BLOCK_BYTES
 
     def holder(self) -> str:
-        """Its maker while that one holds it, else any other; empty where nobody does."""
+        """The replica that made the node while it holds it, else any other holder; empty without holders."""
         return self.maker if self.maker in self.holders else next(iter(self.holders), "")
 
 
@@ -58,7 +58,7 @@ class PromptTree:
         self._root = Node(array("Q"), None, {}, "")
         self._times = count(1)
         self.chars: dict[str, int] = {}
-        """Of each holder."""
+        """By holder: characters in the tree."""
 
     def match(self, keys: Keys[int]) -> tuple[int, Node]:
         """Characters that are in the tree, and the node where the prompt leaves it or ends."""
@@ -134,7 +134,7 @@ class PromptTree:
 
 
 def _shared(left: Keys[int], keys: Keys[int], start: int) -> int:
-    """How many keys of `left` are those from `start` on. The first is."""
+    """The number of keys of `left` that equal `keys` from `start` on; the first one does."""
     high = min(len(left), len(keys) - start)
     if left[:high] == keys[start : start + high]:
         return high

@@ -23,7 +23,7 @@ MATCH_SHARE_MIN = 0.1
 
 
 class PrefixAffinity(Shown):
-    """With the default threshold: queues are never too uneven for it."""
+    """Ray Serve's prefix affinity with its default threshold, for which queues are never too uneven."""
 
     name = "ray_prefix"
 

@@ -18,17 +18,17 @@ class Shown:
     sight: Sight
 
     def see(self, sight: Sight) -> None:
-        """See `Rule`."""
+        """Keep what the router shows."""
         self.sight = sight
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """See `Rule`."""
+        """A rule that keeps books overrides this."""
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """See `Rule`."""
+        """A rule that keeps books overrides this."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """See `Rule`."""
+        """A rule that keeps books overrides this."""
 
 
 def drawn(turn: Turn, count: int) -> int:
@@ -43,7 +43,7 @@ def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def one_of_least_loaded(candidates: Sequence[Candidate], turn: Turn) -> Candidate:
-    """Likewise; any of several."""
+    """Any candidate with the fewest requests."""
     least = min(c.in_flight for c in candidates)
     tied = [c for c in candidates if c.in_flight == least]
     return tied[drawn(turn, len(tied))]

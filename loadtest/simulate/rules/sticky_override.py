@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.simulate.rules.books import Booked, Turns, least
+from loadtest.simulate.rules.books import Booked, least
 from loadtest.simulate.world.turns import Turn
 from router.core.facts.placements import Candidate
 
@@ -20,21 +20,20 @@ OVERLOAD = 2.0
 
 
 class StickyOverride(Booked):
-    """No settings."""
+    """Sessions stick to a replica until it is overloaded; it has no settings."""
 
     name = "sticky_override"
     cache_aware = False
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns = Turns()
         self.pinned: dict[str, str] = {}
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It stays open, and counts as long."""
+        """Nothing changes: a request counts until it has ended."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It no longer counts."""
+        """The request no longer counts."""
         self.pending[replica] -= self._open.pop(turn, 0)
 
     def _work(self, candidate: Candidate) -> int:

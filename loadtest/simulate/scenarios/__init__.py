@@ -1,1 +1,2 @@
-"""Named workloads: recorded, generated, crowded, eventful; `table` has them by name."""
+"""Named workloads: `recorded`, `generated`, `crowded` and `eventful` make them, `table` has them by name and load,
+`scenario` is what they make."""

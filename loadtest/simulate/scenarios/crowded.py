@@ -11,7 +11,7 @@ from dataclasses import replace
 from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.scenarios import generated, recorded
-from loadtest.simulate.scenarios.generated import BLOCK_TOKENS, OWN_PIECES, PIECE_TOKENS, Part
+from loadtest.simulate.scenarios.generated import BLOCK_TOKENS, OWN_PIECES, PIECE_TOKENS, Pieces
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
 from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting
@@ -26,8 +26,8 @@ HOT_REQUESTS = 1_200
 def _hot_prefix(
     name: str, load: str, setting: Setting, pieces: int, output_tokens: tuple[int, int], requests: int = HOT_REQUESTS
 ) -> Scenario:
-    def part(rng: random.Random, number: int) -> Part:
-        return Part(0, pieces, number, 1, rng.randint(*output_tokens))
+    def part(rng: random.Random, number: int) -> Pieces:
+        return Pieces(0, pieces, number, 1, rng.randint(*output_tokens))
 
     return generated.scenario(name, load, setting, part, requests=requests)
 
@@ -64,9 +64,9 @@ def hot_prefix_mix(load: str, seed: int) -> Scenario:
     lengths = [rng.randint(10, 100) for _ in range(MIX_GROUPS)]
     weights = [1 / (1 + rank) for rank in range(MIX_GROUPS)]
 
-    def part(rng: random.Random, number: int) -> Part:
+    def part(rng: random.Random, number: int) -> Pieces:
         (group,) = rng.choices(range(MIX_GROUPS), weights)
-        return Part(group, lengths[group], number, rng.randint(1, 3), rng.randint(200, 1_000))
+        return Pieces(group, lengths[group], number, rng.randint(1, 3), rng.randint(200, 1_000))
 
     return generated.scenario("hot_prefix_mix", load, Setting(seed=seed), part, requests=HOT_REQUESTS)
 
@@ -80,7 +80,7 @@ def sample_groups(load: str, seed: int) -> Scenario:
     run is long beside an answer."""
     name = f"sample_groups:{seed}"
     rng = random.Random(name)
-    parts: list[Part] = []
+    parts: list[Pieces] = []
     times: list[float] = []
     now_s = 0.0
     while len(parts) < generated.REQUESTS:
@@ -88,7 +88,7 @@ def sample_groups(load: str, seed: int) -> Scenario:
         now_s += rng.expovariate(1 / samples)
         for _ in range(samples):
             tokens = int(rng.lognormvariate(5.8, 0.8))
-            parts.append(Part(group, pieces, group, 0, max(50, min(3_000, tokens))))
+            parts.append(Pieces(group, pieces, group, 0, max(50, min(3_000, tokens))))
             times.append(now_s)
     turns = generated.turns_of(name, parts, times)
     return generated.loaded("sample_groups", load, turns, Setting(replicas=4, seed=seed), 2.0)
@@ -101,7 +101,7 @@ OVERFULL = 1.5
 CHAT_TURNS, CHAT_REQUESTS = 10, 1_000
 BEGUN_PIECES, GROWN_PIECES = (10, 50), 2
 MEAN_PIECES = 34
-"""Of a context in the middle of the run: a chat is asked some four turns."""
+"""Pieces of a context in the middle of the run: a chat has some four turns."""
 
 
 def overfull_chats(load: str, seed: int) -> Scenario:
@@ -161,11 +161,11 @@ def huge_cold(load: str, seed: int) -> Scenario:
     machine = replace(CALIBRATIONS["llama-3.1-70b-4xh100"], context_tokens_max=450_000)
     lengths = random.Random(f"huge_cold:{seed}:lengths").choices(range(20, 41), k=100)
 
-    def part(rng: random.Random, number: int) -> Part:
+    def part(rng: random.Random, number: int) -> Pieces:
         if number < HUGE_UNTIL and number % HUGE_EACH == HUGE_EACH - 1:
-            return Part(1_000 + number, 0, number, rng.randint(*HUGE_PIECES), 20)
+            return Pieces(1_000 + number, 0, number, rng.randint(*HUGE_PIECES), 20)
         group = rng.randrange(len(lengths))
-        return Part(group, lengths[group], number, 1, rng.randint(50, 350))
+        return Pieces(group, lengths[group], number, 1, rng.randint(50, 350))
 
     setting = Setting(calibration=machine, seed=seed)
     return generated.scenario("huge_cold", load, setting, part, ttft_limit_s=5.0)
@@ -189,8 +189,8 @@ def impatient_unique(load: str, seed: int) -> Scenario:
     """Long prompts that nobody shares, 4,000 to 40,000 tokens, of the same clients: whatever is begun and not waited
     for is work for nothing."""
 
-    def part(rng: random.Random, number: int) -> Part:
-        return Part(0, 0, number, rng.randint(10, 100), rng.randint(50, 350))
+    def part(rng: random.Random, number: int) -> Pieces:
+        return Pieces(0, 0, number, rng.randint(10, 100), rng.randint(50, 350))
 
     setting = Setting(replicas=4, seed=seed, patience_s=PATIENCE_S, retries=RETRIES)
     return generated.scenario("impatient_unique", load, setting, part, requests=600, ttft_limit_s=5.0)

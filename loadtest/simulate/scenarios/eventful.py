@@ -61,8 +61,8 @@ def heterogeneous(load: str, seed: int) -> Scenario:
     setting = Setting(seed=seed, others=(other, other, small, small))
     lengths = random.Random(f"heterogeneous:{seed}:lengths").choices(range(10, 51), k=100)
 
-    def part(rng: random.Random, number: int) -> generated.Part:
+    def part(rng: random.Random, number: int) -> generated.Pieces:
         group = rng.randrange(len(lengths))
-        return generated.Part(group, lengths[group], number, 1, rng.randint(50, 350))
+        return generated.Pieces(group, lengths[group], number, 1, rng.randint(50, 350))
 
     return generated.scenario("heterogeneous", load, setting, part)

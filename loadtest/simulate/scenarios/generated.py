@@ -25,7 +25,7 @@ REQUESTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Pieces:
     """A prompt in pieces: the group's shared ones first, then its own. Two with the same `own` name are the same."""
 
     group: int
@@ -35,7 +35,7 @@ class Part:
     output_tokens: int
 
 
-def request(namespace: str, part: Part, at_s: float) -> Request:
+def request(namespace: str, part: Pieces, at_s: float) -> Request:
     """The request of a part."""
     first = OWN_PIECES + 1_000 * part.own
     return Request(
@@ -49,8 +49,8 @@ def request(namespace: str, part: Part, at_s: float) -> Request:
     )
 
 
-def turns_of(namespace: str, parts: Iterable[Part], times_s: Iterable[float]) -> list[Turn]:
-    """Each a session of its own."""
+def turns_of(namespace: str, parts: Iterable[Pieces], times_s: Iterable[float]) -> list[Turn]:
+    """The requests as turns, each in a session of its own."""
     pairs = [
         (str(number), request(namespace, part, at_s))
         for number, (part, at_s) in enumerate(zip(parts, times_s, strict=True))
@@ -59,7 +59,7 @@ def turns_of(namespace: str, parts: Iterable[Part], times_s: Iterable[float]) ->
 
 
 def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -> list[float]:
-    """So many arrivals in order, at a mean rate a second."""
+    """Times of `count` Poisson arrivals in order, at a mean rate a second."""
     times = []
     for _ in range(count):
         start_s += rng.expovariate(rate)
@@ -79,7 +79,7 @@ def scenario(
     name: str,
     load: str,
     setting: Setting,
-    part: Callable[[random.Random, int], Part],
+    part: Callable[[random.Random, int], Pieces],
     *,
     requests: int = REQUESTS,
     ttft_limit_s: float = 2.0,
@@ -113,12 +113,12 @@ some to spare. The published stages are longer (25 s and 38 s), and then the res
 routes."""
 
 
-def _ladder_parts(count: int, *, honest: bool) -> list[Part]:
+def _ladder_parts(count: int, *, honest: bool) -> list[Pieces]:
     """As inference-perf deals them: prompt `n % 750`, which after the warm-up is one that was sent before; honest: with
     a question that nobody asked before."""
     prompts = GROUPS * PROMPTS_PER_GROUP
     return [
-        Part(n % GROUPS, SYSTEM_PIECES, n if honest else n % prompts, QUESTION_PIECES, LADDER_OUTPUT_TOKENS)
+        Pieces(n % GROUPS, SYSTEM_PIECES, n if honest else n % prompts, QUESTION_PIECES, LADDER_OUTPUT_TOKENS)
         for n in range(count)
     ]
 
@@ -170,14 +170,16 @@ def one_group(load: str, seed: int) -> Scenario:
     """One prefix of 8,000 tokens for all and a short question each: whoever follows the prefix makes a hot spot. Four
     replicas and short answers, so that the run is long beside an answer."""
     setting = Setting(replicas=4, seed=seed)
-    return scenario("one_group", load, setting, lambda rng, n: Part(0, 20, n, rng.randint(1, 3), rng.randint(20, 100)))
+    return scenario(
+        "one_group", load, setting, lambda rng, n: Pieces(0, 20, n, rng.randint(1, 3), rng.randint(20, 100))
+    )
 
 
 def all_unique(load: str, seed: int) -> Scenario:
     """Nothing is shared: only balance counts. Lengths vary as chats' do, over an order of magnitude."""
 
-    def part(rng: random.Random, number: int) -> Part:
-        return Part(0, 0, number, min(60, 1 + int(rng.lognormvariate(2.3, 0.9))), rng.randint(50, 500))
+    def part(rng: random.Random, number: int) -> Pieces:
+        return Pieces(0, 0, number, min(60, 1 + int(rng.lognormvariate(2.3, 0.9))), rng.randint(50, 500))
 
     return scenario("all_unique", load, Setting(seed=seed), part)
 
@@ -187,8 +189,8 @@ def working_set_3x(load: str, seed: int) -> Scenario:
     setting, prefix_pieces = Setting(seed=seed), 30
     groups = 3 * fleet_kv_tokens(setting) // (prefix_pieces * PIECE_TOKENS)
 
-    def part(rng: random.Random, number: int) -> Part:
-        return Part(rng.randrange(groups), prefix_pieces, number, 1, rng.randint(50, 350))
+    def part(rng: random.Random, number: int) -> Pieces:
+        return Pieces(rng.randrange(groups), prefix_pieces, number, 1, rng.randint(50, 350))
 
     return scenario("working_set_3x", load, setting, part)
 
@@ -197,8 +199,8 @@ def decode_heavy(load: str, seed: int) -> Scenario:
     """Short prompts with long answers: a request is cheap to begin and expensive to have. Four replicas, so that the
     run is long beside an answer."""
 
-    def part(rng: random.Random, number: int) -> Part:
-        return Part(rng.randrange(40), 2, number, rng.randint(3, 12), rng.randint(400, 1_200))
+    def part(rng: random.Random, number: int) -> Pieces:
+        return Pieces(rng.randrange(40), 2, number, rng.randint(3, 12), rng.randint(400, 1_200))
 
     return scenario("decode_heavy", load, Setting(replicas=4, seed=seed), part)
 
@@ -209,9 +211,9 @@ def long_prompts(load: str, seed: int) -> Scenario:
     requests = 400
     lengths = random.Random(f"long_prompts:{seed}:lengths").choices(range(25, 151), k=requests // 4)
 
-    def part(rng: random.Random, number: int) -> Part:
+    def part(rng: random.Random, number: int) -> Pieces:
         document = rng.randrange(len(lengths))
-        return Part(document, lengths[document], number, 1, rng.randint(50, 350))
+        return Pieces(document, lengths[document], number, 1, rng.randint(50, 350))
 
     return scenario("long_prompts", load, Setting(seed=seed), part, requests=requests, ttft_limit_s=5.0)
 
@@ -224,7 +226,7 @@ def cold_burst(load: str, seed: int) -> Scenario:
     60,000 tokens that nobody asked for before. The background is 100 of the ladder's groups with shorter answers. A
     limit of 5 s: the prefix alone takes up to 6 s, once."""
     rng = random.Random(f"cold_burst:{seed}")
-    parts: list[Part] = []
+    parts: list[Pieces] = []
     times: list[float] = []
     now_s = 0.0
     while len(parts) < REQUESTS:
@@ -232,11 +234,11 @@ def cold_burst(load: str, seed: int) -> Scenario:
         now_s += rng.expovariate(1.0)
         if number % (BETWEEN_BURSTS + BURST) == BETWEEN_BURSTS:
             pieces = rng.randint(50, 150)
-            parts += [Part(1_000 + number, pieces, number + i, 1, rng.randint(50, 350)) for i in range(BURST)]
+            parts += [Pieces(1_000 + number, pieces, number + i, 1, rng.randint(50, 350)) for i in range(BURST)]
             times += [now_s] * BURST
             now_s += BURST  # the mean rate stays what it is between bursts
         else:
-            parts.append(Part(rng.randrange(100), SYSTEM_PIECES, number, QUESTION_PIECES, rng.randint(50, 350)))
+            parts.append(Pieces(rng.randrange(100), SYSTEM_PIECES, number, QUESTION_PIECES, rng.randint(50, 350)))
             times.append(now_s)
     turns = turns_of(f"cold_burst:{seed}", parts, times)
     return loaded("cold_burst", load, turns, Setting(seed=seed), 5.0)

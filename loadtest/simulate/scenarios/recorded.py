@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
-from loadtest.common.traces import Request, Session, Trace, block_count, read_trace
+from loadtest.common.runs import block_count
+from loadtest.common.traces import Request, Session, Trace, read_trace, shipped_trace
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario, in_half
 from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting
@@ -24,24 +24,16 @@ BLOCK_TOKENS = 64
 THINK_MAX_S = 60.0
 """Longer waits are people who went away; their session's cache would be gone in any case."""
 OUTPUT_TOKENS_MAX = 3_000
-"""With the longest prompt (128,000) they still fit the context."""
+"""The longest answer: with the longest prompt (128,000 tokens) it still fits the context."""
 TTFT_LIMIT_S = 5.0
-"""Where the longest prompts alone take longer than 2 s."""
-
-
-@lru_cache(maxsize=2)
-def shipped(name: str) -> Trace:
-    """A trace of loadtest/data."""
-    file = resources.files("loadtest") / "data" / f"{name}.jsonl.gz"
-    with resources.as_file(file) as path:
-        return read_trace(path)
+"""The TTFT limit where the longest prompts alone take longer than 2 s."""
 
 
 # Mooncake's conversations
 
 MOONCAKE_REQUESTS = 1_200
 MOONCAKE_REPLICAS = 4
-"""So that these requests span 500 s at capacity, four times the median wait between two turns of a conversation."""
+"""Few enough that these requests span 500 s at capacity, four times the median wait between two turns."""
 
 
 def conversation(request: Request) -> str:
@@ -72,7 +64,7 @@ def mooncake(load: str, seed: int) -> Scenario:
 
 
 def _conversations(seed: int) -> list[list[Request]]:
-    trace = shipped("mooncake_conversation_whole")
+    trace = shipped_trace("mooncake_conversation_whole")
     return [requests for name, requests in conversations(trace).items() if in_half(name, seed)]
 
 
@@ -127,20 +119,15 @@ def claude_code(load: str, seed: int, setting: Setting | None = None) -> Scenari
 
 @lru_cache(maxsize=1)  # some 60 MB; what happens to a cluster is raced on the same sessions
 def _claude_code(load: str, seed: int) -> Scenario:
-    half = [session for session in shipped("claude_code_sessions").sessions if in_half(session.name, seed)]
+    half = [session for session in shipped_trace("claude_code_sessions").sessions if in_half(session.name, seed)]
     return closed_scenario("claude_code", half, load, Setting(seed=seed), CLAUDE_REQUESTS)
 
 
 def closed_scenario(
-    name: str,
-    sessions: Sequence[Session],
-    load: str,
-    setting: Setting,
-    requests_max: int,
-    *,
-    ttft_limit_s: float = 2.0,
+    name: str, sessions: Sequence[Session], load: str, setting: Setting, requests_max: int, *, ttft_limit_s: float = 2.0
 ) -> Scenario:
-    """As many sessions at a time as the load says, in an order that the seed says, until so many requests were sent."""
+    """Sessions in closed loop: the load says how many at a time, the seed in which order, until so many requests are
+    sent."""
     order = random.Random(f"{name}:{setting.seed}").sample(sessions, len(sessions))
     active = max(1, round(LOADS[load] * sessions_sustained(sessions, setting)))
     picked: list[Session] = []

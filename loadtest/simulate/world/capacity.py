@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from loadtest.engine.calibration import Calibration
-from loadtest.engine.model import Limits
+from loadtest.engine.step import Limits
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from loadtest.engine.model import Limits, Outcome
-from loadtest.simulate.world.kv_events import Clock, Publisher
+from loadtest.engine.step import Limits, Outcome
+from loadtest.simulate.world.kv_events import Publisher, VirtualClock
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Fault, Setting, SettingError
@@ -27,7 +27,7 @@ class VirtualCluster:
         self,
         setting: Setting,
         block_tokens: int,
-        clock: Clock,
+        clock: VirtualClock,
         placers: Sequence[Placer],
         deliver: Deliver,
         lost: Callable[[str], None],
@@ -108,7 +108,7 @@ class VirtualCluster:
             self._restart(replica, fault.lasts_s)
 
     def _restart(self, replica: VirtualReplica, down_s: float) -> None:
-        """Its process dies, and with it all it was asked; another one is there after a while."""
+        """The process dies, and with it all requests that it had; a new one is there after `down_s`."""
         up_s = self._clock.now_s + down_s
         replica.stop()
         replica.down_until_s = max(replica.down_until_s, up_s)

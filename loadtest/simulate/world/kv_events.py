@@ -26,17 +26,17 @@ from router.core.kv_events.decoding import Cleared, Event, EventBatch, Removed, 
 from router.core.kv_events.stream import Apply, AskReplay, Clear, KvStream, Regrade, Resume, Step, Suspend
 from router.core.placement.router import Router
 
-BUFFER_BATCHES = 10_000  # as vLLM's publisher keeps for replays (buffer_steps)
+BUFFER_BATCHES = 10_000  # batches that vLLM's publisher keeps for replays (buffer_steps)
 KEY_BYTES = 8
 
 
-class Clock(Protocol):
+class VirtualClock(Protocol):
     """Virtual time."""
 
     now_s: float
 
     def at(self, when_s: float, act: Callable[[Any], None], argument: Any = None) -> None:  # noqa: ANN401 - of any act
-        """Something will happen."""
+        """Call `act(argument)` at a virtual time."""
 
 
 class Payload(bytes):
@@ -49,7 +49,7 @@ class Publisher:
     """One replica's batches, from process to process."""
 
     def __init__(
-        self, name: str, block_tokens: int, clock: Clock, *, delay_s: float, loss: float, rng: random.Random
+        self, name: str, block_tokens: int, clock: VirtualClock, *, delay_s: float, loss: float, rng: random.Random
     ) -> None:
         self.name, self.clock, self.delay_s, self.up = name, clock, delay_s, True
         self._block_tokens, self._loss, self._rng = block_tokens, loss, rng
@@ -63,7 +63,7 @@ class Publisher:
         self.later(follower.connected)
 
     def publish(self, events: Iterable[KvEvent]) -> None:
-        """One batch."""
+        """Publish a batch."""
         payload = Payload(b"%d/%d" % (self._life, self._seq))
         payload.said = [_packed(event) for event in events]
         arrival = (self._seq, payload)
@@ -74,7 +74,7 @@ class Publisher:
                 self.later(follower.hear, arrival)
 
     def stop(self) -> None:
-        """The process dies, and with it what it kept for replays."""
+        """The process dies, and with it the batches kept for replays."""
         self.up = False
         self._sent.clear()
         for follower in self._followers:
@@ -88,14 +88,14 @@ class Publisher:
             self.later(follower.connected)
 
     def since(self, first: int) -> list[tuple[int, Payload]]:
-        """What a replay from `first` answers."""
+        """The batches that a replay from `first` answers."""
         behind = self._seq - first
         if behind >= len(self._sent):
             return list(self._sent)
         return [self._sent[index] for index in range(-behind, 0)]
 
     def read(self, payload: bytes) -> EventBatch:
-        """As kv_events.decode would, of what vLLM would have sent."""
+        """The batch of a payload, as kv_events.decode would read it from vLLM."""
         said = payload.said if isinstance(payload, Payload) else []
         return EventBatch(None, 0, [_told(event, self._block_tokens) for event in said], 0)
 
@@ -119,22 +119,23 @@ class Follower:
         self._perform(None)
 
     def disconnected(self, _: None) -> None:
-        """It is gone."""
+        """The connection is gone."""
         self.stream.disconnected("event connection lost", self._clock.now_s)
         self._perform(None)
 
     def hear(self, arrival: tuple[int, Payload]) -> None:
-        """A batch came."""
+        """Take a batch that arrived."""
         self.stream.live(*arrival, self._clock.now_s)
         self._perform(None)
 
     def suspect(self, why: str) -> None:
-        """See KvStream. The router is in the middle of something: what follows from it comes next."""
+        """Doubt the stream (KvStream.suspect). What follows is done next, since the router is in the middle of
+        something."""
         self.stream.suspect(why, self._clock.now_s)
         self._clock.at(self._clock.now_s, self._perform)
 
     def resync(self, why: str) -> None:
-        """Likewise."""
+        """Read the stream anew (KvStream.resync), likewise done next."""
         self.stream.resync(why, self._clock.now_s)
         self._clock.at(self._clock.now_s, self._perform)
 
@@ -185,14 +186,14 @@ class Follower:
 
 
 def _packed(event: KvEvent) -> KvEvent:
-    """The same in arrays: a publisher keeps millions of keys for replays."""
+    """The event with its keys in arrays: a publisher keeps millions of keys for replays."""
     if isinstance(event, BlockStored):
         return BlockStored(event.tag, event.first_block, array("Q", event.keys), event.parent)
     return BlocksRemoved(array("Q", event.keys)) if isinstance(event, BlocksRemoved) else event
 
 
 def _told(event: KvEvent, block_tokens: int) -> Event:
-    """As vLLM tells it, where one event may name many removed blocks."""
+    """The event as vLLM tells it: one event may name many removed blocks."""
     if isinstance(event, BlocksRemoved):
         return Removed(list(event.keys), "GPU", 0)
     if not isinstance(event, BlockStored):
@@ -209,5 +210,5 @@ def _told(event: KvEvent, block_tokens: int) -> Event:
 
 @lru_cache(maxsize=256)  # some 15 MB: a prompt is told in chunks, and to several routers
 def _ids(turn: Turn) -> bytes:
-    """Of the prompt: a token is four bytes of its text."""
+    """Token ids of the prompt: a token is four bytes of its text."""
     return turn.text().encode()

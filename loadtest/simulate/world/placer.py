@@ -31,7 +31,8 @@ INDEX_BYTES_MAX = 1 << 30
 MEMORY_MAX = 100_000
 BLOCKS_MAX_DEFAULT = 8_192
 STORED_BLOCKS_MAX = 1 << 17
-"""Of one replica, by its events: two million tokens. The product's default remembers more names of blocks long gone."""
+"""Blocks remembered of one replica by its events: two million tokens. The product's default remembers more names of
+blocks long gone."""
 
 
 @dataclass(slots=True)
@@ -51,13 +52,13 @@ class Rule(Protocol):
         """The next `choose` is for this."""
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It was sent there."""
+        """The request was sent to this replica."""
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its prefill is over."""
+        """The prefill of the request is over."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Its answer ended, well or not."""
+        """The answer of the request ended, well or not."""
 
 
 @runtime_checkable
@@ -76,10 +77,10 @@ class Heard:
         self.backlog = 0.0
         self._policy = policy
         if isinstance(policy, Near):
-            self.near = policy.near  # so that the router shows it as few candidates as in life
+            self.near = policy.near  # the router shows the rule as few candidates as it shows the policy
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """See Policy."""
+        """Let the rule choose."""
         self.backlog = market.backlog
         return self._policy.choose(market, candidates)
 
@@ -109,7 +110,7 @@ class Placer:
         self._replicas: list[str] = []
 
     def tell(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Placer) -> None:
-        """Before a run; most rules do not listen."""
+        """Tell the rule about the run before it begins; most rules do not listen."""
         if isinstance(self.policy, Told):
             self.policy.told(replicas, workload, first.policy)
 
@@ -138,7 +139,7 @@ class Placer:
             self.router.forget(name)
 
     def probe(self, name: str, load: Load | None, now_s: float) -> None:
-        """A probe's answer; None: it had none."""
+        """Take the answer of a probe; None: there was none."""
         self.router.observe_health(name, load is not None, "" if load else "refused", silent=load is None)
         if load is not None:
             known = load if self._knowing else replace(load, prefix_caching=False)

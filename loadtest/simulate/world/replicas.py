@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.engine.calibration import Calibration, StepTimes
-from loadtest.engine.model import Admitted, EngineModel, Limits, Outcome, Step
-from loadtest.engine.request import Request
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Admitted, Limits, Outcome, Step
 from loadtest.simulate.world.shared_cache import SharedPool
 from router.core.facts.replicas import Load
 
@@ -27,11 +28,11 @@ class SlowedTimes:
     factor: float = 1.0
 
     def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of a step (`StepTimes`), times the current factor."""
         return self.factor * self.times.mixed_s(prefill_tokens, prefill_pairs, decodes, context_tokens)
 
     def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
-        """See `StepTimes`."""
+        """Seconds of a step (`StepTimes`), times the current factor."""
         return self.factor * self.times.decodes_s(decodes, context_tokens, iterations)
 
 
@@ -52,7 +53,7 @@ class VirtualReplica:
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
-        self._factor = 1.0  # of the steps to come
+        self._factor = 1.0  # slow-down of the steps to come
         self.calibration = calibration
         self._limits, self._record = limits, record_events
         self._schedule, self._deliver = schedule, deliver
@@ -64,7 +65,7 @@ class VirtualReplica:
         self.preempted_before = 0
         self.model = self._fresh()
 
-    def submit(self, request: Request, now_s: float) -> None:
+    def submit(self, request: EngineRequest, now_s: float) -> None:
         """Start a request; raises what `EngineModel.submit` raises."""
         self.model.submit(request)
         if self._step is None:
@@ -74,16 +75,16 @@ class VirtualReplica:
             self._cut(now_s)
 
     def slow(self, factor: float, now_s: float) -> None:
-        """From the next iteration on, all take so many times as long."""
+        """Make every iteration after this one so many times as long."""
         self._factor = factor
         self._cut(now_s)
 
     def cancel(self, request_id: int) -> None:
-        """The client left."""
+        """Drop a request whose client left."""
         self.model.cancel(request_id)
 
     def stop(self) -> None:
-        """The process dies: whatever it was asked is lost, and what it held."""
+        """The process dies: its requests and its cache are lost."""
         self.up, self._step = False, None
         self._version += 1
         self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens
@@ -115,7 +116,7 @@ class VirtualReplica:
 
     @property
     def preemptions(self) -> int:
-        """Of all its lives."""
+        """Preemptions over all restarts."""
         return self.preempted_before + self.model.counters.preemptions
 
     def load(self) -> Load:

@@ -33,27 +33,27 @@ class Setting:
 
     replicas: int = 8
     names: tuple[str, ...] = ()
-    """Of the replicas, for rings to hash; none: made up."""
+    """Names of the replicas, which rings hash; empty: made up."""
     calibration: Calibration = CALIBRATIONS[CALIBRATION]
     others: tuple[Calibration, ...] = ()
     """Calibrations of the first replicas, where they differ."""
     kv_tokens: int | None = None
-    """None: the calibration's."""
+    """KV tokens of a replica. None: the calibration's."""
     routers: int = 1
     probe_interval_s: float = 1.0
     grade: Literal["exact", "estimated", "none"] = "estimated"
     """What routers know of caches: what KV events say, what they themselves sent there, or nothing at all."""
     event_delay_s: float = 0.005
-    """From the end of a step to each router, and of a replay each way."""
+    """Delay of events from the end of a step to each router, and of a replay each way."""
     event_loss: float = 0.0
     """Chance of each batch to miss a router."""
     faults: tuple[Fault, ...] = ()
     timeout_s: float = 300.0
-    """When a client gives up a try that has not ended."""
+    """Time after which a client gives up a try that has not ended."""
     patience_s: float | None = None
     """Clients close a try that has brought no token for so long, as a read timeout does. None: they wait."""
     retries: int = 0
-    """How often a client asks again, at once, after a try that it gave up without having had a token."""
+    """Tries after the first: a client asks again at once after a try that it gave up without a token."""
     wire_s: float = 0.0
     """Mean time of a request from the router to its engine (wire.py)."""
     wire_seed: int = 1
@@ -74,7 +74,7 @@ class Setting:
         return self.retries * each_s + self.timeout_s
 
     def calibrations(self) -> list[Calibration]:
-        """Of the replicas, in their order."""
+        """The calibrations of the replicas, in their order."""
         others = self.others[: self.replicas]
         return [*others, *[self.calibration] * (self.replicas - len(others))]
 
@@ -83,5 +83,5 @@ class Setting:
         return self.kv_tokens or calibration.kv_tokens
 
     def name(self, number: int) -> str:
-        """Of a replica, from 0."""
+        """The name of a replica; numbers begin at 0."""
         return self.names[number] if self.names else f"http://replica-{number}"

@@ -34,30 +34,30 @@ class SharedPool(KvPool):
 
     @property
     def free_n(self) -> int:
-        """See `KvPool`: all, always."""
+        """All blocks are free, always."""
         return self.blocks_n
 
     def match(self, keys: Sequence[int], blocks_max: int) -> list[int]:
-        """See `KvPool`: what there is, is reached and not held."""
+        """No blocks: what is cached is reached (`reach`), not held."""
         return []
 
     def reach(self, keys: Sequence[int], blocks_max: int, matched: int) -> int:
-        """See `KvPool`: as far as any replica's blocks reach. Nobody computes the rest again, from now on."""
+        """The number of leading blocks that any replica has; from now on the rest counts as there too."""
         depth = known_depth(keys[:blocks_max], self._all)
         self._all.update(keys[depth:blocks_max])
         return depth
 
     def fits(self, matched: Sequence[int], blocks_n: int) -> bool:
-        """See `KvPool`: anything does."""
+        """Every request fits."""
         return True
 
     def take(self, blocks_n: int) -> list[int]:
-        """See `KvPool`."""
+        """Take blocks, which are all alike."""
         return [0] * blocks_n
 
     def release(self, blocks: Sequence[int]) -> None:
-        """See `KvPool`: nothing waits for them."""
+        """Nothing: no request waits for blocks."""
 
     def store(self, tag: object, keys: Sequence[int], blocks: Sequence[int], start: int, end: int) -> None:
-        """See `KvPool`: all replicas find them."""
+        """Store blocks, which all replicas find."""
         self._all.update(keys[start:end])

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from loadtest.common.traces import BYTES_PER_TOKEN, Request, shared_blocks
+from loadtest.common.runs import shared_blocks
+from loadtest.common.traces import BYTES_PER_TOKEN, Request
 from router.core.prompts import blocks
 
 MODEL = "sim"
 _ROOT = blocks.root_key(MODEL.encode(), b"", b"text")
-"""Of the router's chains: a test holds it, and all that is hashed here, against what the router makes of a prompt."""
+"""The root key of the router's chains; a test holds it, and all that is hashed here, against what the router hashes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +26,10 @@ class Turn:
     """One request. Times in simulated seconds, lengths in tokens."""
 
     number: int
-    """Of this turn in its workload, from 0."""
+    """The number of this turn in its workload, from 0."""
     session: str
     at_s: float
-    """Arrival (open loop)."""
+    """Arrival in seconds from the start (open loop)."""
     think_s: float
     """Wait after the session's previous answer (closed loop)."""
     prompt_tokens: int
@@ -36,14 +37,14 @@ class Turn:
     request: Request
     """What the text is made of, for rules that read it."""
     first_user_bytes: int
-    """Where the first message ends."""
+    """The offset at which the first message ends."""
     chain: array[int]
-    """The router's keys."""
+    """The router's keys of the prompt's blocks."""
     chain_root: int
     end_key: int
     first_user_key: int
     engine_keys: array[int]
-    """Of the prompt's full blocks, in the engine's own size."""
+    """Keys of the prompt's full blocks, in the engine's block size."""
 
     def text(self) -> str:
         """The prompt, four ASCII bytes a token."""
@@ -69,12 +70,12 @@ class Workload:
 
     @property
     def request_count(self) -> int:
-        """Of all sessions."""
+        """Requests of all sessions, at most `requests_max`."""
         return min(self.requests_max, sum(map(len, self.sessions)))
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Of all sessions."""
+        """Mean prompt tokens of the turns of all sessions."""
         return fmean(turn.prompt_tokens for session in self.sessions for turn in session)
 
 
@@ -132,7 +133,7 @@ class _Hashed:
         self.engine_keys.extend(blocks.token_chain(rest, block_tokens, root))
 
     def key_at(self, end: int) -> int:
-        """Of the prompt's first so many bytes, as the router has it."""
+        """The router's key of the first `end` bytes of the prompt."""
         if end in self._points:
             return self._points[end]
         full = end // blocks.BLOCK_BYTES

@@ -19,5 +19,5 @@ class Wire:
         self._random = random.Random(seed)
 
     def delay_s(self, prompt_tokens: int) -> float:
-        """Of one request."""
+        """Seconds that a request of so many prompt tokens spends on the way."""
         return self._mean_s * (1 + prompt_tokens / self._mean_tokens) / 2 * self._random.uniform(0.5, 1.5)

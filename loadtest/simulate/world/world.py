@@ -19,8 +19,8 @@ from itertools import count
 from typing import Any
 
 from loadtest.common.traces import BYTES_PER_TOKEN
-from loadtest.engine.model import Outcome
-from loadtest.engine.request import Request, RequestRefused
+from loadtest.engine.request import EngineRequest, RequestRefused
+from loadtest.engine.step import Outcome
 from loadtest.simulate.world.cluster import VirtualCluster
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
@@ -43,7 +43,7 @@ ANSWER_KEY = 1 << 63
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class SimulatedRequest:
     """A request under way, and later what became of it."""
 
     turn: Turn
@@ -59,11 +59,11 @@ class Sent:
     failure: str = ""
     tried: tuple[str, ...] = ()
     tries: int = 1
-    """Of its client."""
+    """The number of this try of its client."""
     asked_s: float = 0.0
-    """When the try under way began."""
+    """Time at which the try under way began."""
     waited_s: float = 0.0
-    """For which earlier tries were held back."""
+    """Time that earlier tries were held back."""
     held: bool = False
     held_while_idle: bool = False
     """Whether it was ever held back, and whether while the fleet's mean backlog was below one unit."""
@@ -73,7 +73,7 @@ class Sent:
 class Result:
     """What a run brought."""
 
-    sent: list[Sent]
+    sent: list[SimulatedRequest]
     duration_s: float
     computed_tokens: dict[str, int]
     preemptions: int = 0
@@ -87,8 +87,8 @@ class World:
         self.workload, self.setting, self.now_s = workload, setting, 0.0
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = count()
-        self._sent: list[Sent] = []
-        self._open: dict[int, Sent] = {}
+        self._sent: list[SimulatedRequest] = []
+        self._open: dict[int, SimulatedRequest] = {}
         self._seen: set[object] = set()
         self._answer_key = ANSWER_KEY
         self._left = self._budget = workload.request_count
@@ -115,7 +115,7 @@ class World:
         return Result(self._sent, self.now_s, computed, preemptions, next(self._count))
 
     def at(self, when_s: float, act: Callable[[Any], None], argument: Any = None) -> None:  # noqa: ANN401 - of any act
-        """Something will happen."""
+        """Call `act(argument)` at a virtual time."""
         heappush(self._heap, (when_s, next(self._count), act, argument))
 
     # -- clients ---------------------------------------------------------------------------------------------------
@@ -151,12 +151,12 @@ class World:
         replay = key in self._seen
         self._seen.add(key)
         number = len(self._sent)
-        sent = Sent(turn, self.now_s, number % self.setting.routers, user, replay)
+        sent = SimulatedRequest(turn, self.now_s, number % self.setting.routers, user, replay)
         self._sent.append(sent)
         self._open[number] = sent
         self._ask(number, sent)
 
-    def _ask(self, number: int, sent: Sent) -> None:
+    def _ask(self, number: int, sent: SimulatedRequest) -> None:
         """A try of its client."""
         setting = self.setting
         self.at(self.now_s + setting.timeout_s, self._give_up, (number, sent.tries))
@@ -167,8 +167,8 @@ class World:
         sent.asked_s = self.now_s
         self._place(number, sent, may_hold_back=not placer.holding.full and sent.waited_s < HOLD_S)
 
-    def _place(self, number: int, sent: Sent, *, may_hold_back: bool = False) -> None:
-        """Send it somewhere, or hold it if it `may_hold_back`."""
+    def _place(self, number: int, sent: SimulatedRequest, *, may_hold_back: bool = False) -> None:
+        """Place a request, or hold it back if `may_hold_back`."""
         turn, placer = sent.turn, self.placers[sent.router]
         while True:
             tokens = self._tokens(turn) if self.setting.grade == "exact" else None
@@ -214,8 +214,8 @@ class World:
         if placer.holding:
             self.at(self.now_s + TICK_S, self._try_held, placer)
 
-    def _reach(self, what: tuple[int, Sent, Lease]) -> None:
-        """It comes to its replica, unless it was given up or sent elsewhere on the way."""
+    def _reach(self, what: tuple[int, SimulatedRequest, Lease]) -> None:
+        """The request comes to its replica, unless it was given up or sent elsewhere on the way."""
         number, sent, lease = what
         if number not in self._open or sent.lease is not lease:
             return
@@ -227,7 +227,7 @@ class World:
         else:
             self._end(number, sent, "unreached")
 
-    def _submit(self, number: int, sent: Sent, replica: VirtualReplica) -> None:
+    def _submit(self, number: int, sent: SimulatedRequest, replica: VirtualReplica) -> None:
         try:
             replica.submit(self._request(number, sent.turn), self.now_s)
         except RequestRefused:
@@ -237,11 +237,11 @@ class World:
             self._end(number, sent, "refused")
 
     def _tokens(self, turn: Turn) -> TokenPrompt:
-        """Of ids only the number is looked at where the keys are given."""
+        """The token prompt of a turn: keys are given, so only the number of ids matters."""
         keys = {self.workload.block_tokens: turn.engine_keys.tolist()}
         return TokenPrompt(bytes(BYTES_PER_TOKEN * turn.prompt_tokens), "", b"", keys)
 
-    def _retry(self, sent: Sent, ending: Ending) -> bool:
+    def _retry(self, sent: SimulatedRequest, ending: Ending) -> bool:
         """Give the lease back as failed; whether there is another try."""
         lease = sent.lease
         if lease is None:
@@ -251,12 +251,12 @@ class World:
         sent.lease = None
         return len(sent.tried) < 2 and sent.ttft_s is None
 
-    def _request(self, number: int, turn: Turn) -> Request:
+    def _request(self, number: int, turn: Turn) -> EngineRequest:
         size = self.workload.block_tokens
         answer = (turn.prompt_tokens + turn.output_tokens) // size - turn.prompt_tokens // size
         keys = [*turn.engine_keys, *range(self._answer_key, self._answer_key + answer)]
         self._answer_key += answer
-        return Request(number, turn.prompt_tokens, turn.output_tokens, keys, turn)
+        return EngineRequest(number, turn.prompt_tokens, turn.output_tokens, keys, turn)
 
     def _deliver(self, outcome: Outcome, now_s: float) -> None:
         for number, cached_tokens in outcome.first:
@@ -294,7 +294,7 @@ class World:
         sent.lease, sent.tried, sent.tries = None, (), tries + 1
         self._ask(number, sent)
 
-    def _end(self, number: int, sent: Sent, failure: str) -> None:
+    def _end(self, number: int, sent: SimulatedRequest, failure: str) -> None:
         del self._open[number]
         self.placers[sent.router].holding.remove(number)
         sent.failure = failure

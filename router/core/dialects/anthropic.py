@@ -18,13 +18,15 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import sse
+from router.core.dialects.base import UsageUnasked
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
-from router.core.prompts.canonical_messages import decode_messages, prompt_of, quick_ask
-from router.core.prompts.template_messages import Body, messages_input
+from router.core.prompts.canonical_messages import decode_loose, prompt_of, quick_ask
+from router.core.prompts.messages_fields import Body
+from router.core.prompts.template_messages import messages_input
 
 
 class _Usage(msgspec.Struct):
@@ -69,8 +71,8 @@ _STATUSES = {kind: status for status, kind in reversed(_ERROR_TYPES.items())}
 _EARLY = frozenset((b"message_start", b"ping"))
 
 
-class Anthropic:
-    """Messages."""
+class Anthropic(UsageUnasked):
+    """The Messages API."""
 
     name = "anthropic"
     says_done = False
@@ -80,7 +82,7 @@ class Anthropic:
         ask = quick_ask(body, keep, seen)
         if ask is not None:
             return ask
-        fields = decode_messages(body)
+        fields = decode_loose(body)
         model = bodies.model_of(fields.model)
         prompt = prompt_of(fields)
         session = bodies.as_type(str, fields.prompt_cache_key)
@@ -149,7 +151,7 @@ class Anthropic:
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By `message_stop` behind a reason to stop, or by an error."""
+        """Whole: `message_stop` behind a reason to stop. FAILED: an error."""
         stopped = _STOPPED.search(tail) is not None
         for data in sse.payloads_backwards(tail):
             event = bodies.decoded(_decode_event, data)
@@ -160,14 +162,6 @@ class Anthropic:
             if event.type == "message_stop" and stopped:
                 return Ending.OK
         return None
-
-    def with_usage(self, body: bytes) -> bytes:
-        """Streams carry usage anyway."""
-        return body
-
-    def is_usage_event(self, event: bytes) -> bool:
-        """Never: nothing was asked for."""
-        return False
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """Anthropic's error object, and our code in it."""

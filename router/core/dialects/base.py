@@ -42,12 +42,12 @@ class Dialect(Protocol):
         """Whether a piece of a stream can only come after prefill: from then on its first token is known."""
 
     def ended(self, tail: bytes) -> Ending | None:
-        """How a stream ended whose last events these are: OK, or FAILED when the engine itself says so. None when it
-        does not say: it is not whole."""
+        """How the stream with these last events ended: OK, or FAILED if the engine reports an error. None: the stream
+        is not whole."""
 
     def with_usage(self, body: bytes) -> bytes:
         """The same request, asking for usage at the end of its stream; spliced, not re-serialised. Not called when
-        it will come anyway (`Ask.wants_usage`)."""
+        usage will come anyway (`Ask.wants_usage`)."""
 
     def is_usage_event(self, event: bytes) -> bool:
         """Whether this event exists only because `with_usage` asked for it."""
@@ -56,4 +56,17 @@ class Dialect(Protocol):
         """The dialect's own error body."""
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """What a stream ends with that is not whole, behind these events: an error as official clients raise it."""
+        """The last event of a stream that is not whole, sent behind these events: an error that official clients
+        raise."""
+
+
+class UsageUnasked:
+    """A dialect whose streams carry usage whether a request asks for it or not."""
+
+    def with_usage(self, body: bytes) -> bytes:
+        """The body as it is."""
+        return body
+
+    def is_usage_event(self, event: bytes) -> bool:
+        """Never: no event exists only because it was asked for."""
+        return False

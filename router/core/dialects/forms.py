@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 
 from router.core.prompts.bodies import BadBody
 
-PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # of a form; of a part
+PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # parts of a form; bytes of the head of a part
 
 _TYPE = re.compile(rb"multipart/form-data; ?boundary=(?:([\w.'+/=-]{1,70})|\"([\w.'+/=-]{1,70})\")", re.IGNORECASE)
 _LINE = re.compile(rb"([\w-]+):[ \t]*([^\r\n]*)")

@@ -61,7 +61,7 @@ _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"\w+"[^\r\n]*[\r\n]')
 _BEHIND = re.compile(  # what SGLang 0.5.23 (openai/serving_chat.py) sends behind it may be all that the tail holds
     rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
 )
-_SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # there may be a choice besides the first
+_SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice besides the first is there
 _decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
@@ -100,7 +100,7 @@ class OpenAI:
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
-        """Of chats and completions that are one text; None for anything else."""
+        """What the engine tokenises of a chat, or of a completion of one text; None for anything else."""
         return openai_input(path, body, decoded if isinstance(decoded, Body) else None)
 
     def usage(self, body: bytes) -> Usage | None:
@@ -138,7 +138,8 @@ class OpenAI:
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By a reason to finish, of one choice at least and of all that the tail has something of. Or by an error."""
+        """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows. FAILED: an
+        error."""
         if (_FINISHED.search(tail) or _BEHIND.search(tail)) and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
@@ -172,13 +173,13 @@ class OpenAI:
         return msgspec.json.encode(body)
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """As vLLM reports a failure in a stream; no [DONE] behind it, which would look like a good end."""
+        """An error event as vLLM sends it; no [DONE] follows, which would look like a good end."""
         return b"data: " + self.error(status, code, message) + b"\n\n"
 
 
 def _goes_on(tail: bytes) -> bool:
-    """Whether one of several choices said something and, in what is here, no reason to finish behind it. SGLang sends
-    hidden states behind that."""
+    """Whether one of several choices said something in `tail` without a reason to finish behind it. SGLang sends hidden
+    states behind the reason."""
     if not _SECOND.search(tail):
         return False
     finished: set[int] = set()
@@ -192,12 +193,7 @@ def _goes_on(tail: bytes) -> bool:
     return False
 
 
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def _usage(data: bytes) -> Usage | None:

@@ -23,7 +23,7 @@ from router.core.prompts.bodies import UNREADABLE
 
 SORT_TOOLS, CANONICAL_TOOLS = "sort_tools", "canonical_tools"
 REPAIRS = (SORT_TOOLS, CANONICAL_TOOLS)
-PATHS = frozenset((CHAT, MESSAGES, RESPONSES))  # whose bodies have tools
+PATHS = frozenset((CHAT, MESSAGES, RESPONSES))  # the paths whose bodies have tools
 
 _TOOLS = b'"tools"'
 _SCHEMAS = ("parameters", "input_schema")
@@ -86,7 +86,7 @@ _ENTRY_BYTES = 400  # what tracemalloc has for an entry, besides the tools
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """These repairs as they are always named, each once."""
+    """The names of these repairs in their fixed order, each once."""
     given = frozenset(names)
     return tuple([name for name in REPAIRS if name in given])
 
@@ -114,7 +114,7 @@ def _place(body: bytes) -> tuple[int, int] | None:
 
 
 def _repair(tools: bytes, wanted: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
-    """The tools, and what of `wanted` they needed. Tools that are not as engines take them are left alone."""
+    """The repaired tools, and the repairs of `wanted` that they needed. Tools that no engine takes stay as they are."""
     done: list[str] = []
     try:
         pieces = [bytes(piece) for piece in _decode_pieces(tools)]
@@ -134,13 +134,14 @@ def _repair(tools: bytes, wanted: tuple[str, ...]) -> tuple[bytes, tuple[str, ..
 
 
 def _order(piece: bytes) -> tuple[str, str]:
-    """By name; tools of the engine's own that have none come first, by type."""
+    """The sort key of a tool: its name; the engine's own tools, which have no name, come first, by type."""
     tool = _decode_tool(piece)
     return (tool.function.name if tool.function is not None else tool.name), tool.type
 
 
 def _canonical(piece: bytes) -> bytes:
-    """A tool, or the function in it, with the keys of its schema in order at every depth; the same if they are."""
+    """A tool, or the function in it, with the keys of its schema sorted at every depth; unchanged if they are
+    sorted."""
     fields = {name: bytes(raw) for name, raw in _decode_members(piece).items()}
     made = dict(fields)
     for name in _SCHEMAS:

@@ -20,6 +20,7 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.dialects import sse
+from router.core.dialects.base import UsageUnasked
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, Prompt, TemplateInput
 from router.core.prompts import bodies
@@ -47,7 +48,7 @@ class _Body(msgspec.Struct):
     session_params: Raw = ABSENT
     session_id: Raw = ABSENT
     conversation_id: Raw = ABSENT
-    logprob_start_len: Raw = ABSENT  # from there on the prompt is computed, cached or not
+    logprob_start_len: Raw = ABSENT  # the engine computes the prompt from this token on, cached or not
 
 
 class _Sampling(msgspec.Struct):
@@ -94,8 +95,8 @@ _FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"\w+"|\{\s*")[^\r\n]*[\r\n]')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
-class SGLang:
-    """Generate."""
+class SGLang(UsageUnasked):
+    """SGLang's `/generate`."""
 
     name = "sglang"
     says_done = True
@@ -187,19 +188,11 @@ class SGLang:
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """By a reason to finish, of one answer at least, or by an error."""
+        """Whole: at least one answer has a reason to finish. FAILED: an error."""
         if _FINISHED.search(tail):
             return Ending.OK
         failed = any(self.event_error(b"data: " + data) is not None for data in sse.payloads_backwards(tail))
         return Ending.FAILED if failed else None
-
-    def with_usage(self, body: bytes) -> bytes:
-        """Every event carries usage anyway."""
-        return body
-
-    def is_usage_event(self, event: bytes) -> bool:
-        """Never: nothing was asked for."""
-        return False
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """SGLang's flat error, with our code instead of the status said again."""
@@ -208,7 +201,7 @@ class SGLang:
         return msgspec.json.encode(body)
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """As SGLang 0.5.23 reports an error in a stream (srt/entrypoints/http_server.py)."""
+        """An error event as SGLang 0.5.23 sends it (srt/entrypoints/http_server.py)."""
         return b'data: {"error":' + self.error(status, code, message) + b"}\n\n"
 
 

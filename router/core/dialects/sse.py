@@ -13,7 +13,7 @@ import msgspec
 
 _END = re.compile(rb"\r?\n\r?\n")
 _FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*(?:(?:data|event|id|retry)?:|\Z)")
-END_BYTES_MAX = 3  # of the longest terminator, less one: it may have begun in what is held
+END_BYTES_MAX = 3  # bytes of the longest terminator less one: the kept bytes may end within a terminator
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
 
 
@@ -47,7 +47,7 @@ def begins_well(head: bytes) -> bool:
     """Whether the first bytes of a body are the beginning of a stream of JSON events: a field or a comment, and in the
     first event, where it is whole, an object."""
     if head.startswith(b"data: {") and _is_json(head[6 : head.find(b"\n\n")]):
-        return True  # as nearly all do
+        return True  # nearly all chunks end like this
     if not _FIELD.match(head):
         return False
     first, *more = _END.split(head, 1)
@@ -65,7 +65,7 @@ def _is_json(data: bytes) -> bool:
 
 def payload(event: bytes) -> bytes:
     """The data of one event: its `data:` lines joined by LF."""
-    if b"\n" not in event:  # as nearly all are
+    if b"\n" not in event:  # nearly all events have one line
         return event.rstrip(b"\r")[5:].removeprefix(b" ") if event.startswith(b"data:") else b""
     lines = (line.rstrip(b"\r") for line in event.split(b"\n"))
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))

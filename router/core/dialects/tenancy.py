@@ -68,7 +68,7 @@ def tenant_salt(secret: bytes, tenant: str, own: bytes) -> bytes:
 
 
 def with_salt(path: str, body: bytes, salt: bytes) -> bytes:
-    """The same request under this salt, which needs no escapes in JSON. `body` is an object."""
+    """The same request with this salt, which needs no escapes in JSON. `body` is a JSON object."""
     return _spliced(body, b'"cache_salt":"%b"%b' % (salt, _NULLS.get(path, b"")))
 
 

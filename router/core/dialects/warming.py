@@ -26,7 +26,7 @@ _LEFT_OUT = (
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _ONE, _FALSE = Raw(b"1"), Raw(b"false")
 
-Fields = dict[str, Raw]  # of a body: values as they were written
+Fields = dict[str, Raw]  # the fields of a body: their values as they were written
 
 
 class _Said(msgspec.Struct):
@@ -43,7 +43,7 @@ class NotWarmable(ValueError):
 
 
 def fields_of(body: bytes | Raw) -> Fields:
-    """Of a body, which must be an object. Raises NotWarmable."""
+    """The fields of a body. Raises NotWarmable if it is no JSON object."""
     try:
         return _decode_fields(body)
     except UNREADABLE as error:
@@ -60,7 +60,7 @@ def prefill_only(path: str, fields: Fields) -> bytes:
         made |= {"max_output_tokens": Raw(b"%d" % RESPONSE_TOKENS), "store": _FALSE}
     elif path == GENERATE:
         made["sampling_params"] = _one_token(fields.get("sampling_params"))
-    else:  # by the name that its client gave it
+    else:  # the field has the name that the client used
         made[_LIMITS[1] if _LIMITS[1] in fields and path == CHAT else _LIMITS[0]] = _ONE
     return msgspec.json.encode(made)
 

@@ -23,18 +23,20 @@ from dataclasses import dataclass
 from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
-from router.core.facts.requests import Beginning, Heading
+from router.core.facts.requests import Beginning, Heading, Prompt
+from router.core.prompts.canonical import Chat
 
 CELL_BYTES = 8 << 10
 CELLS_MIN = 4  # a shorter body is read in the time that looking for it and learning it take
-HEAD_BYTES_MAX = 256 << 10  # before the first message
+HEAD_BYTES_MAX = 256 << 10  # bytes of a body before its first message
 SHARE_MIN = 4  # a body is read from what is known on if that is at least this part of it, a quarter
 # What is remembered, in bytes as tracemalloc has them: of a message that a cell leads to, of a cell, and of its keys.
 MARK_BYTES, CELL_ENTRY_BYTES, CELL_KEYS_BYTES = 1_500, 120, 800
 # Stands for the known messages. No body that holds this byte is put together: so no other list begins with it.
 _ODD_BYTE = b"\x7f"
 _KNOWN = b'"\x7f"'
-# Of a cell that leads to no message: it was met, and its body read whole; or it is in the middle of the first message.
+# What a cell has that leads to no message. _MET: the cell was seen, and its body read whole. _BARREN: the cell ends
+# within the first message.
 _MET, _BARREN = "met", "barren"
 _BETWEEN = b" \t\r\n,"
 _MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
@@ -42,11 +44,11 @@ _MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a message ended: offset in the body, and what the messages up to there are."""
+    """The end of a message: its offset in the body, and what the messages up to it are."""
 
     at: int
-    head: bytes  # of the body, up to and with the bracket before the first message
-    beginning: Beginning | None  # None at that bracket
+    head: bytes  # the body up to the bracket before the first message, bracket included
+    beginning: Beginning | None  # None: the mark is at that bracket
 
 
 @dataclass(slots=True)
@@ -79,8 +81,8 @@ class Seen:
         self._heads: dict[int, Heading] = {}
 
     def apart(self, whose: bytes) -> None:
-        """From now on, what was read for others is not found: how long reading takes would tell of it. b"": all who
-        need not be kept apart."""
+        """From now on, find only what was read for the same name: how fast a body is read would tell others of it. b"":
+        everybody who need not be kept apart."""
         self._seed = xxh3_64_intdigest(whose, self._first_seed) if whose else self._first_seed
 
     def find(self, body: bytes, dialect: bytes) -> Place | None:
@@ -105,6 +107,28 @@ class Seen:
             return _place(body, cells, known, mark)
         head = _head(body)
         return _place(body, cells, 0, Mark(len(head), head, None)) if head else None
+
+    def go_on(
+        self,
+        chat: Chat,
+        place: Place,
+        body: bytes,
+        messages: Sequence[Raw],
+        write: Callable[[Raw], None],
+        read_whole: Callable[[], Prompt | None],
+    ) -> Prompt:
+        """The prompt of a body of which all but these messages is known: each is written to `chat`, and remembered.
+        `read_whole` reads the body as if nothing had been seen, should the prompt be asked for its text."""
+        ends: list[tuple[int, Beginning]] = []
+        for message, end in zip(messages, _ends_of(body, place.mark.at, messages), strict=True):
+            write(message)
+            ends.append((end, chat.beginning()))
+
+        def whole() -> Prompt | None:
+            self.spend(len(body) // 8)
+            return read_whole()
+
+        return chat.joined(self.learn(place, body, ends), whole)
 
     def learn(self, place: Place, body: bytes, ends: Sequence[tuple[int, Beginning]]) -> list[Beginning]:
         """Remember these messages, each by its end in the body, in order. Returns those that can be found again."""
@@ -164,7 +188,7 @@ class Seen:
 _MASK = (1 << 64) - 1
 
 
-def ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:
+def _ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:
     """Offset behind each of these messages, which follow each other in the body from `at` on."""
     ends = []
     for message in messages:

@@ -30,7 +30,7 @@ _BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
 _LENGTH = struct.Struct(">I")
 
 
-class Chain(Struct):  # see core/facts/requests.py
+class Chain(Struct):
     """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
 
     keys: list[int]
@@ -53,7 +53,7 @@ class _Known:
 
     @property
     def upto(self) -> int:
-        """Where the beginning ends: points behind that are of other prompts."""
+        """The offset at which the beginning ends: points behind it belong to other prompts."""
         return self.full * BLOCK_BYTES + len(self.rest)
 
 
@@ -74,8 +74,7 @@ def _whole(prompt: Prompt, root: int) -> Chain:
     text = prompt.text
     keys = chain(text, root)
     spans = prompt.assistant_spans[-SPANS_MAX:]
-    # A list, since a tuple made by a generator costs a microsecond, spans or not.
-    starts = tuple([(key_at(text, keys, root, start), start, end) for start, end in spans]) if spans else ()
+    starts = tuple([(key_at(text, keys, root, start), start, end) for start, end in spans])
     end_key = key_at(text, keys, root, len(text))
     first = prompt.first_user_end
     if prompt.arguments[1]:
@@ -92,7 +91,8 @@ def _bare_key(text: bytes, root: int, arguments: tuple[int, int], end: int) -> i
 
 
 def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
-    """The same chain, from where it is known on; and what later prompts may ask for is remembered."""
+    """The chain of a prompt whose beginning is known, hashed from there on; keys that later prompts may need are
+    kept."""
     identity = (root, joint.head)
     known = joint.before.chains.get(identity) if joint.before else None
     first, bare = prompt.first_user_end, prompt.arguments[1] > 0
@@ -130,7 +130,7 @@ class _Tail:
         self.keys += chain(self._text, self.keys[-1] if self.keys else root)
 
     def key_at(self, end: int) -> int:
-        """As the function of this name, for the offsets that are asked for."""
+        """The key of the prompt up to this offset, as the function `key_at` gives it."""
         found = self._points.get(end)
         if found is not None:
             return found
@@ -139,7 +139,8 @@ class _Tail:
         return xxh3_64_intdigest(tail + _END, self.keys[full - 1] if full else self._root)
 
     def bare_key(self, text: bytes, arguments: tuple[int, int], end: int) -> int:
-        """As `_bare_key`; `text` is the whole prompt where that is not known."""
+        """The key of the prompt up to `end` without its template arguments. `text` is the whole prompt, read if the key
+        is not known."""
         found = self._points.get(-end)
         return _bare_key(text, self._root, arguments, end) if found is None else found
 

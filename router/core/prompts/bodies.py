@@ -19,8 +19,8 @@ USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (emb
 
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
-LOOKS_MAX = 2_048  # at brackets, before all of a body is looked at
-SLICE_BYTES = 32 << 10  # looked at in one go: half a millisecond at most
+LOOKS_MAX = 2_048  # brackets looked at one by one, before the whole body is scanned
+SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
 _BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -69,7 +69,7 @@ def nests_deeper(body: bytes, depth_max: int) -> bool:
 
 
 def _depth(body: bytes, enough: int) -> int:
-    """Of the deepest place, or of one deeper than `enough`. In slices, between which other threads may run."""
+    """The depth of the deepest place, or of one deeper than `enough`. Other threads may run between two slices."""
     depth = deepest = at = inside = 0
     while at < len(body) and deepest <= enough:
         piece = body[at : at + SLICE_BYTES]
@@ -86,7 +86,7 @@ def _depth(body: bytes, enough: int) -> int:
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
-    """What an engine said, or None where it cannot be read."""
+    """What an engine said, decoded; None where it cannot be read."""
     try:
         return decode(data)
     except UNREADABLE:
@@ -128,12 +128,12 @@ def salt_of(raw: Raw) -> bytes:
 
 
 def metadata_of(raw: Raw) -> bytes:
-    """A body's metadata, as it is; empty where nobody would give so much."""
+    """A body's metadata as JSON; empty if it has more than METADATA_BYTES_MAX bytes."""
     return bytes(raw) if len(raw) <= METADATA_BYTES_MAX else b""
 
 
 def step_of(metadata: bytes, field: str) -> str:
-    """Which step of an agent a request's metadata says it to be; "" where they do not."""
+    """The step of an agent that a request's metadata names; "" where they name none."""
     if not metadata or not field:
         return ""
     try:

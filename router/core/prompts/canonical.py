@@ -62,11 +62,11 @@ class Chat:
         self._head: list[bytes] = []
         self._out: list[bytes] = []
         self._before = before
-        self._size, self._first_user_end, self._opaque_bytes = 0, 0, 0  # of messages, without the head
-        self._head_hint, self._hint = 0, 0  # behind the last breakpoint, in the head and in the messages
+        self._size, self._first_user_end, self._opaque_bytes = 0, 0, 0  # counted over messages, without the head
+        self._head_hint, self._hint = 0, 0  # offsets behind the last breakpoint in the head and in the messages
         self._arguments = (0, 0)
         self._fewer_tools: tuple[int, bytes] | None = None
-        self.media = b""  # how the engine is to process what is no text: it hashes that with it
+        self.media = b""  # how the engine is to process images and sound; it hashes them together with this
         self.begins = True  # no message yet was the user's: what is marked by breakpoints is still wanted
         self._spans: list[tuple[int, int]] = []
         if before is not None:
@@ -79,7 +79,7 @@ class Chat:
         self._head += (GS, name.encode(), US, value)
 
     def argument(self, name: str, value: bytes) -> None:
-        """Likewise, of the arguments of the template: they follow each other. Empty: there is none."""
+        """An argument of the template; arguments follow each other in the head. Empty bytes write nothing."""
         if not value:
             return
         start = sum(map(len, self._head))
@@ -146,7 +146,7 @@ class Chat:
         return at + (len(out) - before) // 2
 
     def text(self, role: str, text: str) -> None:
-        """One of them."""
+        """One message that is a text and has no other fields."""
         if role == "system":
             text = _without_billing(text)
         lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
@@ -184,8 +184,8 @@ class Chat:
         self._end(role, sum(map(len, out)))
 
     def _mark(self, role: str, parts: int, breakpoints: Iterable[int], out: list[bytes]) -> None:
-        """Of these breakpoints the last that may end a template: one that ends the first user message does not. `out`
-        is the lead, of three, and the parts, with something between any two."""
+        """Keep the last of these breakpoints that may end a template; one at the end of the first user message does
+        not. `out` is the lead (three pieces), then the parts, with a separator between any two."""
         marked = max((n for n in breakpoints if 0 < n <= parts - (role == "user")), default=0)
         if marked:
             self._hint = self._size + sum(map(len, out[: 2 + 2 * marked]))
@@ -216,7 +216,7 @@ class Chat:
         return prompt
 
     def _prompt(self, text: bytes, head: int) -> Prompt:
-        spans = tuple([(start + head, end + head) for start, end in self._spans]) if self._spans else ()
+        spans = tuple([(start + head, end + head) for start, end in self._spans])
         prompt = Prompt(text, head + (self._first_user_end or self._size), spans, self._opaque_bytes)
         prompt.arguments, prompt.fewer_tools = self._arguments, self._fewer_tools
         hint = head + self._hint if self._hint else self._head_hint
@@ -229,7 +229,7 @@ _LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistan
 
 
 def _tool(tool: object) -> object:
-    """As vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no nulls."""
+    """The tool as vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no nulls."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
         return tool
@@ -270,7 +270,7 @@ def _call(given: object) -> object:
 
 
 def _arguments(arguments: object) -> object:
-    """As the template sees them: vLLM parses arguments that are a string, and takes "" and null for {}."""
+    """The arguments as the template sees them: vLLM parses a string, and takes "" and null for {}."""
     if not arguments:
         return {}
     try:

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Beginning, Heading, Prompt
+from router.core.facts.requests import Ask, Heading, Prompt
 from router.core.prompts import bodies
-from router.core.prompts.beginnings import Seen, ends_of
-from router.core.prompts.bodies import ABSENT, UNREADABLE, given
+from router.core.prompts.beginnings import Seen
+from router.core.prompts.bodies import UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.openai_fields import (
     PartFields,
@@ -38,12 +38,11 @@ TOKEN_ID_BYTES = 4
 ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
 HEAD = ("functions", "documents", "chat_template", *ARGUMENTS)
 _head_fields = attrgetter(*HEAD)
-_NO_HEAD = (ABSENT,) * len(HEAD)
 FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
 def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
-    """What nearly all requests are read by: every field of the type that it should be. None for the others."""
+    """The request, if every field has the right type, as in nearly all requests; else None."""
     try:
         if seen is not None:
             ask = _seen(path, body, seen)
@@ -76,33 +75,32 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         stored,
         fields.previous_response_id,
         bool(options.get("include_usage")) if options else False,
-        bodies.metadata_of(fields.metadata) if fields.metadata is not ABSENT else b"",
+        bodies.metadata_of(fields.metadata),
     )
 
 
 def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
-    """Of a conversation: only what was not read before is read. None where that cannot be told apart."""
+    """A request of a known conversation: only its new messages are read. None where new messages cannot be told
+    apart."""
     place = seen.find(body, b"openai")
     if place is None:
         return None
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
-    if messages is None or bodies.given(
-        fields.mm_processor_kwargs
-    ):  # which may stand behind messages seen without them
+    # mm_processor_kwargs may stand behind messages that were read without them.
+    if messages is None or given(fields.mm_processor_kwargs):
         return None
     chat = Chat(place.mark.beginning)
     chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
-    ends: list[tuple[int, Beginning]] = []
-    for message, end in zip(messages, ends_of(body, place.mark.at, messages), strict=True):
-        _message(chat, decode_message(message))
-        ends.append((end, chat.beginning()))
-
-    def whole() -> Prompt | None:
-        seen.spend(len(body) // 8)
-        return prompt_of(path, decode_openai(body))
-
-    return _ask(fields, chat.joined(seen.learn(place, body, ends), whole))
+    prompt = seen.go_on(
+        chat,
+        place,
+        body,
+        messages,
+        lambda message: _message(chat, decode_message(message)),
+        lambda: prompt_of(path, decode_openai(body)),
+    )
+    return _ask(fields, prompt)
 
 
 def _head_parts(fields: QuickFields | RestFields) -> list[Raw]:
@@ -136,7 +134,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
-    if fields.mm_processor_kwargs is not ABSENT and bodies.given(fields.mm_processor_kwargs):
+    if given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
     _head(chat, fields)
     _messages(chat, messages)
@@ -144,16 +142,13 @@ def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> 
 
 
 def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
-    if fields.tools is not ABSENT and given(fields.tools):
+    if given(fields.tools):
         tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
-        chat.tools(tools, None if choice is ABSENT else bodies.as_type(str, choice) or bodies.as_type(dict, choice))
+        chat.tools(tools, bodies.as_type(str, choice) or bodies.as_type(dict, choice))
         if isinstance(tools, list) and tools and _marked(tools[-1]):
             chat.head_breakpoint()
-    raws = _head_fields(fields)
-    if raws == _NO_HEAD:  # compared by identity, as nearly always
-        return
-    for name, raw in zip(HEAD, raws, strict=True):
-        if raw is ABSENT or not given(raw):
+    for name, raw in zip(HEAD, _head_fields(fields), strict=True):
+        if not given(raw):
             continue
         if name == "reasoning_effort":
             chat.effort(msgspec.json.decode(raw))
@@ -181,7 +176,8 @@ def _message(chat: Chat, message: dict[str, Any]) -> None:
 
 
 def _breakpoints(message: dict[str, Any], content: object) -> list[int]:
-    """Before how many of its parts one stands, as clients of proxies to Anthropic's API set them."""
+    """The numbers of the content's parts behind which a `cache_control` stands, as clients of Anthropic proxies set
+    it."""
     parts = content if isinstance(content, list) else [content]
     return [n for n, part in enumerate(parts, 1) if _marked(part) or (n == len(parts) and _marked(message))]
 
@@ -237,7 +233,7 @@ def _part(raw: Raw) -> Part:
         url, detail = given_url.url, given_url.detail
     if not url:
         return bytes(raw)
-    how = bodies.as_type(str, detail) if detail is not ABSENT else None
+    how = bodies.as_type(str, detail)
     return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
 
 

@@ -118,7 +118,7 @@ def _vllm_part(part: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _unbilled(part: str | dict[str, Any]) -> str | dict[str, Any] | None:
-    """Without the line that Claude Code changes with every request; None when that was all."""
+    """The text without the line that Claude Code changes with every request; None if nothing else was there."""
     text = part if isinstance(part, str) else part.get("text") if part.get("type") == "text" else None
     if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
         return part
@@ -144,7 +144,7 @@ def _arguments(given: object) -> dict[str, Any]:
 
 
 def _vllm_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """As ChatCompletionToolsParam prints it: three fields whatever is given, two more where they are."""
+    """The tool as ChatCompletionToolsParam prints it: three fields always, two more where they are given."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise Unfit("tool")
@@ -244,7 +244,7 @@ def _sglang_call(call: dict[str, Any], *, parsed: bool) -> dict[str, Any]:
 
 
 def _sglang_tools(given: TemplateInput) -> list[dict[str, Any]] | None:
-    """None where none may be called, and one where one is asked for by name."""
+    """The tools that may be called: None for none, a single one where the request names it."""
     if not given.tools or given.tool_choice == "none":
         return None
     tools = given.tools

@@ -58,7 +58,7 @@ class Names:
         self._take(replica, tuple(sorted(bases)), frozenset(adapters))
 
     def forget(self, replica: str) -> None:
-        """It has left."""
+        """Forget a replica that has left."""
         self._take(replica, (), frozenset())
         self._served.pop(replica, None)
 
@@ -111,7 +111,7 @@ def _groups(tables: Iterable[Table], adapters: Mapping[str, int]) -> dict[str, s
             if len(names) > 1:
                 whole = names.union(*[groups.get(name, ()) for name in names])
                 groups.update(dict.fromkeys(whole, whole))
-    apart = [groups[name] for name in groups if adapters.get(name)]  # on another replica it is an adapter
+    apart = [groups[name] for name in groups if adapters.get(name)]  # the name is an adapter on another replica
     for table in tables if groups else ():
         roots: dict[int, str] = {}
         for name, root in table:
@@ -125,7 +125,7 @@ def _groups(tables: Iterable[Table], adapters: Mapping[str, int]) -> dict[str, s
 
 
 def with_fewer_tools(prompt: Prompt) -> Prompt:
-    """A prompt as engines have it that leave out tools which may not be called."""
+    """The prompt as engines see it that leave out tools which may not be called."""
     if prompt.fewer_tools is None:
         return prompt
     size, instead = prompt.fewer_tools

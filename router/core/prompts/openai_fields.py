@@ -15,7 +15,7 @@ from router.core.prompts.bodies import ABSENT
 
 
 class PartFields(msgspec.Struct):
-    """Of a message's content, or of an item: text, or what is no text."""
+    """A part of a message's content or of an item: text, or an image."""
 
     type: str = ""
     text: str | None = None
@@ -31,7 +31,7 @@ class UrlFields(msgspec.Struct):
 
 
 class RestFields(msgspec.Struct):
-    """A body of which every field is of the type that it should be; its messages are still JSON."""
+    """A body whose fields all have the right type; its messages are still JSON."""
 
     messages: list[Raw] = []
     model: str | None = None
@@ -56,7 +56,7 @@ class RestFields(msgspec.Struct):
 
 
 class QuickFields(RestFields, kw_only=True):
-    """The same with its messages, or with the prompt of a completion or an embedding."""
+    """A body like `RestFields` with its messages decoded, or with the prompt of a completion or an embedding."""
 
     messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]  # nothing is asked of the base
     prompt: Raw = ABSENT

@@ -19,19 +19,13 @@ from router.core.facts.requests import TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.bodies import ABSENT, UNREADABLE
 
-TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 # Names that are arguments of the rendering itself; vLLM refuses them, or they would change what is rendered.
 RESERVED = frozenset(("chat_template", "tokenize", "messages", "conversation", "tools", "return_dict"))
 
 
 class Unfit(ValueError):
-    """The tokens of this request cannot be known here; the message says why, without a word of the prompt."""
+    """What the engine makes of this request is not known here; the message says why, without a word of the prompt."""
 
 
 class Body(msgspec.Struct):
@@ -66,7 +60,7 @@ class Body(msgspec.Struct):
     # Any of these changes the prompt in ways that are not followed here.
     chat_template: Raw = ABSENT
     truncate_prompt_tokens: Raw = ABSENT
-    prompt_logprobs: Raw = ABSENT  # such a request is computed whole (vLLM sampling_params.skip_reading_prefix_cache)
+    prompt_logprobs: Raw = ABSENT  # vLLM computes such a request whole (sampling_params.skip_reading_prefix_cache)
     previous_response_id: Raw = ABSENT
     kv_transfer_params: Raw = ABSENT
     mm_processor_kwargs: Raw = ABSENT
@@ -100,7 +94,8 @@ def decode_openai(body: bytes) -> Body:
 
 
 def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput | None:
-    """Of a chat completion or a completion; None when its tokens cannot be known, or it is neither."""
+    """What the engine tokenises of a chat completion or a completion; None for anything else, or when that is not
+    known."""
     if path.endswith("/embeddings"):
         return None
     try:
@@ -110,7 +105,7 @@ def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput |
         if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
         if _flag(fields.echo, default=False) and (bodies.given(fields.logprobs) or bodies.given(fields.top_logprobs)):
-            return None  # these are logprobs of the prompt
+            return None  # the request wants logprobs of the prompt
         return _completion(fields) if fields.messages is None else _chat(fields, fields.messages)
     except (*UNREADABLE, Unfit):
         return None
@@ -149,7 +144,7 @@ def packed(ids: list[Any]) -> bytes:
         made = array("I", ids)
     except OverflowError:
         raise Unfit("token ids") from None
-    if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # this machine's words are not the wire's
+    if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # this machine's integers are not 4 bytes little-endian
         return b"".join(each.to_bytes(4, "little") for each in ids)
     return made.tobytes()
 
@@ -181,7 +176,7 @@ def chat_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_text(part: object) -> None:
-    """Raises Unfit unless this part of a content is text."""
+    """Check that this part of a content is text. Raises Unfit."""
     if isinstance(part, str):
         return
     if not isinstance(part, dict) or "uuid" in part:
@@ -201,7 +196,7 @@ def _call(given: object) -> dict[str, Any]:
 
 
 def in_order(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """These fields first, as far as they are there, then the rest."""
+    """The same fields with these names first, as far as they are there."""
     return {name: given[name] for name in names if name in given} | dict(given)
 
 

@@ -9,83 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from router.core.facts.requests import TemplateInput
 from router.core.prompts import bodies
-from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.canonical import BILLING_HEADER
+from router.core.prompts.messages_fields import (
+    LOOSE,
+    Block,
+    Body,
+    LooseBody,
+    Message,
+    as_function,
+    decode_blocks,
+    decode_messages,
+    decode_tools,
+    system_text,
+)
 from router.core.prompts.template_chat import Unfit, template_kwargs
-
-
-class Block(msgspec.Struct):
-    """A block of content; what only some kinds have is decoded where it is read."""
-
-    type: str
-    text: str | None = None
-    source: Raw = ABSENT
-    id: str | None = None
-    tool_use_id: str | None = None
-    name: str | None = None
-    input: Raw = ABSENT
-    content: Raw = ABSENT
-    thinking: str | None = None
-    cache_control: Raw = ABSENT
-
-
-class Message(msgspec.Struct):
-    """One message of a request."""
-
-    role: str
-    content: str | list[Block]
-
-
-class Head(msgspec.Struct):
-    """A body of which every field is of the type that it should be; its messages are still JSON."""
-
-    messages: list[Raw]
-    model: str | None = None
-    stream: bool | None = None
-    system: Raw = ABSENT
-    tools: Raw = ABSENT
-    thinking: Raw = ABSENT
-    output_config: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    cache_salt: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: Raw = ABSENT
-    max_tokens: int | None = None
-    kv_transfer_params: Raw = ABSENT
-    mcp_servers: Raw = ABSENT
-    container: Raw = ABSENT
-
-
-class Body(Head):
-    """The same with its messages, decoded once for all who read them."""
-
-    messages: list[Message]  # type: ignore[assignment]  # nothing is asked of the base
-
-
-class _Body(msgspec.Struct):
-    """A body of which only what the template needs is of the right type."""
-
-    messages: list[Message]
-    system: Raw = ABSENT
-    tools: Raw = ABSENT
-    thinking: Raw = ABSENT
-    output_config: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    kv_transfer_params: Raw = ABSENT
-    mcp_servers: Raw = ABSENT
-    container: Raw = ABSENT
-
-
-class _Tool(msgspec.Struct):
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
 
 
 class _Effort(msgspec.Struct):
@@ -96,11 +37,8 @@ class _Kind(msgspec.Struct):
     type: str = ""
 
 
-_BODY = msgspec.json.Decoder(_Body)
-_decode_system = msgspec.json.Decoder(str | list[Block]).decode
 _decode_arguments = msgspec.json.Decoder(dict[str, Any] | None).decode
 _decode_content = msgspec.json.Decoder(str | list[dict[str, Any]] | None).decode
-_decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 _decode_effort = msgspec.json.Decoder(_Effort).decode
 _decode_kind = msgspec.json.Decoder(_Kind).decode
 
@@ -108,17 +46,17 @@ _decode_kind = msgspec.json.Decoder(_Kind).decode
 def messages_input(body: bytes, decoded: Body | None) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known."""
     try:
-        fields = decoded or _BODY.decode(body)
+        fields: Body | LooseBody = decoded or LOOSE.decode(body)
         if any(map(bodies.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
-        if bodies.given(fields.system) and (system := _system(_decode_system(fields.system), whole=True)):
+        if bodies.given(fields.system) and (system := _system(decode_blocks(fields.system), whole=True)):
             messages.append({"role": "system", "content": system})
-        for message in fields.messages:
+        for message in fields.messages if isinstance(fields, Body) else decode_messages(fields.messages):
             messages += _message(message)
         return TemplateInput(
             messages=messages,
-            tools=[_tool(tool) for tool in _decode_tools(fields.tools)] if bodies.given(fields.tools) else None,
+            tools=[as_function(tool) for tool in decode_tools(fields.tools)] if bodies.given(fields.tools) else None,
             kwargs=template_kwargs(fields.chat_template_kwargs),
             reasoning_effort=_decode_effort(fields.output_config).effort
             if bodies.given(fields.output_config)
@@ -131,17 +69,14 @@ def messages_input(body: bytes, decoded: Body | None) -> TemplateInput | None:
 
 
 def _system(content: str | list[Block], *, whole: bool) -> str:
-    """The text, without the line that Claude Code changes with every request; `whole`: of the field, not a message,
-    where a text that is no block is taken as it is."""
+    """The text of a system prompt, as the engine reads it. `whole`: it is the field `system`, where a string is taken
+    as it is, not a message."""
     if isinstance(content, str):
         return content if whole or not content.startswith(BILLING_HEADER) else ""
     for block in content:
         _arguments(block)
         _content(block)
-    if any(block.type in ("tool_addition", "tool_removal") for block in content):
-        raise Unfit("tools that change within a conversation")
-    texts = [block.text for block in content if block.type == "text" and block.text]
-    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+    return system_text(content)
 
 
 def _message(message: Message) -> list[dict[str, Any]]:
@@ -166,7 +101,7 @@ def _message(message: Message) -> list[dict[str, Any]]:
             calls.append(_call(block, arguments))
         elif block.type == "tool_result" and message.role == "user":
             before.append(_result(block, content))
-        elif block.type not in ("redacted_thinking", "tool_reference"):  # which vLLM leaves out
+        elif block.type not in ("redacted_thinking", "tool_reference"):  # vLLM leaves these out
             raise Unfit(block.type)
     made |= {"reasoning": "".join(thoughts)} if thoughts else {}
     made |= {"tool_calls": calls} if calls else {}
@@ -176,7 +111,7 @@ def _message(message: Message) -> list[dict[str, Any]]:
 
 
 def _arguments(block: Block) -> dict[str, Any] | None:
-    """Of whatever block: the engine refuses a request with any that are no object."""
+    """The arguments of a block of any kind: the engine refuses a request in which some are no object."""
     return _decode_arguments(block.input) if block.input else None
 
 
@@ -185,7 +120,7 @@ def _content(block: Block) -> str | list[dict[str, Any]] | None:
 
 
 def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """In the order of vLLM's types, for templates that print it (see template_chat.py)."""
+    """A tool call with its fields in the order of vLLM's types, which templates print (template_chat.py)."""
     if not block.id:
         raise Unfit("a call without an id: the engine makes one from its clock")
     return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}
@@ -197,9 +132,3 @@ def _result(block: Block, content: str | list[dict[str, Any]] | None) -> dict[st
             raise Unfit("tool result")
         content = "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
     return {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content or ""}
-
-
-def _tool(tool: _Tool) -> dict[str, Any]:
-    schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}
-    function = {"name": tool.name, "description": tool.description, "parameters": schema}
-    return {"type": "function", "function": function | {"strict": tool.strict, "defer_loading": tool.defer_loading}}

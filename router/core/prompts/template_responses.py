@@ -14,22 +14,9 @@ from msgspec import Raw
 
 from router.core.facts.requests import TemplateInput
 from router.core.prompts import bodies
-from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts.responses_fields import BODY
 from router.core.prompts.template_chat import Unfit, check_text, template_kwargs
-
-
-class _Body(msgspec.Struct):
-    input: str | list[dict[str, Any]]
-    instructions: Raw = ABSENT
-    tools: Raw = ABSENT
-    tool_choice: Raw = ABSENT
-    reasoning: Raw = ABSENT
-    truncation: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    prompt: Raw = ABSENT
-    previous_input_messages: Raw = ABSENT
-    previous_response_id: Raw = ABSENT
-    kv_transfer_params: Raw = ABSENT
 
 
 class _Effort(msgspec.Struct):
@@ -37,7 +24,7 @@ class _Effort(msgspec.Struct):
 
 
 _ELSEWHERE = ("prompt", "previous_input_messages", "previous_response_id", "kv_transfer_params")
-_BODY = msgspec.json.Decoder(_Body)
+_decode_input = msgspec.json.Decoder(str | list[dict[str, Any]]).decode
 _decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_effort = msgspec.json.Decoder(_Effort).decode
 
@@ -45,12 +32,12 @@ _decode_effort = msgspec.json.Decoder(_Effort).decode
 def responses_input(body: bytes) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known, or continues what an engine keeps."""
     try:
-        fields = _BODY.decode(body)
+        fields = BODY.decode(body)
         if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
         if fields.truncation and msgspec.json.decode(fields.truncation) != "disabled":
             return None
-        given = fields.input
+        given = _decode_input(fields.input)
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
         if bodies.given(fields.instructions) and (instructions := msgspec.json.decode(fields.instructions, type=str)):
             messages.insert(0, {"role": "system", "content": instructions})
@@ -134,11 +121,7 @@ def _called(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]
     if not isinstance(name, str) or not isinstance(item.get("arguments"), str):
         raise Unfit("function_call")
     name = f"{namespace}__{name}" if namespace else name
-    call = {
-        "id": item.get("call_id"),
-        "function": {"name": name, "arguments": item["arguments"]},
-        "type": "function",
-    }
+    call = {"id": item.get("call_id"), "function": {"name": name, "arguments": item["arguments"]}, "type": "function"}
     if last is None:
         return {"role": "assistant", "tool_calls": [call]}
     last.setdefault("tool_calls", []).append(call)

@@ -53,23 +53,28 @@ async def _no_page(_: str) -> Page | None:
     return None
 
 
+def placer_of(world: World, **limits: Any) -> LocalPlacer:
+    """Places in that world."""
+    return LocalPlacer(
+        world.router,
+        clock=lambda: world.now_s,
+        event_wait_s=0.0,
+        response_ids_max=10,
+        observe=lambda _: None,
+        failed=lambda *_: None,
+        refused=lambda _: None,
+        page=_no_page,
+        limits=AdmissionSettings(**limits),
+    )
+
+
 class Overload:
     """Everything happens inside `run`."""
 
     def __init__(self, replicas: str = "ab", *, rates: Mapping[str, Rates] | None = None, **limits: Any) -> None:
         self.world = World(replicas)
         self.random = Random(7)
-        self.placer = LocalPlacer(
-            self.world.router,
-            clock=lambda: self.world.now_s,
-            event_wait_s=0.0,
-            response_ids_max=10,
-            observe=lambda _: None,
-            failed=lambda *_: None,
-            refused=lambda _: None,
-            page=_no_page,
-            limits=AdmissionSettings(**limits),
-        )
+        self.placer = placer_of(self.world, **limits)
         self.placer.admission.set_tenants(rates or {})
         self.clients: dict[str, Served] = {}
         self.queued_max = 0

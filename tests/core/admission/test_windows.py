@@ -17,28 +17,12 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of
-from router.hub.local_placer import LocalPlacer
 from router.settings.schema import AdmissionSettings
-from tests.core.admission.overload import _no_page
+from tests.core.admission.overload import placer_of
 from tests.core.placement.placing import MODEL, World, chat
 from tests.support.patient import Patient
 
 OK = Outcome(Ending.OK, Usage(10, 10))
-
-
-def placer_of(world: World, **limits: Any) -> LocalPlacer:
-    """Places in that world."""
-    return LocalPlacer(
-        world.router,
-        clock=lambda: world.now_s,
-        event_wait_s=0.0,
-        response_ids_max=10,
-        observe=lambda _: None,
-        failed=lambda *_: None,
-        refused=lambda _: None,
-        page=_no_page,
-        limits=AdmissionSettings(**limits),
-    )
 
 
 def want(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,17 +22,8 @@ TIMES = st.floats(0, 10_000)
 
 def candidate(id_: str, **fields: float) -> Candidate:
     """An idle replica that holds nothing of a prompt of 1,000 tokens, but for these fields."""
-    plain = Candidate(
-        id=id_,
-        cached_tokens=0,
-        uncached_tokens=1_000,
-        pending_ms=0.0,
-        uncached_ms=100.0,
-        evicted_ms=0.0,
-        kv_wait_ms=0.0,
-        in_flight=0,
-    )
-    return replace(plain, **fields)
+    nothing: dict[str, Any] = dict.fromkeys(("cached_tokens", "pending_ms", "evicted_ms", "kv_wait_ms", "in_flight"), 0)
+    return replace(Candidate(id=id_, uncached_tokens=1_000, uncached_ms=100.0, **nothing), **fields)
 
 
 def market(

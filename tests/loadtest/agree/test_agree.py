@@ -13,7 +13,7 @@ from loadtest.agree import table as agree_table
 from loadtest.agree.cases import SLICES, shipped, spread
 from loadtest.agree.command import main
 from loadtest.agree.over_http import Behind, over_http
-from loadtest.agree.report import HEADS, HTTP, SIMULATED, Comparison, Part, Pooled, markdown, peer_cells, pooled
+from loadtest.agree.report import HEADS, HTTP, SIMULATED, AgreeRun, Comparison, Pooled, markdown, peer_cells, pooled
 from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE
 from loadtest.common.client import Answer
@@ -22,7 +22,7 @@ from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.pages import command as pages
 from loadtest.replay import demo
-from loadtest.replay.command import ReplaySettings, Sent, row_of
+from loadtest.replay.run import ReplaySettings, Sent, row_of
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.world import World
@@ -69,7 +69,7 @@ def test_a_way_makes_late_and_changes_no_order() -> None:
 
     without, with_ = (simulated(workload, settings, cluster(wire_s=w), ROWS["round_robin"].make, 1) for w in (0.0, 5.0))
 
-    def placed(part: Part) -> list[str | None]:
+    def placed(part: AgreeRun) -> list[str | None]:
         return [each.answer.replica for each in part.sent]
 
     assert placed(with_) == placed(without)
@@ -147,11 +147,11 @@ def test_runs_are_put_together_request_by_request() -> None:
     """The row of several runs is that of all their requests and all their tokens, not a mean of rows."""
     request = Request(0.0, 0.0, 100, 5, "n", 64, ((0, 1),))
 
-    def part(ttft_s: float, count: int, hits: float) -> Part:
+    def part(ttft_s: float, count: int, hits: float) -> AgreeRun:
         sent = [Sent("s", request, Answer(ttft_s / 2, ttft_s, prompt_tokens=100, cached_tokens=0), False)] * count
         run = row("warm", hits / 100, ttft_s)
         run.duration_s, run.imbalance = 10.0, 1.5
-        return Part(run, sent, [(100.0 * count, hits * count)])
+        return AgreeRun(run, sent, [(100.0 * count, hits * count)])
 
     both = pooled([part(1.0, 9, 10.0), part(3.0, 1, 60.0)], replace(SETTINGS, time_scale=2.0), HTTP)
 

@@ -13,7 +13,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.common.traces import Request, Session, TraceError, merged_runs, read_trace, shared_blocks
+from loadtest.common.runs import merged_runs, shared_blocks
+from loadtest.common.traces import Request, Session, TraceError, read_trace
 
 DATA = Path(__file__).parents[3] / "loadtest" / "data"
 

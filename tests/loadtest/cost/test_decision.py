@@ -12,7 +12,7 @@ from loadtest.common.report import Row
 from loadtest.cost import conversations as cost_model
 from loadtest.cost import decision as cost
 from loadtest.cost import growth as cost_growth
-from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, World, follow
+from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, PricedRouter, follow
 from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import Removed, Stored, decode
 
@@ -78,7 +78,7 @@ def test_an_evicting_stream_keeps_to_its_pool() -> None:
 
 async def test_a_decision_finds_what_engines_said(folder: Path) -> None:
     """A prompt goes through the router's own reader and is placed where events say it is held, whole or in stages."""
-    world = World(folder)
+    world = PricedRouter(folder)
     try:
         talks = cost_model.Talks(3.0)
         for staged in (False, True):

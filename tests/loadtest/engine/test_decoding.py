@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.engine.decoding import Decoding, Running
-from loadtest.engine.request import Request
+from loadtest.engine.request import EngineRequest
 
 SIZE = 4
 MEMBERS = st.lists(st.tuples(st.integers(1, 30), st.integers(2, 12)), min_size=1, max_size=8)
@@ -20,7 +20,7 @@ def joined(decoding: Decoding, shapes: list[tuple[int, int]], numbers: Iterator[
     """Prompts and answers of those lengths, each with its first token."""
     members = []
     for number, (prompt, outputs) in zip(numbers, shapes, strict=False):
-        sequence = Running(Request(number, prompt, outputs, ()))
+        sequence = Running(EngineRequest(number, prompt, outputs, ()))
         sequence.number, sequence.computed, sequence.generated = number, prompt, 1
         decoding.join(sequence)
         members.append(sequence)

@@ -21,9 +21,10 @@ import pytest
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.engine.command import Engines, EngineSettings, settings
-from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.replica import Answer, Replica
-from loadtest.engine.request import Request
+from loadtest.engine.model import EngineModel
+from loadtest.engine.replica import Choices, SimulatedReplica
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Limits
 
 ROOT = Path(__file__).parents[3]
 BLOCK = 16
@@ -33,12 +34,8 @@ BLOCK = 16
 async def running(**changes: object) -> AsyncIterator[Engines]:
     """Engines on free ports, 200 times faster than life."""
     given = {"replicas": 1, "port": 0, "time_scale": 200.0, "limits": Limits(block_tokens=BLOCK)}
-    engines = Engines(EngineSettings(**(given | changes)))  # type: ignore[arg-type]
-    await engines.start()
-    try:
+    async with Engines(EngineSettings(**(given | changes))) as engines:  # type: ignore[arg-type]
         yield engines
-    finally:
-        await engines.stop()
 
 
 @pytest.fixture
@@ -323,9 +320,9 @@ def test_late_timers_add_up_to_nothing() -> None:
 
     async def takes_s() -> float:
         model = EngineModel(CALIBRATIONS["qwen3-32b-2xh100"].times, 100_000, Limits(block_tokens=BLOCK))
-        replica = Replica(model, time_scale=200.0, tick_s=1e-6, clock=loop.time)
-        answer = Answer(1)
-        replica.submit(Request(0, 100, 1_000, list(range(68))), answer, 0)
+        replica = SimulatedReplica(model, time_scale=200.0, tick_s=1e-6, clock=loop.time)
+        answer = Choices(1)
+        replica.submit(EngineRequest(0, 100, 1_000, list(range(68))), answer, 0)
         while not answer.finished:
             await answer.more()
         assert model.counters.iterations == 1_000

@@ -17,7 +17,7 @@ from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
 from loadtest.engine.http import Text
 from loadtest.engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
 from loadtest.engine.kv_publisher import BUFFER_BATCHES, KvPublisher
-from loadtest.engine.model import Limits
+from loadtest.engine.step import Limits
 
 BLOCK = 2  # tokens; eight bytes
 

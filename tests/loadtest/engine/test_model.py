@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from loadtest.engine.calibration import CALIBRATIONS, LinearTimes
 from loadtest.engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored, KvEvent
-from loadtest.engine.model import EngineModel, Limits, Step
-from loadtest.engine.request import Request, RequestRefused
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest, RequestRefused
+from loadtest.engine.step import Limits, Step
 
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-4, pair_s=1e-7, read_s=1e-6)
 SMALL = Limits(block_tokens=4, batched_tokens_max=24, sequences_max=5, context_tokens_max=64)
@@ -26,13 +27,13 @@ def small_model() -> EngineModel:
     return EngineModel(TIMES, KV_TOKENS, SMALL, record_events=True)
 
 
-def request(request_id: int, path: tuple[int, ...], tail: int, outputs: int) -> Request:
+def request(request_id: int, path: tuple[int, ...], tail: int, outputs: int) -> EngineRequest:
     """A prompt of whole blocks named by a path in a tree, plus a tail; its answer's blocks are its own."""
     keys = [hash(path[: depth + 1]) for depth in range(len(path))]
     prompt = len(path) * SMALL.block_tokens + tail
     answer_blocks = (prompt + outputs) // SMALL.block_tokens - len(path)
     keys += [hash((path, tail, n)) for n in range(answer_blocks)]
-    return Request(request_id, prompt, outputs, keys)
+    return EngineRequest(request_id, prompt, outputs, keys)
 
 
 PATHS = st.lists(st.integers(0, 1), min_size=0, max_size=9).map(tuple)
@@ -73,7 +74,7 @@ class Clock:
             self.finished_s[request_id] = self.now_s
         self.events += outcome.events
 
-    def submit_at(self, at_s: float, new: Request) -> None:
+    def submit_at(self, at_s: float, new: EngineRequest) -> None:
         """Let time pass until then; a step under way is cut short at its next iteration, as a driver would."""
         self.begin()
         while self.step is not None and self.now_s + self.step.duration_s <= at_s:
@@ -263,11 +264,11 @@ def test_qwen3_32b_prefills_as_published() -> None:
     step = CALIBRATIONS["qwen3-32b-2xh100"].times.mixed_s(8192, 8192 * 8193 / 2, 0, 0)
     assert 8192 / step == pytest.approx(15_928, rel=0.02)
     keys = list(range(112))
-    clock.model.submit(Request(0, 7200, 1, keys))
+    clock.model.submit(EngineRequest(0, 7200, 1, keys))
     clock.drain()
     assert 0.42 <= clock.first_s[0] <= 0.455
     cold_s = clock.now_s
-    clock.model.submit(Request(1, 7200, 1, keys))
+    clock.model.submit(EngineRequest(1, 7200, 1, keys))
     clock.drain()
     assert clock.first_s[1] - cold_s < 0.05
 
@@ -277,7 +278,7 @@ def decode(name: str, sequences: int, groups: int, prompt: int, shared: int) -> 
     clock = engine(name)
     for index in range(sequences):
         keys = [(index % groups) * 1000 + block for block in range(shared // 64)]
-        clock.model.submit(Request(index, prompt, 400, keys))
+        clock.model.submit(EngineRequest(index, prompt, 400, keys))
     clock.begin()
     while clock.model.waiting_n or not (clock.step and clock.step.work is None):
         clock.finish_step()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.evidence import command as evidence
-from loadtest.evidence.parts import FULL, LOADTEST, PARTS, PYTHON, REPEATED, Part, Step
+from loadtest.evidence.parts import FULL, LOADTEST, PARTS, PYTHON, REPEATED, Command, Part
 from tests.support.figures import FILE, figure
 
 ROOT = Path(__file__).parents[3]
@@ -38,8 +38,8 @@ def run(folder: Path, *parts: Part, **options: object) -> int:
 def test_figures_of_all_parts_are_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows that are judged are the figures; a part without any has the word of its last command; what is missed is said
     once more, and decides with --check alone."""
-    measures = Part("measures", 1, "x", (Step(code(braces(ROWS % LATE), 1), judges=True),))
-    asks = Part("asks", 1, "whether it holds", (Step((PYTHON, "-c", "raise SystemExit(1)"), judges=True),))
+    measures = Part("measures", 1, "x", (Command(code(braces(ROWS % LATE), 1), judges=True),))
+    asks = Part("asks", 1, "whether it holds", (Command((PYTHON, "-c", "raise SystemExit(1)"), judges=True),))
     assert run(tmp_path, measures, asks) == 0
     said = capsys.readouterr().out
     assert "measures: 1 of 2 as promised" in said
@@ -56,7 +56,7 @@ def test_figures_of_all_parts_are_in_one_table(tmp_path: Path, capsys: pytest.Ca
 def test_a_part_is_measured_once_at_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was interrupted goes on where it was; at another commit, or when told so, all is measured again."""
     counts = tmp_path / "counts"
-    part = Part("counts", 1, "x", (Step((PYTHON, "-c", f"open({str(counts)!r}, 'a').write('.')")),))
+    part = Part("counts", 1, "x", (Command((PYTHON, "-c", f"open({str(counts)!r}, 'a').write('.')")),))
     for commit, again, times in (("a", False, 1), ("a", False, 1), ("a", True, 2), ("b", False, 3)):
         monkeypatch.setattr(evidence.envelope, "commit", lambda _, commit=commit: commit)
         assert run(tmp_path, part, again=again) == 0
@@ -65,9 +65,11 @@ def test_a_part_is_measured_once_at_a_commit(tmp_path: Path, monkeypatch: pytest
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A command that fails ends its part and no other, and what an earlier run found of it is not taken for news."""
-    fails = Part("fails", 1, "x", (Step((PYTHON, "-c", "print('why'); raise SystemExit(2)"), judges=True),))
-    spoils = Part("spoils", 1, "x", (Step(code("no rows")),))
-    goes = Part("goes", 1, "x", (Step((PYTHON, "-c", "raise SystemExit(3)"), optional=True), Step((PYTHON, "-c", ""))))
+    fails = Part("fails", 1, "x", (Command((PYTHON, "-c", "print('why'); raise SystemExit(2)"), judges=True),))
+    spoils = Part("spoils", 1, "x", (Command(code("no rows")),))
+    goes = Part(
+        "goes", 1, "x", (Command((PYTHON, "-c", "raise SystemExit(3)"), optional=True), Command((PYTHON, "-c", "")))
+    )
     assert run(tmp_path, fails, spoils, goes) == 2
     said = capsys.readouterr().out
     assert re.search(r"^not measured: fails: .*exit status 2; .*fails\.log has what it said$", said, re.MULTILINE)

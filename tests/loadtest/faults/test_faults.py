@@ -16,7 +16,7 @@ from loadtest.common import rivals
 from loadtest.common.report import Row, write_json
 from loadtest.faults import command as faults
 from loadtest.faults import matrix
-from loadtest.faults.bench import Answer, Bench, NotForThis, Scale, row
+from loadtest.faults.bench import Bench, FaultAnswer, NotForThis, Scale, row
 from loadtest.faults.judge import verdict
 from loadtest.faults.report import print_report
 from loadtest.faults.report import verdict as verdict_of
@@ -96,7 +96,9 @@ async def test_with_counts_no_time_is_judged(tmp_path: Path) -> None:
 
 def test_errors_are_counted_by_kind() -> None:
     """What clients saw is in the row."""
-    found = row(1, "x", 0, 2, found=[Answer("1", 200), Answer("2", 502), Answer("3", 200, error="timeout")])
+    found = row(
+        1, "x", 0, 2, found=[FaultAnswer("1", 200), FaultAnswer("2", 502), FaultAnswer("3", 200, error="timeout")]
+    )
     assert (found.requests, found.errors, found.errors_by_kind) == (3, 2, {"502": 1, "timeout": 1})
 
 

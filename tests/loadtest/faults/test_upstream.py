@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
+from loadtest.common.answers import LAST_CHUNK, chunk
 from loadtest.faults.judge import events, finished, verdict
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID, Behaviour
-from loadtest.faults.upstream.process import Replica
+from loadtest.faults.upstream.process import FaultyReplica
 
 
 @asynccontextmanager
-async def replica(**behaviour: Any) -> AsyncIterator[Replica]:
+async def replica(**behaviour: Any) -> AsyncIterator[FaultyReplica]:
     """One, in this process."""
-    made = Replica("r0", "127.0.0.1", 0)
+    made = FaultyReplica("r0", "127.0.0.1", 0)
     await made.open()
     made.state.behave(behaviour)
     try:
@@ -153,6 +154,6 @@ async def test_bodies_in_chunks_are_read() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
         body = json.dumps(answers.APIS["chat"].request("x", stream=False)).encode()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
-        writer.write(answers.chunk(body[:9]) + answers.chunk(body[9:]) + answers.LAST_CHUNK)
+        writer.write(chunk(body[:9]) + chunk(body[9:]) + LAST_CHUNK)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.close()

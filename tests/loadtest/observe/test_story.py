@@ -13,19 +13,19 @@ import pytest
 from loadtest.common.client import ReplayError
 from loadtest.common.report import Row, write_json
 from loadtest.observe import story
-from loadtest.observe.agents import CODER, REVIEWER, SERVICE, Agent, Clock, Conversation
+from loadtest.observe.agents import CODER, REVIEWER, SERVICE, Agent, Conversation, ReleaseClock
 from loadtest.pages import command as pages
 
 
-def bodies(agent: Agent, clock: Clock, turns: int = 4, seed: int = 3) -> list[dict[str, Any]]:
+def bodies(agent: Agent, clock: ReleaseClock, turns: int = 4, seed: int = 3) -> list[dict[str, Any]]:
     """Requests of one conversation."""
     conversation = Conversation(agent, random.Random(seed), "m", 8)
     return [json.loads(conversation.next_body(clock)[0]) for _ in range(turns)]
 
 
 @pytest.mark.parametrize("agent", [CODER, REVIEWER, SERVICE], ids=lambda agent: agent.name)
-@pytest.mark.parametrize("clock", [Clock.NOWHERE, Clock.END])
-def test_sound_releases_only_append(agent: Agent, clock: Clock) -> None:
+@pytest.mark.parametrize("clock", [ReleaseClock.NOWHERE, ReleaseClock.END])
+def test_sound_releases_only_append(agent: Agent, clock: ReleaseClock) -> None:
     """Each request begins with all messages of the one before, and brings the same tools."""
     requests = bodies(agent, clock)
     for before, after in pairwise(requests):
@@ -37,18 +37,18 @@ def test_sound_releases_only_append(agent: Agent, clock: Clock) -> None:
 def test_the_broken_release_changes_the_first_line_only() -> None:
     """With the time at the top no two prompts of the coding agent begin alike; behind that line all is as it was, and
     other agents tell no time."""
-    first, *others = bodies(CODER, Clock.TOP)
-    sound, *_ = bodies(CODER, Clock.NOWHERE)
+    first, *others = bodies(CODER, ReleaseClock.TOP)
+    sound, *_ = bodies(CODER, ReleaseClock.NOWHERE)
     told, rest = first["messages"][0]["content"].split("\n\n", 1)
     assert told.startswith("Current time: 2")
     assert rest == sound["messages"][0]["content"]
     assert {body["messages"][0]["content"].split("\n\n", 1)[1] for body in others} == {rest}
-    assert bodies(SERVICE, Clock.TOP) == bodies(SERVICE, Clock.NOWHERE)
+    assert bodies(SERVICE, ReleaseClock.TOP) == bodies(SERVICE, ReleaseClock.NOWHERE)
 
 
 def test_agents_are_of_the_size_of_real_ones() -> None:
     """A system prompt and tools of some KB, and several that begin alike."""
-    systems = {bodies(CODER, Clock.NOWHERE, 1, seed)[0]["messages"][0]["content"] for seed in range(20)}
+    systems = {bodies(CODER, ReleaseClock.NOWHERE, 1, seed)[0]["messages"][0]["content"] for seed in range(20)}
     assert len(systems) == len(CODER.notes) > 2
     assert all(system.startswith(CODER.instructions) and len(system) > 8_000 for system in systems)
     assert len(json.dumps(CODER.schemas())) > 4_000

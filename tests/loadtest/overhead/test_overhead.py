@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 
 from loadtest.common import rivals
-from loadtest.common.processes import Usage, rss_mb, spent, started, tree, usage
+from loadtest.common.answers import LAST_CHUNK, chunk
+from loadtest.common.processes import started
 from loadtest.common.report import Row, write_json
+from loadtest.common.usage import CpuUsage, rss_mb, spent, tree, usage
 from loadtest.overhead import answers as overhead_answers
 from loadtest.overhead import bodies, slow_and_long
 from loadtest.overhead import command as overhead
@@ -30,8 +32,8 @@ from loadtest.overhead import observatory as overhead_observatory
 from loadtest.overhead import report as overhead_report
 from loadtest.overhead import workers as overhead_workers
 from loadtest.overhead.load import Connections, Loop, Measured, StreamLoad, Tally, chunks, closed_loop, streams
-from loadtest.overhead.report import CASES, Turn, goals, row_of
-from loadtest.overhead.upstream import Replica, Wheel, Written
+from loadtest.overhead.report import CASES, CaseRun, goals, row_of
+from loadtest.overhead.upstream import CheapReplica, Wheel, Written
 from loadtest.pages import command as pages
 
 FAST_PER_S = 500.0  # events a second of a stream, so that tests take no time
@@ -61,11 +63,11 @@ asyncio.run(main())
 @asynccontextmanager
 async def upstream(rate_per_s: float = FAST_PER_S) -> AsyncIterator[tuple[tuple[str, int], Written]]:
     """A replica on a free port."""
-    loop, written, connections = asyncio.get_running_loop(), Written(), list[Replica]()
+    loop, written, connections = asyncio.get_running_loop(), Written(), list[CheapReplica]()
     wheel = Wheel(loop, rate_per_s)
 
-    def replica() -> Replica:
-        connections.append(Replica(wheel, written))
+    def replica() -> CheapReplica:
+        connections.append(CheapReplica(wheel, written))
         return connections[-1]
 
     server = await loop.create_server(replica, "127.0.0.1", 0)
@@ -94,7 +96,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     """Status line and body of the next answer, chunks taken apart."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"chunked" in head:
-        raw = await reader.readuntil(overhead_answers.LAST_CHUNK)
+        raw = await reader.readuntil(LAST_CHUNK)
         return head.split(b"\r\n")[0], b"".join(chunks(raw))
     length = int(head.partition(b"content-length:")[2].split()[0])
     return head.split(b"\r\n")[0], await reader.readexactly(length)
@@ -120,7 +122,7 @@ async def test_requests_may_come_at_once_or_in_chunks() -> None:
     short, stream = bodies.single(512).request(1), bodies.stream(2).request(2)
     body = stream.partition(b"\r\n\r\n")[2]
     chunked = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    chunked += overhead_answers.chunk(body[:200]) + overhead_answers.chunk(body[200:]) + overhead_answers.LAST_CHUNK
+    chunked += chunk(body[:200]) + chunk(body[200:]) + LAST_CHUNK
     async with upstream() as (address, _), connected(address) as (reader, writer):
         writer.write(stream + short)
         assert (await answer(reader))[1] == overhead_answers.stream_body(2)
@@ -157,7 +159,7 @@ async def test_streams_send_single_events() -> None:
     async with upstream() as (address, _), connected(address) as (reader, writer):
         writer.write(bodies.stream(20).request(1))
         await reader.readuntil(b"\r\n\r\n")
-        found = list(chunks(await reader.readuntil(overhead_answers.LAST_CHUNK)))
+        found = list(chunks(await reader.readuntil(LAST_CHUNK)))
     assert all(chunk.count(b"\n\n") == 1 and chunk.endswith(b"\n\n") for chunk in found)
     assert len(found) == 1 + 20 + 3
     assert all(200 <= len(chunk) <= 260 for chunk in found[:-1])
@@ -179,7 +181,7 @@ async def test_a_flood_stops_where_nobody_reads() -> None:
                 await asyncio.sleep(0.1)
             assert 0 < written.flood_bytes < size // 2
             end = b""
-            while not end.endswith(overhead_answers.LAST_CHUNK):
+            while not end.endswith(LAST_CHUNK):
                 data = await loop.sock_recv(client, 1 << 20)
                 assert data
                 end = (end + data)[-5:]
@@ -291,7 +293,7 @@ async def test_cpu_is_of_the_whole_tree(tmp_path: Path) -> None:
     thread = f"threading.Thread(target=exec, args=({SPINS.format(seconds=0.1)!r},))"
     own = f"import threading\nt = {thread}\nt.start()\nt.join()"
     async with started("it", [sys.executable, "-c", PARENT, child, own], tmp_path) as process:
-        before = Usage({}, {})
+        before = CpuUsage({}, {})
         await overhead_load.until(lambda: process.output.read_text().count("done") == 2, 20.0, "not done")
         found = spent(before, usage(process.pid))
         pids = tree(process.pid)
@@ -303,12 +305,12 @@ async def test_cpu_is_of_the_whole_tree(tmp_path: Path) -> None:
 
 def test_a_process_that_ended_is_said() -> None:
     """What it spent cannot be known; threads that ended are known from the coarser count."""
-    before = Usage({1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0})
+    before = CpuUsage({1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0})
 
-    assert spent(before, Usage({1: 1.5}, {1: 1.5})).ended == 1
-    assert spent(before, Usage({1: 1.5, 2: 1.2}, {1: 1.5, 2: 1.2})).cpu_s == pytest.approx(0.7)
-    assert spent(before, Usage({1: 1.1, 2: 1.0}, {1: 1.9, 2: 1.0})).cpu_s == pytest.approx(0.9)
-    assert spent(before, Usage({1: 1.1, 2: 1.0, 3: 0.3}, {1: 1.1, 2: 1.0, 3: 0.3})).cpu_s == pytest.approx(0.4)
+    assert spent(before, CpuUsage({1: 1.5}, {1: 1.5})).ended == 1
+    assert spent(before, CpuUsage({1: 1.5, 2: 1.2}, {1: 1.5, 2: 1.2})).cpu_s == pytest.approx(0.7)
+    assert spent(before, CpuUsage({1: 1.1, 2: 1.0}, {1: 1.9, 2: 1.0})).cpu_s == pytest.approx(0.9)
+    assert spent(before, CpuUsage({1: 1.1, 2: 1.0, 3: 0.3}, {1: 1.1, 2: 1.0, 3: 0.3})).cpu_s == pytest.approx(0.4)
 
 
 # Routers
@@ -408,7 +410,7 @@ def test_rows_are_medians_of_rounds() -> None:
     """CPU a unit, rates and added times are medians; errors and requests are sums; differences are plain."""
     direct = Measured(ttfts_s=[0.010, 0.010])
     turns = [
-        Turn(Measured(2, Counter(), 1.0, us / 1e6 * 100, 100, [ttft_s] * 2), direct, mb)
+        CaseRun(Measured(2, Counter(), 1.0, us / 1e6 * 100, 100, [ttft_s] * 2), direct, mb)
         for us, ttft_s, mb in ((10.0, 0.012, 50.0), (30.0, 0.009, 70.0), (20.0, 0.011, 60.0))
     ]
     turns[0].measured.errors["closed"] += 1
@@ -416,7 +418,7 @@ def test_rows_are_medians_of_rounds() -> None:
 
     assert (row.cpu_us_per_chunk, row.load, row.load_unit, row.rss_mb) == (20.0, 100.0, "chunks/s", 60.0)
     assert (row.added_ttft_p50_ms, row.errors, row.requests) == (1.0, 1, 6)
-    turns = [Turn(Measured(100, Counter(), 2.0, 0.001))]
+    turns = [CaseRun(Measured(100, Counter(), 2.0, 0.001))]
     assert row_of("smg", CASES["short"], turns, 4).cpu_us_per_request == 10.0
 
 
@@ -553,20 +555,20 @@ async def test_a_case_that_misses_its_goal_is_measured_again(monkeypatch: pytest
     measured = list[tuple[str, int, str]]()
 
     async def turn_of(
-        bench: overhead.Bench, router: rivals.Rival, turn: int, cases: Sequence[overhead_report.Case]
+        bench: overhead.OverheadBench, router: rivals.Rival, turn: int, cases: Sequence[overhead_report.Case]
     ) -> None:
         for case in cases:
             us = next(costs_us[router.name]) if case.name == "short" else {"warmroute": 10.0, "smg": 100.0}[router.name]
             measured.append((router.name, turn, case.name))
             made = Measured(100, Counter(), 1.0, us * 100 / 1e6)
-            bench.turns.setdefault((router.name, case.name), []).append(Turn(made))
+            bench.turns.setdefault((router.name, case.name), []).append(CaseRun(made))
 
-    monkeypatch.setattr(overhead.Bench, "_turn", turn_of)
+    monkeypatch.setattr(overhead.OverheadBench, "_turn", turn_of)
     for again, runs, got in ((False, 8, 0.95), (True, 12, 0.775)):
         measured.clear()
         costs_us = {"warmroute": iter([95.0, 95.0, 60.0, 60.0]), "smg": iter([100.0] * 4)}
         plan = overhead.Plan(("short", "mid"), routers, 2, 1, 1.0, 30.0, again=again)
-        bench = overhead.Bench(plan, tmp_path, ["http://127.0.0.1:1"])
+        bench = overhead.OverheadBench(plan, tmp_path, ["http://127.0.0.1:1"])
         told = list[int]()
         await bench.run(told.append)
         assert len(measured) == runs
@@ -735,7 +737,7 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     """Cases of one run have numbers far enough apart that no request comes twice."""
     plan = overhead.Plan(("short",), (), 1, 1, 1.0, 30.0)
-    bench = overhead.Bench(plan, tmp_path, ["http://127.0.0.1:1"])
+    bench = overhead.OverheadBench(plan, tmp_path, ["http://127.0.0.1:1"])
     first, second = (next(bench._numbers) for _ in range(2))
     assert second - first >= overhead.NUMBERS_A_CASE > 60 * 100_000
     assert time.time() < 10**12  # a number has 12 digits

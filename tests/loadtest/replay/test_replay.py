@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from loadtest.common.client import ReplayError, StreamScan
 from loadtest.common.traces import Trace, read_trace
-from loadtest.replay.command import ReplaySettings, main, run_replay
+from loadtest.replay.command import main
+from loadtest.replay.run import ReplaySettings, run_replay
 
 ROLE_EVENT = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CONTENT_EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"abcd"}}]}\n\n'

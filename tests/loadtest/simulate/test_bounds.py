@@ -16,7 +16,7 @@ from loadtest.simulate.rules import ROWS
 from loadtest.simulate.rules.bounds.clairvoyant import Clairvoyant, Future
 from loadtest.simulate.rules.bounds.one_cache import SharedCache
 from loadtest.simulate.rules.bounds.truth import Truth, work
-from loadtest.simulate.scenarios.generated import Part, scenario
+from loadtest.simulate.scenarios.generated import Pieces, scenario
 from loadtest.simulate.scenarios.table import SCENARIOS, Scenario
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.shared_cache import known_depth
@@ -77,7 +77,7 @@ def test_nobody_computes_what_another_computes_now() -> None:
 def ladder() -> Scenario:
     """Ten system prompts, of which the caches of two replicas hold no more than they can use at a time."""
     setting = Setting(replicas=2, kv_tokens=40_000)
-    return scenario("ladder", "at", setting, lambda _, n: Part(n % 10, 15, n, 3, 200), requests=80)
+    return scenario("ladder", "at", setting, lambda _, n: Pieces(n % 10, 15, n, 3, 200), requests=80)
 
 
 def one_group() -> Scenario:

@@ -17,7 +17,7 @@ from loadtest.simulate.results.tables import grids, markdown, print_grids, stand
 from loadtest.simulate.scenarios.table import Scenario
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, open_workload, prepare
-from loadtest.simulate.world.world import Result, Sent
+from loadtest.simulate.world.world import Result, SimulatedRequest
 from router.core.facts.placements import Grade, Reason, Receipt
 from router.core.fleet.lease import Lease
 
@@ -33,14 +33,14 @@ def turns(count: int) -> list[Turn]:
 
 def sent(
     turn: Turn, replica: str, ttft_s: float | None, cached: int = 0, failure: str = "", *, replay: bool = False
-) -> Sent:
+) -> SimulatedRequest:
     """What became of a turn; its answer takes a second more."""
     receipt = Receipt(replica, "made_up", Reason.POLICY, Grade.ESTIMATED, turn.prompt_tokens, cached)
     lease = Lease(
         turn.number, replica, receipt, turn.at_s, "sim", True, 1_000, cached, 0, 1.0, 1_010, [], None, 0, 10, None, None
     )
     e2e_s = TIMEOUT_S if ttft_s is None else ttft_s + 1
-    return Sent(turn, turn.at_s, 0, None, replay, lease, ttft_s, e2e_s, cached, failure)
+    return SimulatedRequest(turn, turn.at_s, 0, None, replay, lease, ttft_s, e2e_s, cached, failure)
 
 
 def scenario(made: list[Turn], warm_up: int = 0) -> Scenario:

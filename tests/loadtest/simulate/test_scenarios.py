@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.common.traces import Request, merged_runs
+from loadtest.common.runs import merged_runs
+from loadtest.common.traces import Request, shipped_trace
 from loadtest.simulate.scenarios import crowded, generated, recorded
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
 from loadtest.simulate.scenarios.table import LADDERS, SCENARIOS, loads_of
@@ -78,9 +79,9 @@ def test_halves_are_disjoint(name: str) -> None:
 
 def test_all_data_is_in_a_half() -> None:
     """Each conversation and each session is in one half, and the halves are about as large."""
-    trace = recorded.shipped("claude_code_sessions")
+    trace = shipped_trace("claude_code_sessions")
     names = [session.name for session in trace.sessions]
-    names += list(recorded.conversations(recorded.shipped("mooncake_conversation_whole")))
+    names += list(recorded.conversations(shipped_trace("mooncake_conversation_whole")))
 
     tuned = sum(recorded.in_half(name, TUNE_SEEDS[0]) for name in names)
     claimed = sum(recorded.in_half(name, CLAIM_SEEDS[0]) for name in names)

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.common.traces import Request
 from loadtest.engine.calibration import Calibration, LinearTimes
-from loadtest.engine.model import Limits
+from loadtest.engine.step import Limits
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.rules.books import Booked
 from loadtest.simulate.rules.cold_pool import ColdPool

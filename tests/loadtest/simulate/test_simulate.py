@@ -19,7 +19,7 @@ from loadtest.pages.race import PICTURES
 from loadtest.simulate import command as simulate
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import race, sweep
-from loadtest.simulate.results.race import Entrant, Job, run_job, shortened
+from loadtest.simulate.results.race import Entrant, RaceJob, run_job, shortened
 from loadtest.simulate.scenarios.table import LOADS, Scenario
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.turns import Workload, open_workload, prepare
@@ -71,7 +71,7 @@ def test_rows_of_each_policy_load_and_seed(tmp_path: Path, capsys: pytest.Captur
 
 def test_same_seed_same_row() -> None:
     """A run is a function of what it is asked: two of the same differ in nothing but how long they took."""
-    job = Job("tiny", "at", 3, (Entrant("warm"), Entrant("two_choices")))
+    job = RaceJob("tiny", "at", 3, (Entrant("warm"), Entrant("two_choices")))
     first, again = ([{**row.as_dict(), "requests_per_wall_minute": 0} for row in run_job(job)] for _ in range(2))
 
     assert first == again
@@ -79,19 +79,9 @@ def test_same_seed_same_row() -> None:
 
 def test_flags_change_the_cluster() -> None:
     """What is given replaces what the scenario says, and nothing else does."""
-    words = [
-        "--scenario",
-        "tiny",
-        "--replicas",
-        "3",
-        "--kv-tokens",
-        "5000",
-        "--routers",
-        "2",
-        "--probe-interval-s",
-        "0.5",
-    ]
-    words += ["--calibration", "llama-3.1-8b-a100", "--fault", "slow@3:1:60:2.5", "--fault", "restart@9:0"]
+    words = ["--scenario", "tiny", "--replicas", "3", "--kv-tokens", "5000", "--routers", "2"]
+    words += ["--probe-interval-s", "0.5", "--calibration", "llama-3.1-8b-a100"]
+    words += ["--fault", "slow@3:1:60:2.5", "--fault", "restart@9:0"]
     options = parser().parse_args(words)
     (job,) = simulate.jobs_of(options)
     setting = job.build().setting
@@ -104,7 +94,7 @@ def test_flags_change_the_cluster() -> None:
 
 def test_numbers_are_loads() -> None:
     """A load may be said as a share instead of a name."""
-    row = run_job(Job("tiny", "0.5", 1, (Entrant("warm"),)))[0]
+    row = run_job(RaceJob("tiny", "0.5", 1, (Entrant("warm"),)))[0]
 
     assert (row.load, row.load_name) == (0.5, "0.5")
 
@@ -227,7 +217,7 @@ def test_a_race_leaves_what_the_process_keeps() -> None:
     again and again by whatever runs afterwards."""
     kept = gc.get_freeze_count()
     assert kept
-    run_job(Job("tiny", "at", 1, (Entrant("round_robin"),)))
+    run_job(RaceJob("tiny", "at", 1, (Entrant("round_robin"),)))
     assert gc.get_freeze_count() == kept
 
 
@@ -303,7 +293,7 @@ def test_a_constant_is_another_while_it_is_swept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(race, "World", stopped)
     own = sweep.Constant("TIE_TOKENS", module).own()
     with pytest.raises(RuntimeError) as caught:
-        run_job(Job("tiny", "at", 1, (Entrant("warm", "x", ((module, "TIE_TOKENS", 7),)),)))
+        run_job(RaceJob("tiny", "at", 1, (Entrant("warm", "x", ((module, "TIE_TOKENS", 7),)),)))
 
     assert seen == [7]
     assert sweep.Constant("TIE_TOKENS", module).own() == own

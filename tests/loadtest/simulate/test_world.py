@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATIONS
-from loadtest.engine.model import EngineModel, Limits
-from loadtest.engine.request import Request as EngineRequest
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Limits
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import Fault, Setting
 from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare

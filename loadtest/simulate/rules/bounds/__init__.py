@@ -1,1 +1,2 @@
-"""Rows that no router can be: they know what is held, or share one cache."""
+"""Rows that no router can be: `clairvoyant` knows what will be asked, `one_cache` shares one cache, `truth` has the
+engines' true state."""

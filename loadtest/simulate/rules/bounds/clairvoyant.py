@@ -30,7 +30,7 @@ from router.core.placement.policies import Policy
 
 
 class Future:
-    """When blocks will be asked for again. Closed loops have no times: what is left to ask is soon."""
+    """When blocks will be asked for again. Closed loops have no times: whatever is still to be asked counts as soon."""
 
     def __init__(self, workload: Workload) -> None:
         self._uses: dict[int, list[float]] = {}
@@ -42,7 +42,7 @@ class Future:
                 self._uses.setdefault(key, []).append(at_s)
 
     def begin(self, turn: Turn) -> None:
-        """It is asked for now; a second try is no second use."""
+        """A turn is asked now; a second try is no second use."""
         if turn not in self._begun:
             self._begun.add(turn)
             for key in turn.engine_keys:
@@ -75,7 +75,7 @@ class Clairvoyant(Shown):
         self._computing = {name: ActiveBlocks() for name in replicas}
 
     def see(self, sight: Sight) -> None:
-        """See Rule."""
+        """Take what the router shows a rule."""
         super().see(sight)
         self._future.begin(sight.turn)
 
@@ -85,19 +85,19 @@ class Clairvoyant(Shown):
         return Choice(min(prices, key=prices.__getitem__))
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It waits there, and its blocks will be there."""
+        """The request waits there, and its blocks will be there."""
         self._truth.placed(turn, replica, self._own[replica])
         self._computing[replica].add(turn.engine_keys)
         self._at[turn] = replica
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It no longer waits."""
+        """The request no longer waits."""
         self._truth.left(turn, replica)
         if self._at.pop(turn, None) is not None:
             self._computing[replica].remove(turn.engine_keys)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Likewise."""
+        """The request no longer waits."""
         self.first_token(turn, replica, now_s)
 
     def _price_s(self, name: str) -> float:

@@ -34,7 +34,7 @@ class SharedCache(Shown):
         self._own: Work = (0, 0.0)
 
     def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
-        """From now on they share one cache."""
+        """Give all replicas one cache."""
         if isinstance(first, SharedCache) and first is not self:
             self._truth, self._shared, self._asked = first._truth, first._shared, first._asked  # noqa: SLF001
             return
@@ -43,7 +43,7 @@ class SharedCache(Shown):
             replica.share(self._shared)
 
     def see(self, sight: Sight) -> None:
-        """See Rule."""
+        """Take what the router shows a rule."""
         super().see(sight)
         turn = sight.turn
         size = next(iter(self._truth.replicas.values())).block_tokens
@@ -58,14 +58,14 @@ class SharedCache(Shown):
         return Choice(first.id)
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It waits there, and nobody else computes it."""
+        """The request waits there, and no other replica computes its blocks."""
         self._asked.update(turn.engine_keys)
         self._truth.placed(turn, replica, self._own)
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """It no longer waits."""
+        """The request no longer waits."""
         self._truth.left(turn, replica)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Likewise."""
+        """The request no longer waits."""
         self._truth.left(turn, replica)

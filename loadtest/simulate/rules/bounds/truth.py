@@ -17,7 +17,7 @@ Work = tuple[int, float]
 
 
 def work(uncached_tokens: int, cached_tokens: int) -> Work:
-    """Of prefilling `uncached_tokens` behind `cached_tokens`."""
+    """The work of prefilling `uncached_tokens` behind `cached_tokens`."""
     return uncached_tokens, uncached_tokens * (cached_tokens + (uncached_tokens + 1) / 2)
 
 
@@ -30,13 +30,13 @@ class Truth:
         self._sums: dict[str, list[float]] = {name: [0, 0.0] for name in replicas}
 
     def placed(self, turn: Turn, replica: str, its_work: Work) -> None:
-        """It waits there."""
+        """The request waits there."""
         self._waiting[replica][turn] = its_work
         self._sums[replica][0] += its_work[0]
         self._sums[replica][1] += its_work[1]
 
     def left(self, turn: Turn, replica: str) -> None:
-        """It has its first token, or has ended. A second time changes nothing."""
+        """The request has its first token, or has ended. A second call changes nothing."""
         tokens, pairs = self._waiting[replica].pop(turn, (0, 0.0))
         self._sums[replica][0] -= tokens
         self._sums[replica][1] -= pairs

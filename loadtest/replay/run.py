@@ -1,0 +1,278 @@
+"""A trace sent to an OpenAI-compatible URL, and the row of what came back.
+
+Open loop sends each request when the trace says, whether or not earlier ones are answered, and measures from
+that moment, so that a slow server cannot hide by slowing its client down. Closed loop keeps a fixed number
+of sessions active: each waits for its answer, thinks, and sends its next request; a session that ends is
+replaced by the next.
+
+Against engines that run S times faster than life (`--time-scale S`), waits are divided and measured times
+multiplied by S: every time reported is in simulated seconds. Hit rates are the engines' own counters over the
+run, wherever the replicas are given; a router's opinion of itself is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import aiohttp
+
+from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, Endpoint, ReplayError, first_model, read_counters
+from loadtest.common.report import Row, percentile, quantiles
+from loadtest.common.traces import REQUESTS_MAX, Request, Session, Trace
+
+READ_BUFFER_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """A run. Seconds are simulated seconds."""
+
+    url: str
+    model: str | None = None
+    """Name of the model. None: the first that `/v1/models` names."""
+    endpoint: Endpoint = "chat"
+    mode: Literal["auto", "open", "closed"] = "auto"
+    speed: float = 1.0
+    """Open loop: how much faster than recorded requests arrive."""
+    time_scale: float = 1.0
+    requests_max: int = REQUESTS_MAX
+    warm_up: int = 0
+    """The first so many requests are sent and count for nothing but what they leave in the caches."""
+    sessions_active: int = 16
+    think_max_s: float = 60.0
+    ramp_s: float = 0.0
+    """Closed loop: the first sessions start at random within this time, not all at once."""
+    output_tokens_max: int = 1_000_000
+    timeout_s: float = 300.0
+    ttft_limit_s: float | None = None
+    ignore_eos: bool = False
+    replicas: tuple[str, ...] = ()
+    headers: dict[str, str] = field(default_factory=dict)
+    session_header: str | None = None
+    """Header that carries the session's name; None sends no hint."""
+    seed: int = 1
+    workload: str | None = None
+    policy: str | None = None
+    router: str | None = None
+
+
+Progress = Callable[[int], None]
+"""Called with the number of requests finished."""
+
+
+async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> Row:
+    """Replay the trace and return its row. Raises ReplayError when it cannot start or read the counters."""
+    row, _ = await replayed(trace, settings, progress)
+    return row
+
+
+async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> tuple[Row, list[Sent]]:
+    """Replay the trace; returns its row, and every request with its answer in the order in which answers ended."""
+    mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
+    if mode == "open" and trace.kind != "open":
+        raise ReplayError("sessions have no common clock: replay them in closed loop")
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    off = aiohttp.ClientTimeout(total=None, sock_connect=SET_UP_TIMEOUT_S)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=off, read_bufsize=READ_BUFFER_BYTES, auto_decompress=False
+    ) as session:
+        client = Client(
+            session,
+            settings.url,
+            model=settings.model or await first_model(session, settings.url, settings.headers),
+            endpoint=settings.endpoint,
+            timeout_wall_s=settings.timeout_s / settings.time_scale,
+            ignore_eos=settings.ignore_eos,
+        )
+        before = await read_counters(session, settings.replicas)
+        run = _Run(client, settings, progress)
+        await (run.open_loop(trace) if mode == "open" else run.closed_loop(trace))
+        after = await read_counters(session, settings.replicas)
+    counted = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before, strict=True)]
+    row = row_of(trace.name, settings, run.sent, run.duration_wall_s, counted)
+    row.load, row.load_unit = _load(trace, settings, mode, run)
+    return row, run.sent
+
+
+# The run
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request and its answer."""
+
+    session: str
+    request: Request
+    answer: Answer
+    replay: bool
+    """The same prompt, byte for byte, was sent earlier in the run."""
+    counts: bool = True
+    """False for a request of the warm-up."""
+
+
+class _Run:
+    """Paces the requests of one run and collects their answers."""
+
+    def __init__(self, client: Client, settings: ReplaySettings, progress: Progress | None) -> None:
+        self.sent: list[Sent] = []
+        self.duration_wall_s = 0.0
+        self.last_at_s = 0.0
+        self._client = client
+        self._settings = settings
+        self._progress = progress
+        self._prompts: set[object] = set()
+        self._number = 0
+        self._counted_from: float | None = None
+
+    async def open_loop(self, trace: Trace) -> None:
+        settings = self._settings
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for session in trace.sessions[: settings.requests_max]:
+                request = session.requests[0]
+                body = self._client.body(request, settings.output_tokens_max)
+                self.last_at_s = request.at_s / settings.speed
+                due = start + self.last_at_s / settings.time_scale
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                tasks.create_task(self._send(session, request, body, due))
+        self._ended(start)
+
+    async def closed_loop(self, trace: Trace) -> None:
+        settings = self._settings
+        start = time.perf_counter()
+        sessions = iter(trace.sessions)
+        budget = iter(range(settings.requests_max))
+        rng = random.Random(settings.seed)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(settings.sessions_active):
+                wait_s = rng.uniform(0, settings.ramp_s) / settings.time_scale
+                tasks.create_task(self._user(sessions, budget, wait_s))
+        self._ended(start)
+
+    def _ended(self, start: float) -> None:
+        """The run lasted from its first request that counts, where there is a warm-up, and else from its start."""
+        self.duration_wall_s = time.perf_counter() - (self._counted_from or start)
+
+    async def _user(self, sessions: Iterator[Session], budget: Iterator[int], wait_s: float) -> None:
+        """Sessions one after the other, until there are no more or the run's requests are used up."""
+        settings = self._settings
+        await asyncio.sleep(wait_s)
+        for session in sessions:
+            answered = time.perf_counter()
+            for request in session.requests:
+                if next(budget, None) is None:
+                    return
+                body = self._client.body(request, settings.output_tokens_max)
+                due = answered + min(request.think_s, settings.think_max_s) / settings.time_scale
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                await self._send(session, request, body, time.perf_counter())
+                answered = time.perf_counter()
+
+    async def _send(self, session: Session, request: Request, body: bytes, due: float) -> None:
+        key = request.prompt_key()
+        replay = key in self._prompts
+        self._prompts.add(key)
+        counts, self._number = self._number >= self._settings.warm_up, self._number + 1
+        if counts and self._settings.warm_up and self._counted_from is None:
+            self._counted_from = due
+        headers = {"Content-Type": "application/json", **self._settings.headers}
+        if self._settings.session_header:
+            headers[self._settings.session_header] = session.name
+        answer = await self._client.send(body, due, headers)
+        self.sent.append(Sent(session.name, request, answer, replay, counts))
+        if self._progress:
+            self._progress(len(self.sent))
+
+
+# The row
+
+
+def row_of(
+    trace: str,
+    settings: ReplaySettings,
+    requests: Sequence[Sent],
+    duration_wall_s: float,
+    counted: Sequence[tuple[float, float]],
+) -> Row:
+    """The row of a run; `counted` are each engine's tokens looked up and found. Percentiles are over all requests that
+    count: one that failed counts as having taken the whole timeout. Engines count the warm-up too, so that where there
+    is one, hits are those of the answers' usage."""
+    if not all(sent.counts for sent in requests):
+        requests, counted = [sent for sent in requests if sent.counts], []
+    answers = [sent.answer for sent in requests]
+    scale, duration_s = settings.time_scale, duration_wall_s * settings.time_scale
+    good = [a for a in answers if not a.failure]
+    ttfts = [a.ttft_s * scale if a.ttft_s is not None else settings.timeout_s for a in answers]
+    e2es = [settings.timeout_s if a.failure else a.e2e_s * scale for a in answers]
+    failures = Counter(a.failure for a in answers if a.failure)
+    rejected = sum(a.rejected for a in answers)
+    by_replica = Counter(a.replica for a in good if a.replica)
+    within = [t for t in ttfts if settings.ttft_limit_s is not None and t <= settings.ttft_limit_s]
+    row = Row(
+        workload=settings.workload or trace,
+        policy=settings.policy,
+        router=settings.router or ("warmroute" if by_replica else None),
+        replicas=len(settings.replicas) or None,
+        seed=settings.seed,
+        requests=len(answers),
+        errors=sum(failures.values()) - rejected,
+        rejected=rejected,
+        **quantiles("ttft", ttfts),
+        **quantiles("e2e", e2es),
+        output_tokens_per_s=sum(a.completion_tokens for a in good) / duration_s if duration_s else None,
+        goodput=len(within) / duration_s if settings.ttft_limit_s is not None and duration_s else None,
+        duration_s=duration_s,
+        errors_by_kind=dict(failures),
+        requests_by_replica=dict(by_replica),
+    )
+    _hit_rates(row, requests, counted)
+    _at_engines(row, answers, settings)
+    return row
+
+
+def _at_engines(row: Row, answers: Sequence[Answer], settings: ReplaySettings) -> None:
+    """90 % of the times to first token without real time, and as they would be at life's own speed; of engines that
+    say theirs."""
+    if not any(answer.engine_ttft_s is not None for answer in answers):
+        return
+    scale, meant_s, life_s = settings.time_scale, [], []
+    for answer in answers:
+        if answer.ttft_s is None:
+            meant_s.append(settings.timeout_s)
+            life_s.append(settings.timeout_s)
+            continue
+        meant_s.append((answer.engine_ttft_s or 0.0) + scale * answer.waited_s)
+        life_s.append(meant_s[-1] + max(0.0, answer.ttft_s - meant_s[-1] / scale))
+    row.ttft_engine_p90_s, row.ttft_life_p90_s = percentile(meant_s, 90), percentile(life_s, 90)
+
+
+def _hit_rates(row: Row, sent: Sequence[Sent], counted: Sequence[tuple[float, float]]) -> None:
+    """Hits from the engines' counters if there are any, split by what each answer reported of itself."""
+    reported = [s for s in sent if s.answer.cached_tokens is not None]
+    cached = sum(s.answer.cached_tokens or 0 for s in reported)
+    if counted:
+        row.hit_rate_source = "engines"
+        looked_up, found = (sum(pair[i] for pair in counted) for i in (0, 1))
+        computed = [pair[0] - pair[1] for pair in counted]
+        row.imbalance = max(computed) * len(computed) / sum(computed) if sum(computed) > 0 else None
+    else:
+        row.hit_rate_source = "usage"
+        looked_up, found = sum(s.answer.prompt_tokens for s in reported), cached
+    if looked_up > 0:
+        row.token_hit_rate = found / looked_up
+    if row.token_hit_rate is not None and (cached > 0 or found == 0):
+        replayed = sum(s.answer.cached_tokens or 0 for s in reported if s.replay)
+        row.replay_hit_rate = row.token_hit_rate * replayed / cached if cached else 0.0
+        row.genuine_hit_rate = row.token_hit_rate - row.replay_hit_rate
+
+
+def _load(trace: Trace, settings: ReplaySettings, mode: str, run: _Run) -> tuple[float, str]:
+    if mode == "closed":
+        return min(settings.sessions_active, len(trace.sessions)), "sessions"
+    return (len(run.sent) / run.last_at_s if run.last_at_s else 0.0), "requests/s"

@@ -1,0 +1,36 @@
+"""The fields of a Responses request, as canonical_responses.py reads them for placement and template_responses.py for
+templates."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts.bodies import ABSENT
+
+
+class Body(msgspec.Struct):
+    """The top level of a request: each field is decoded where it is read, whatever its type."""
+
+    model: Raw = ABSENT
+    stream: Raw = ABSENT
+    input: Raw = ABSENT
+    instructions: Raw = ABSENT
+    tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    truncation: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
+    prompt: Raw = ABSENT
+    previous_input_messages: Raw = ABSENT
+    previous_response_id: Raw = ABSENT
+    kv_transfer_params: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
+    metadata: Raw = ABSENT
+    max_output_tokens: Raw = ABSENT
+    store: Raw = ABSENT
+
+
+BODY = msgspec.json.Decoder(Body)
