@@ -78,7 +78,7 @@ class Reader:
         self._tokens = tokens
         self._observer = observer
         self._secret = secret.encode()
-        self._thread = ThreadPoolExecutor(1, "parse")
+        self._parse_thread = ThreadPoolExecutor(1, "parse")
         self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
@@ -97,7 +97,7 @@ class Reader:
 
     def close(self) -> None:
         """Stop the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._parse_thread.shutdown(wait=False, cancel_futures=True)
 
     async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
         """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
@@ -159,7 +159,7 @@ class Reader:
             self._placer,
             self._seen_aside if aside else self._seen,
             self._repairs_aside if aside else self._repairs,
-            self._thread if aside else None,
+            self._parse_thread if aside else None,
         )
 
     def _model(self, ask: Ask, how: Reading) -> str | None:
@@ -221,7 +221,7 @@ class Reader:
             return None
         aside, sure, rejects = how.thread is not None, how.append_only != OFF, how.append_only == REJECT
         return await self._observer.settle(
-            look, ask, chain, request, self._thread, aside=aside, sure=sure, rejects=rejects
+            look, ask, chain, request, self._parse_thread, aside=aside, sure=sure, rejects=rejects
         )
 
     # -- what goes on --------------------------------------------------------------------------------------------
