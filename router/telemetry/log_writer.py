@@ -72,7 +72,7 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log", daemon=True)
             self._thread.start()
-        if not self._some.is_set():  # while the event is set, the thread has yet to take the buffer
+        if not self._some.is_set():  # the thread has yet to take the buffer while the event is set
             self._some.set()
 
     def _run(self) -> None:
