@@ -49,7 +49,7 @@ async def listen(
         logger=log,
         shutdown_timeout=CLOSE_S,
         keepalive_timeout=s.keepalive_s,
-        auto_decompress=False,  # a compressed megabyte may be a gigabyte
+        auto_decompress=False,  # off: a compressed megabyte may be a gigabyte
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

@@ -31,7 +31,7 @@ GROUPS_SHOWN_MAX = 50
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
-ASK_S = 2.0  # between two times that edges are asked for templates
+ASK_S = 2.0  # interval at which edges are asked for templates
 
 Rows = list[dict[str, Any]]
 

@@ -42,9 +42,9 @@ class Pages:
         warming: Callable[[str], bool] = lambda _: False,
         discoveries: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """By replica: `streams` gives the state of its event stream or None, `window` how many requests it may have
-        open, `added` whether it was added at run time, `warming` whether its cache is being filled. `discoveries` gives
-        how fresh each source's list is."""
+        """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
+        may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
+        `discoveries` gives how fresh each source's list is."""
         self._router = router
         self._metrics = metrics
         self._ready = ready

@@ -60,8 +60,8 @@ class Tried:
     def __init__(self) -> None:
         self.replicas: frozenset[str] = frozenset()  # replicas that were tried
         self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
-        self.sent = self.unsent = self.sheds = 0  # attempts, by what became of them
-        self.shed_until_s: float | None = None  # when the first replica that shed load may be asked again
+        self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
+        self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
         """Count one attempt that failed."""
@@ -85,13 +85,13 @@ class Tried:
         return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
 
 
-class Call(Struct, eq=False):  # see core/facts/requests.py
+class Call(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     """One answer that has begun, on the lease of its replica, and how it is delivered."""
 
     question: Question
     lease: Placed
     answer: EngineAnswer
-    called_s: float  # when the first replica was called
+    called_s: float  # time at which the first replica was called
     relay: Relay | None = None  # None for an answer that is delivered whole
     outcome: Outcome | None = None  # None until the answer is delivered, and for good if the client leaves before
 
@@ -154,7 +154,7 @@ class Attempts:
                 if following is None:
                     raise self._refusal(failure, tried) from failure
                 record.retries += ((failure.kind, lease.replica),)
-                following.receipt.replay = lease.receipt.replay  # the client asked once
+                following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
                 lease = following
             except BaseException:
                 self._drop(lease, None, Ending.CLIENT_LEFT)

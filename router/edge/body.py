@@ -41,7 +41,7 @@ _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
 _T = TypeVar("_T")
 
 
-class Reading(Struct, eq=False):  # see core/facts/requests.py
+class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     """How one body is read, for whom, and where: `seen` and `repairs` are memories of the thread that reads it."""
 
     dialect: Dialect | None  # None for a path whose prompts the index does not read
@@ -49,13 +49,13 @@ class Reading(Struct, eq=False):  # see core/facts/requests.py
     model_required: bool  # the request is for one model, named or the only one
     repairs_wanted: tuple[str, ...]
     append_only: str
-    keep: bool  # what is decoded will be needed for the template's input
+    keep: bool  # the decoded body must be kept: the template's input is made of it
     depth_max: int
-    salt: Callable[[bytes], bytes] | None  # makes an isolated tenant's salt of the caller's own
+    salt: Callable[[bytes], bytes] | None  # makes an isolated tenant's cache salt from the caller's salt
     placer: Placer
     seen: Seen
     repairs: Repairs
-    thread: Executor | None  # None: the event loop's
+    thread: Executor | None  # thread that reads; None: the event loop's thread
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""

@@ -21,7 +21,7 @@ class Callers:
     """Tells callers by their keys. Keys and the admin's token may be replaced at any time, each as a whole."""
 
     def __init__(self, keys: Keys | None, admin_token: str) -> None:
-        """Without `keys` no caller needs one. Without a token the metrics are open, unless there are keys."""
+        """`keys` None: no caller needs a key. With neither keys nor a token everybody may read the metrics."""
         self.keys = keys
         self.admin_token = admin_token
 

@@ -49,16 +49,16 @@ class Edge:
         listening: socket.socket | None = None,
         shared_prompts: Prompts | None = None,
     ) -> None:
-        """Without a `listening` socket one is bound where the settings say. `shared_prompts` are those of a hub in this
-        process; without them the edge makes its own."""
+        """`listening` None: a socket is bound to the address in the settings. `shared_prompts` belong to a hub in this
+        process; None: the edge makes its own."""
         self._settings = settings
         self._placer = placer
         self._socket = listening
         self._shared_prompts = shared_prompts
-        self._prompts: Prompts | None = None  # made here, unless the hub's are shared
+        self._prompts: Prompts | None = None  # the hub's if it shares them, otherwise made here
         self._tracer: Tracer | None = None
         self._observer = _observer(settings) if settings.observatory.enabled else None
-        self._asking_tls: ssl.SSLContext | None = None  # for the session that asks replicas for tokens
+        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
         self.url = ""
@@ -81,7 +81,7 @@ class Edge:
                     async with asyncio.timeout(self._settings.listen.drain_s):
                         await self._server.drain()
                         await self.proxy.idle()
-        finally:  # also if the drain is cancelled
+        finally:  # a cancelled drain must close everything, too
             await self.cut_all("The router has ended before the answer was whole.")
             await self._stack.aclose()
 
@@ -94,7 +94,7 @@ class Edge:
         """End every answer under way so that its client can tell why. No replica is blamed."""
         self.proxy.cut_why = why
         await self._server.cancel_all()
-        await asyncio.sleep(0)  # last words are written at the end of the loop's turn
+        await asyncio.sleep(0)  # the outbox writes the last bytes of cut answers at the end of the loop's turn
 
     def reload(self, settings: Settings) -> None:
         """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything

@@ -27,8 +27,8 @@ from router.http.request import Request
 # it must be decoded to name a place in it.
 INLINE_BYTES_MAX = 16 << 10
 
-PARTS = 1 << 16  # conversations are sampled in steps of one part in so many
-LOOK_BLOCKS = 64  # 32 KB of a prompt, which add as much time to a look as it takes at least
+PARTS = 1 << 16  # finest step of the sampled part of all conversations: 1 / 65,536
+LOOK_BLOCKS = 64  # blocks (32 KB of a prompt) that add as much time to a look as the shortest look takes
 BURST = 2  # looks of one second, in multiples of the limit
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Observer:
                 look = seen
             if look.comparable:
                 await self._compare(look, thread, sure=sure, rejects=rejects)
-        except Exception:  # the request is served all the same
+        except Exception:  # a bug in the observatory must not fail the request
             self._fail()
             return None
         return look.sighting

@@ -40,7 +40,7 @@ from router.telemetry.tracing import Tracer
 log = logging.getLogger(__name__)
 
 DRAINED = "drained"  # the ending of an answer that was cut because the router stops
-CLIENT_LEFT_STATUS = 499  # nginx's; in metrics and logs only, nobody is there to read it
+CLIENT_LEFT_STATUS = 499  # nginx's code for a client that left; it stands in metrics and logs only
 # Endings after which the prompt was computed. After any other, nobody knows whether a token of it was.
 COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
 _OK = Ending.OK  # looking up an enum's member costs as much as a call
@@ -63,8 +63,8 @@ class Proxy:
         receipts: bool,
         tracer: Tracer | None = None,
     ) -> None:
-        """Without a `tracer` nothing is traced, and clients' trace headers pass as they are. With `receipts`, which may
-        be changed, clients are told where their requests went."""
+        """`tracer` None: nothing is traced, and clients' trace headers pass as they are. `receipts`, which may be
+        changed: clients are told where their requests went."""
         self.receipts = receipts
         self._placer = placer
         self._reader = reader
@@ -99,7 +99,7 @@ class Proxy:
         except Exception:
             log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
             if record.status:
-                request.cut()  # the answer has begun
+                request.cut()  # an answer that has begun cannot become an error page: break the connection
             else:
                 bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
                 refuse(request, record, bug, spoken_on(request.path))

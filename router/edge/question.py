@@ -13,12 +13,12 @@ RESPONSES = "/v1/responses"
 STORED = RESPONSES + "/"  # followed by the id of a stored response
 
 
-class Question(Struct, eq=False):  # see core/facts/requests.py
+class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     """A request as far as it is understood before placing."""
 
     request: Request
-    lines: list[bytes]  # header lines for the engine
-    body: bytes  # for the engine
+    lines: list[bytes]  # header lines that the engine gets
+    body: bytes  # the body that the engine gets: repaired, and with the usage event asked for
     dialect: Dialect
     wanted: Wanted
     strip_usage: bool  # only we asked for the usage event, so the client does not get it

@@ -41,7 +41,7 @@ BYTES_PER_TOKEN = 4  # assumed of a body whose prompt is unknown
 SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
-TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # hints for the router alone
+TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
 
 _NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
@@ -85,12 +85,12 @@ class Reader:
         self.credentials(passed_on=True, api_key="")
 
     def configure(self, rules: ReadingRules) -> None:
-        """Go by these rules from now on."""
+        """Use these rules for the requests that follow."""
         self._rules = rules
         self._repairs_wanted, self._step_header = in_order(rules.repairs), rules.step_header.lower().encode()
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
-        """From now on pass clients' own credentials on to replicas, or do not. An `api_key` is sent in their place."""
+        """Pass clients' own credentials on to replicas, or do not. An `api_key` is sent in place of a client's."""
         kept = _NOT_SENT_ON | {self._step_header}
         self._not_sent_on = kept if passed_on and not api_key else kept | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
@@ -132,7 +132,7 @@ class Reader:
             view = self._placer.token_view(model)
             if view is not None:
                 tokens = await self._tokens.of(how.dialect, request.path, body, ask, model, view)
-        ask.decoded, ask.metadata = None, b""  # memory that would be kept while the answer comes
+        ask.decoded, ask.metadata = None, b""  # free memory: the question lives as long as its answer
         wanted = _wanted(request, body, ask, chain, caller)
         wanted.model, wanted.tokens, wanted.sighting = model, tokens, sighting
         question = self._question(request, request_id, body, how, wanted)
@@ -147,7 +147,7 @@ class Reader:
             raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
         tenant, dialect = caller.tenant, PATHS.get(request.path)
         aside = request.body_bytes >= self._rules.offload_bytes_min
-        return Reading(  # by place: see core/placement/router.py
+        return Reading(  # arguments by position, which is faster (core/placement/router.py)
             dialect,
             tenant,
             dialect is not None or _must_name_model(request.path, tenant),
@@ -230,7 +230,7 @@ class Reader:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
         strip_usage = self._rules.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
-        return Question(  # by place: see core/placement/router.py
+        return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
             dialect.with_usage(body) if strip_usage and dialect else body,
@@ -243,7 +243,7 @@ class Reader:
     def _forward_lines(self, request: Request, request_id: str) -> list[bytes]:
         """Header lines for the engine: the client's, without those that are for us or for this connection alone."""
         not_sent_on = self._not_sent_on
-        if b"connection" in request.fields:  # its value names further headers of this connection
+        if b"connection" in request.fields:  # the header's value names more headers that are for this connection alone
             named = request.fields[b"connection"].split(b",")
             not_sent_on = not_sent_on.union([token.strip().lower() for token in named])
         lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.lines if low not in not_sent_on]
@@ -255,7 +255,7 @@ class Reader:
 def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller) -> Wanted:
     """What placing needs, without the model, tokens and sighting."""
     path = request.path
-    return Wanted(  # by place: see core/placement/router.py
+    return Wanted(  # arguments by position, which is faster (core/placement/router.py)
         ask,
         None,
         chain,

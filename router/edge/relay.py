@@ -28,7 +28,7 @@ from router.http.request import Stream
 
 # The tail of a stream: its last pieces, each at least a whole event unless that is very long, and bytes kept of each.
 TAIL_PIECES, TAIL_BYTES = 16, 8 << 10
-NAME_BYTES = 512  # looked at before a long event, which is enough to tell the kind of the events there
+NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
 
 _END_BYTES = 2  # length of the longest end of an event, less one

@@ -18,7 +18,7 @@ class RetryBudget:
     ratio: float = 0.2
     floor_per_s: float = 10.0
     tokens: float = STOCK
-    _at_s: float | None = None  # when tokens were last added for time; the clock may begin at any number
+    _at_s: float | None = None  # time of the last deposit of `floor_per_s`; None before the first
 
     @classmethod
     def full(cls, ratio: float, floor_per_s: float) -> RetryBudget:

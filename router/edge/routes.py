@@ -18,7 +18,7 @@ from router.telemetry.record import RequestRecord
 
 RESPONSE_METHODS = ("GET", "DELETE")
 RESPONSE_ACTIONS = ("cancel", "input_items")
-METHODS = ("GET", "POST", "DELETE")  # of stored responses; no path takes any other
+METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path takes any but these
 
 _ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
 _LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
@@ -35,7 +35,7 @@ class Routes:
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
-        """Go by these settings from now on."""
+        """Use these settings for the requests that follow."""
         self._inference = frozenset((*PATHS, *settings.api.passthrough))
         self._metrics_here = settings.listen.metrics_on_main
 
@@ -71,7 +71,7 @@ class Routes:
 
     async def _page(self, path: str, caller: Caller) -> Page | None:
         if path == "/healthz":
-            return _ALIVE  # even where the hub does not answer
+            return _ALIVE  # liveness is this process's own: the hub may not answer
         if path == "/readyz" and self.leaving:
             return _LEAVING
         if path == METRICS and not self._metrics_here:
@@ -88,7 +88,7 @@ def _about_response(request: Request) -> bool:
         return False
     id_, slash, action = request.path.removeprefix(STORED).partition("/")
     if not id_.strip(".") or request.method not in METHODS:
-        return False  # engines that tidy paths up would take dots for another path
-    if not slash:  # behind a slash and nothing else engines redirect, and tell where they are
+        return False  # an engine that resolves dots in paths would serve another path
+    if not slash:  # a trailing slash is no action: engines answer it with a redirect, which shows their address
         return request.method in RESPONSE_METHODS
     return action in RESPONSE_ACTIONS

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from router.http.deadlines import TOO_MANY, TOO_MANY_OF_CLIENT, ClientLimits
 
 AT_ONCE_MAX = 64  # connections accepted in one turn of the loop
-PAUSE_S = 1.0  # before accepting again after an error such as too many open files; asyncio's own pause
+PAUSE_S = 1.0  # pause after an error such as too many open files; asyncio pauses as long
 
 
 class ConnectionSlots:

@@ -76,7 +76,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # the request that is being answered
         self._waiting: deque[Request] = deque()
-        self._refusal: Refusal | None = None  # to be said behind the answers that wait; no more is read
+        self._refusal: Refusal | None = None  # error to send after the answers that wait; nothing more is read then
         self.task: asyncio.Task[None] | None = None
         self._holding = False  # we do not read: too many requests were sent ahead
         self._discarding = False  # we read and drop: a refusal was the last answer
@@ -116,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.clear()
         # Cycles, with the bodies in them, wait for the collector, which hardly ever runs (loop.COLLECT).
         self._receiver.close()
-        self._refusal = None  # its traceback refers to this connection
+        self._refusal = None  # a refusal's traceback refers to this connection
         task, self._request, self.task = self.task, None, None
         if task is not None:
             task.cancel()
@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         self._request = self.task = self.sender = None
-        if not self._clogged:  # answers that the client does not read would pile up
+        if not self._clogged:  # start no request while the client leaves answers unread: they would pile up
             self._go_on()
 
     def _go_on(self) -> None:

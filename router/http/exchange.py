@@ -23,7 +23,7 @@ from router.http.request import HOP_HEADERS
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
-SHORTCUT_BYTES_MIN = 54  # of a chunk; `event: message_stop` and its data have up to 53
+SHORTCUT_BYTES_MIN = 54  # shortest chunk for the shortcut; `event: message_stop` and its data have up to 53 bytes
 HEAD_BYTES_MAX = 64 << 10
 FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun at its first event, or at so many bytes without one
 UNCLAIMED_BYTES_MAX = 1 << 20  # bytes read before a sink takes them; beyond, the engine must wait
@@ -60,15 +60,15 @@ class EngineAnswer:
     def __init__(
         self, replica: str, loop: asyncio.AbstractEventLoop, *, until_whole: bool, whole_bytes_max: int
     ) -> None:
-        """With `until_whole` it begins when it is whole, or longer than `whole_bytes_max`; so does whatever does not
-        stream."""
+        """An answer that streams begins with its first event; any other, and with `until_whole` every answer, begins
+        when it is whole or longer than `whole_bytes_max` bytes."""
         self.replica = replica
         self.until_whole, self.status = until_whole, 0
         self.lines: list[bytes] = []  # header lines, without those of one connection
-        self.streams = False  # its body is a stream of events
-        self.until_eof = False  # its body ends with the connection
+        self.streams = False  # the body is a stream of events
+        self.until_eof = False  # the body ends with the connection
         self.head = b""  # once begun: the first bytes of the body, or all of it
-        self.complete = False  # its body was read to the end
+        self.complete = False  # the body was read to the end
         self.begun = False
         self.sink: BodySink | None = None
         self.moved = True  # something came since the watchdog last looked
@@ -94,7 +94,7 @@ class EngineAnswer:
         self._connection = connection
         self._waiter = self._loop.create_future()
         connection.send(self, head, body)
-        try:  # what `_heard` does, without its coroutine for every request
+        try:  # `_heard` written out: this saves a coroutine for every request
             await self._waiter
         finally:
             self._waiter = None
@@ -105,7 +105,7 @@ class EngineAnswer:
 
     async def relay(self, sink: BodySink) -> None:
         """Hand the body to `sink`, `head` first, and return when it was handed over whole. Raises BrokeMidway."""
-        self.resume()  # before the first write, since that may pause again
+        self.resume()  # resume before the first write, which may pause again
         sink.body(self.head)
         for piece in self._pieces:
             sink.body(piece)
@@ -226,7 +226,7 @@ class EngineConnection(asyncio.Protocol):
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
         self.events = 0  # events that took the shortcut
-        self._last = self._before_last = b""  # the last two chunks that took it
+        self._last = self._before_last = b""  # the last two chunks that took the shortcut
         self.give_back = give_back
         self.idle_since_s = 0.0
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from router.core.facts.placements import Ending
 
 if TYPE_CHECKING:
-    from router.http.exchange import EngineAnswer  # which raises failures of this file
+    from router.http.exchange import EngineAnswer  # a cycle at run time: exchange.py raises failures of this file
 
 
 class Failure(Exception):

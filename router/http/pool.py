@@ -22,7 +22,7 @@ class EnginePool:
 
     def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox = outbox
-        self._loop = asyncio.get_running_loop()  # kept, since asking for the running loop takes a system call
+        self._loop = asyncio.get_running_loop()  # the loop is kept: asking for the running one takes a system call
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = tls if parts.scheme == "https" else None

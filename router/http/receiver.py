@@ -1,4 +1,4 @@
-"""From bytes to requests: a connection's receiving half.
+"""A connection's receiving half: parses bytes into requests.
 
 httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies and refuses what could be read in two
 ways: two lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no
@@ -16,7 +16,7 @@ import httptools
 from router.http.request import Connection, Refusal, Request
 
 HEAD_BYTES_MAX = 64 << 10
-VALUE_BYTES_MAX = 16 << 10  # of one header's value, or of the target
+VALUE_BYTES_MAX = 16 << 10  # limit of one header's value, and of the target
 LENGTH_DIGITS_MAX = 15
 LINES_MAX = 256  # header lines in a head
 # A piece of a body below the first size is joined to the piece before it, up to the second: on its own a small piece
@@ -43,7 +43,7 @@ class Receiver:
         self._reading = _NOTHING  # the request that is being read
         self.stage = BETWEEN
         self._upgrades = False  # the request wants another protocol, and will be read again without that
-        self.reading_bytes = 0  # bytes read so far of its body
+        self.reading_bytes = 0  # bytes read so far of the request's body
         self._left_bytes = -1  # bytes to come of a body of known length; -1: the parser reads
         self._pieces: list[bytes | bytearray] = []
         self.requests = 0  # requests begun
@@ -58,7 +58,7 @@ class Receiver:
         if self.stage == BETWEEN:
             return None
         if not self._reading.path:
-            _locate(self._reading)  # its path says which dialect the client speaks
+            _locate(self._reading)  # the path says which dialect the client speaks
         return self._reading
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Receiver:
             if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps an unfinished trailer in memory
                 raise Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
             length = self._reading.fields.get(b"content-length")
-            if length is not None:  # the parser has checked that there is one length, and that it is a number
+            if length is not None:  # the parser refuses two lengths, and a length that is no number
                 self._left_bytes = int(length) - self.reading_bytes
 
     def _more_body(self, data: bytes) -> None:
@@ -189,7 +189,7 @@ class Receiver:
             raise Refusal(505, "bad_http", "This is a server of HTTP/1.1.")
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
-            raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # section 6.1
+            raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # RFC 9112, 6.1
         if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
             raise _head_too_large()
         length = request.fields.get(b"content-length", b"0")

@@ -52,8 +52,8 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
         self.clients: set[ClientConnection] = set()
-        self.closing = False  # every answer ends its connection
-        self._draining = False  # besides, idle connections are closed
+        self.closing = False  # each connection ends with its next answer
+        self._draining = False  # idle connections are closed, too
         self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections that we closed, by reason
         self._slots = ConnectionSlots(limits)
         self._listener: asyncio.Server | Acceptor | None = None

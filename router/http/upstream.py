@@ -36,7 +36,7 @@ WATCH_INTERVAL_S = 0.5
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")
 STATUS_RETRIED = (502, 503)
 STATUS_SHED = (429, 503)
-RETRY_AFTER_S = 1.0  # assumed of a 429 without Retry-After
+RETRY_AFTER_S = 1.0  # rest assumed for a 429 without Retry-After
 # A used connection that breaks within this time was stale: its engine had closed it as idle. One that lasts longer was
 # open when the request came, so the engine broke while it worked.
 STALE_S = 1.0
@@ -66,8 +66,8 @@ class Upstream:
         alive: Callable[[str], None] = lambda _: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Without an `outbox` it has its own. Without `tls`, replicas' certificates are checked against the machine's
-        authorities. `alive(replica)` is called at most twice a second for each replica whose streams go on.
+        """`outbox` None: a new one. `tls` None: replicas' certificates are checked against the machine's authorities.
+        `alive(replica)` is called at most twice a second for each replica whose streams go on.
 
         `limits` may be replaced, for calls under way too, and `tls` for connections to come."""
         self.limits = limits
@@ -75,7 +75,7 @@ class Upstream:
         self._alive = alive
         self._answers: set[EngineAnswer] = set()
         self._streaming: set[EngineAnswer] = set()  # answers that had begun and moved when the watchdog looked
-        self._pools: dict[str, EnginePool] = {}  # by replica's id
+        self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
 
@@ -176,7 +176,7 @@ class Upstream:
         except BrokeEarly as error:
             if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
                 raise
-            pool.close_idle(float("inf"))  # the others are no younger
+            pool.close_idle(float("inf"))  # the other free connections were idle for longer than this dead one
             raise Stale(str(error)) from error
 
     def done(self, answer: EngineAnswer) -> None:

@@ -103,7 +103,7 @@ class Admitter:
                 return self._place(wanted, exclude, charged)
             fits = admission.free(tenant, now_s)
             if not fits:
-                self._give_turns(now_s)  # requests that came before have theirs first
+                self._give_turns(now_s)  # requests that came earlier have their turns first
                 fits = admission.fits(self._pool(wanted), tenant, now_s)
             waited_s = self._returning.back(_identity(wanted), now_s)
             if fits:
@@ -218,7 +218,7 @@ class Admitter:
     def _try(self, ticket: Ticket, now_s: float, *, may_hold_back: bool) -> None:
         """Place a request that is held back. Where its time has come and there is no place, it waits for one with all
         others."""
-        if ticket not in self._holding:  # it was taken back while another ticket was answered
+        if ticket not in self._holding:  # the ticket was taken back while another one was answered
             return
         waiting, admission = self._waiting_of(ticket), self._admission
         try:
@@ -232,7 +232,7 @@ class Admitter:
         except HeldBack:
             return
         except Exception as error:  # whatever the error is, it is for whoever asked
-            if isinstance(error, Shed) and may_hold_back:  # all replicas have asked for a rest, which is over soon
+            if isinstance(error, Shed) and may_hold_back:  # all replicas have asked to rest, for a short time
                 return
             self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
             answer = error

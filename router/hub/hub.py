@@ -36,17 +36,17 @@ from router.tokens.request_tokens import Asker
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # between two looks for stuck replicas
+LOOK_S = 0.25  # interval of the looks for stuck replicas
 LOOKS_A_CHECK = 4  # looks per comparison of events with engines' counters
-TOKENIZERS_S = 20.0  # for loading tokenizers, before serving begins without them
+TOKENIZERS_S = 20.0  # longest wait for tokenizers to load; serving begins without them then
 
 
 class Hub:
     """`async with Hub(settings) as hub`: finds and probes replicas from then on; `/readyz` says when one is ready."""
 
     def __init__(self, settings: Settings, *, admin_socket: socket.socket | None = None) -> None:
-        """Without an `admin_socket`, one is bound to the address in the settings."""
-        self.settings = settings  # in force now
+        """`admin_socket` None: a socket is bound to the address in the settings."""
+        self.settings = settings  # the settings in force
         self.edges: Edges = NoEdges()
         self.totals = Totals(lambda: self.edges.figures())
         self.prompts: Prompts | None = None  # None where events are off
@@ -77,7 +77,7 @@ class Hub:
         self.admin_token, self.upstream_key = _credentials(s)
         self.router = assembly.router_of(self)
         self.metrics = assembly.metrics_of(self)
-        self.replicas = StaticDiscovery(s.replicas)  # in the settings, or added at run time
+        self.replicas = StaticDiscovery(s.replicas)  # replicas named in the settings or added at run time
         self.discoveries = assembly.discoveries_of(self)
         self.pages = assembly.pages_of(self)
         self.observatory = assembly.observatory_of(self)
@@ -159,13 +159,13 @@ class Hub:
             await asyncio.sleep(TICK_S)
             try:
                 self.admission.tick()
-            except Exception:  # requests must not wait for ever
+            except Exception:  # a bug must not end the loop: requests would wait for ever
                 log.exception("bug: admission failed inside the hub")
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
     def serve(self, edges: Edges) -> None:
-        """From now on these edges place here, are told of replicas, and are asked what they have counted."""
+        """Serve these edges: they place here, are told of replicas, and are asked what they have counted."""
         self.edges = edges
 
     def observe(self, record: RequestRecord) -> None:
@@ -184,7 +184,7 @@ class Hub:
         return not self._draining and bool(self.router.ready())
 
     def drain(self) -> None:
-        """From now on `/readyz` says that no more should come."""
+        """Say on `/readyz` that no more requests should come, and hold none back."""
         self._draining = True
         self.admission.release()
 

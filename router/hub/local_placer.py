@@ -17,7 +17,7 @@ from router.hub.owners import ResponseOwners
 from router.placer import LEFT, Page, TokenView
 from router.telemetry.record import RequestRecord
 
-LISTEN_S = 0.001  # between two looks whether an awaited event has come
+LISTEN_S = 0.001  # interval of the looks whether an awaited event has come
 
 
 class LocalPlacer:
@@ -39,7 +39,7 @@ class LocalPlacer:
         load_stale_s: float = 3.0,
         shed: Callable[[str, Priority], None] = lambda *_: None,
     ) -> None:
-        """Without `limits` nobody waits for a place; `shed(code, priority)` hears of each request turned away."""
+        """`limits` None: nobody waits for a place. `shed(code, priority)` hears of each request turned away."""
         self._router = router
         self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.admission = Admitter(

@@ -185,7 +185,7 @@ def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # no
     unknown = [f"unknown field '{name!s:.40}'{_nearest(str(name), fields)}" for name in given if name not in fields]
     try:
         entry = None if unknown else msgspec.convert(given, _Entry)
-    except msgspec.ValidationError as error:  # its text has types and limits, never values
+    except msgspec.ValidationError as error:  # the error's text has types and limits, never the file's values
         unknown = [str(error)]
         entry = None
     wrong = unknown if entry is None else _wrong(entry)
@@ -286,5 +286,5 @@ def files_of_settings() -> Iterator[None]:
         raise SettingsError(error.problems) from error
     except UnicodeDecodeError as error:
         raise SettingsError(["a file that the settings name is no text"]) from error
-    except OSError as error:  # also of TLS files
+    except OSError as error:  # a TLS file, too
         raise SettingsError([f"{error.filename or 'a file of TLS'}: {error.strerror or error}"]) from error

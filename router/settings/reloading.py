@@ -85,7 +85,7 @@ REFUSED = "the settings were read again and refused"
 class SettingsChange:
     """The result of reading the settings again."""
 
-    settings: Settings  # in force from now on
+    settings: Settings  # the settings now in force
     applied: tuple[str, ...]  # keys of settings that changed and were applied
     kept: tuple[str, ...]  # keys of settings that changed and need a restart
 

@@ -72,7 +72,7 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log", daemon=True)
             self._thread.start()
-        if not self._some.is_set():  # if it is set, the thread has not yet taken what is there
+        if not self._some.is_set():  # the thread has yet to take the buffer while the event is set
             self._some.set()
 
     def _run(self) -> None:
@@ -98,7 +98,7 @@ class Writer:
     def _put(self, lines: list[bytes]) -> bool:
         try:
             self._sink(b"\n".join(lines) + b"\n")
-        except (OSError, ValueError):  # no reader any more, a full disk, or a closed stream
+        except (OSError, ValueError):  # the reader is gone, the disk is full, or the stream is closed
             return False
         return True
 

@@ -14,8 +14,8 @@ from router.telemetry import logs
 from router.telemetry.stalls import Stalls, with_figures
 
 # Names of figures. The first three are counted for a worker's process, the others by its edge.
-HUB_LOST = "hub_lost"  # placements without the hub
-LINES_DROPPED = "lines_dropped"  # log lines that nobody took
+HUB_LOST = "hub_lost"  # number of placements made without the hub
+LINES_DROPPED = "lines_dropped"  # log lines that were dropped unwritten
 CPU_MS = "cpu_ms"  # CPU time
 SPANS_DROPPED = "spans_dropped"  # spans of traces that did not reach the collector
 UNEXPLAINED = "unexplained"  # prompts that were not compared with an earlier one, for want of time

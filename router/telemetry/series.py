@@ -91,4 +91,4 @@ class PlacementSeries:
 
     def __init__(self, decisions: list[float], graded: list[float], placed: list[float], computed: list[float]) -> None:
         self.decisions, self.graded = decisions, graded
-        self.placed, self.computed = placed, computed  # lists that are not shown where the replica has left
+        self.placed, self.computed = placed, computed  # the two lists are not shown where the replica has left

@@ -47,8 +47,8 @@ class Attempt:
     span_id: int
     at_s: float
     first_byte_s: float | None = None  # the first whole event of a stream
-    end_s: float | None = None  # None: ends with the request
-    status: int = 0  # the engine's; 0: none came
+    end_s: float | None = None  # None: the attempt lasts until the request ends
+    status: int = 0  # status of the engine's answer; 0: none came
     failure: str = ""  # kind of failure before an answer began; "" for none
 
 
@@ -115,10 +115,10 @@ class Span:
     parent_id: int | None
     start_s: float
     end_s: float
-    kind: str = "internal"  # or `server`, `client`
+    kind: str = "internal"  # `internal`, `server` or `client`
     attributes: Attributes = field(default_factory=dict)
     events: list[tuple[str, float]] = field(default_factory=list)  # (name, seconds since the request began)
-    error: str | None = None  # what went wrong; None for nothing
+    error: str | None = None  # description of the error; None: there was none
 
 
 def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:

@@ -42,11 +42,11 @@ class Family(NamedTuple):
 
     name: str
     text: str
-    labels: str = ""  # their names, separated by spaces
+    labels: str = ""  # names of the labels, separated by spaces
     bounds: tuple[float, ...] = ()
 
 
-FAMILIES = (  # in the order of the page
+FAMILIES = (  # families in the order of the metrics page
     Family("requests", "Requests answered.", "route model status"),
     Family("ttft_seconds", "Time to the first event of a stream.", "model", _LATENCY_S),
     Family("duration_seconds", "Request read to answer ended.", "route model", _LATENCY_S),

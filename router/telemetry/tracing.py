@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"  # OTLP's default, where the endpoint has no path
-FLUSH_S = 2.0  # for spans that still wait when the router ends
-# Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, while which the event loop may wait.
+FLUSH_S = 2.0  # longest wait, when the router ends, for spans to be sent
+# Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, during which the event loop may wait.
 BATCH_SPANS_MAX = 128
 DELAY_MS, DELAY_NAME = 1_000, "OTEL_BSP_SCHEDULE_DELAY"
-STATE_BYTES_MAX = 4 << 10  # longest `tracestate` passed on; 512 bytes must be (section 3.3.1.5)
-NOISY = ("opentelemetry", "urllib3")  # their loggers repeat errors for every batch, with URLs and header values
+STATE_BYTES_MAX = 4 << 10  # longest `tracestate` passed on; W3C Trace Context 3.3.1.5 asks for at least 512 bytes
+NOISY = ("opentelemetry", "urllib3")  # loggers that repeat errors for every batch, with URLs and header values
 EXPORTS = ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3")
 _PHRASES = frozenset(status.phrase for status in HTTPStatus)
 

@@ -38,10 +38,10 @@ from router.workers.remote_placer import RemotePlacer
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 2.0  # for the first probes, before workers are told what is ready
-VIEW_S = 5.0  # a worker waits so long for its first view; meanwhile others serve, or clients wait to be accepted
-ALONE_S = 0.5  # after SIGTERM; by then the supervisor has sent LameDuck if it got a SIGTERM too
-GRACE_S = 2.0  # for the hub to drain, beyond `listen.drain_s`
+SETTLE_S = 2.0  # longest wait for the first probes, before workers are told what is ready
+VIEW_S = 5.0  # a worker's longest wait for its first view; meanwhile others serve, or clients wait to be accepted
+ALONE_S = 0.5  # wait after SIGTERM: by then the supervisor has sent LameDuck if it got the signal, too
+GRACE_S = 2.0  # time beyond `listen.drain_s` that the hub has to drain
 
 
 def main() -> int:

@@ -178,7 +178,7 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
     if receipt is None and report.receipt is not None:
         receipt = Receipt(*report.receipt)
     if receipt is not None:
-        receipt.replay = report.replay  # whether it is a replay only the worker knows after a retry
+        receipt.replay = report.replay  # after a retry only the worker knows whether the request is a replay
     return RequestRecord(
         report.id,
         report.route,

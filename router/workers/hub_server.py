@@ -31,7 +31,7 @@ from router.workers import codec, messages
 
 log = logging.getLogger(__name__)
 
-VIEW_S = 0.1  # between two checks whether the view has changed
+VIEW_S = 0.1  # interval of the checks whether the view has changed
 VIEW_PART_MAX = 0.01  # part of the hub's time that these checks may take
 RECEIPTS_MAX = 4_096  # receipts kept per worker, of leases that ended and whose report has not come yet
 LEASES_MAX = 1 << 17  # open leases per worker: more than a process has sockets
@@ -54,7 +54,7 @@ class HubServer:
     def __init__(
         self, hub: ServedHub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
     ) -> None:
-        """With `ids` workers send token ids of prompts besides their block keys."""
+        """`ids`: workers send the token ids of prompts besides their block keys."""
         self.hub = hub
         self._listening = listening
         self._ids = ids
@@ -226,7 +226,7 @@ class WorkerLink(asyncio.Protocol):
             self._server.empty.set()
         for task in [*self._waiting.values(), *self._tasks]:
             task.cancel()
-        for ticket in self._queued.values():  # before leases are: none of these may get a lease
+        for ticket in self._queued.values():  # tickets go first: a lease that is given back could place one
             self._placer.admission.take_back(ticket)
         self._queued.clear()
         self._server.counted[CONNECTIONS] -= self._connections
@@ -289,7 +289,7 @@ class WorkerLink(asyncio.Protocol):
 
         try:
             answer = self._placer.ask(wanted, exclude, answered)
-        except Exception as error:  # whatever it is, the worker must get an answer
+        except Exception as error:  # the worker must get an answer, whatever the error is
             self._answer(id_, error)
             return
         if isinstance(answer, Ticket):
@@ -313,7 +313,7 @@ class WorkerLink(asyncio.Protocol):
 
     def _waited(self, id_: int, task: asyncio.Task[None]) -> None:
         self._waiting.pop(id_, None)
-        if task.cancelled():  # the worker does not wait for it, but hears that the hub is there
+        if task.cancelled():  # no worker waits for this answer, but its coming shows that the hub is there
             self.say(messages.Unplaced(id_, failed=True))
         self.flush()
 

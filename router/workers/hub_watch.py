@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHECK_S = 1.0  # between two checks whether a hub in whose queue requests wait is still there
+CHECK_S = 1.0  # interval of the checks whether a hub in whose queue requests wait is still there
 CHECK_PAGE = "/healthz"
 BROKEN = "connection broke"
 SILENT = "no answer in time"
@@ -46,8 +46,8 @@ class HubWatch:
         self._worker = worker
         self._timeout_s = timeout_s
         self._clock = clock
-        self.asked: dict[int, Pending] = {}  # oldest first
-        self.queued: dict[int, Pending] = {}  # in the hub's queue, where they may wait for long
+        self.asked: dict[int, Pending] = {}  # unanswered questions, oldest first
+        self.queued: dict[int, Pending] = {}  # placements in the hub's queue, where they may wait for long
         self.viewed = False  # the hub has sent a view on this connection
         self._why_lost = "not connected yet"
         self._alone = 0  # placements without the hub since it was lost

@@ -22,7 +22,7 @@ from router.core.facts.placements import Ending, Grade, Reason
 from router.core.facts.requests import Priority
 from router.placer import TokenView
 
-FRAME_BYTES_MAX = 64 << 20  # a prompt of a million tokens takes some 2 MB
+FRAME_BYTES_MAX = 64 << 20  # largest frame; a prompt of a million tokens takes some 2 MB
 QUEUE_BYTES_MAX = 64 << 20  # bytes that wait for the other side to read; beyond this the connection is closed
 HEAD_BYTES = 4
 

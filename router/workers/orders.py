@@ -7,7 +7,7 @@ import msgspec
 from router.settings.schema import Settings
 
 SPEC_BYTES_MAX = 16 << 20
-READY = b"ready\n"  # what a child says on its standard output, once
+READY = b"ready\n"  # a child's one line on its standard output, once it serves
 
 
 class Spec(msgspec.Struct, kw_only=True):
@@ -16,9 +16,9 @@ class Spec(msgspec.Struct, kw_only=True):
     settings: Settings
     path: str  # path of the hub's socket
     worker: int | None = None  # number of the worker, from 0; None for the hub
-    hub_fd: int = -1  # for the hub: the bound unix socket
-    admin_fd: int = -1  # for the hub: the admin listener's socket
-    main_fd: int = -1  # for a worker: the main listener's socket
+    hub_fd: int = -1  # the bound unix socket; -1 for a worker
+    admin_fd: int = -1  # the admin listener's socket; -1 for a worker
+    main_fd: int = -1  # the main listener's socket; -1 for the hub
 
 
 class Reload(msgspec.Struct, tag=True):

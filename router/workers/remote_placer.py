@@ -29,7 +29,7 @@ from router.workers.template_news import TemplateNews
 from router.workers.view import LastView
 
 TICK_S = 0.05
-PAGE_S = 5.0  # for a page of the hub's, such as a scrape of a large fleet
+PAGE_S = 5.0  # longest wait for a page of the hub's, such as the metrics of a large fleet
 REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
@@ -116,7 +116,7 @@ class RemotePlacer:
         await self._link.close()
 
     def serve(self, edges: Edges) -> None:
-        """From now on this edge is told of replicas, and asked what it has counted."""
+        """Serve this edge: it is told of replicas, and asked what it has counted."""
         self._edges = edges
 
     def _changed_templates(self) -> Iterable[Template]:
@@ -235,7 +235,7 @@ class RemotePlacer:
         """The replica made a stored response. All workers learn that through the hub; this one remembers it too."""
         self._owners.learn(response_id, replica, tenant)
         self._link.say(messages.ResponseMade(response_id, replica, tenant))
-        self._link.flush()  # before the client learns the id, and asks another worker
+        self._link.flush()  # tell the hub before the client learns the id, and asks another worker
 
     def failed(self, replica: str, kind: str) -> None:
         """An attempt failed."""

@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1_024
 HUB_BACKLOG = 64
-START_S = 60.0  # for a child to be ready: tokenizers may have to be loaded
+START_S = 60.0  # longest start of a child: it may have to load tokenizers
 PAUSE_S = 0.1  # pause before a child that died is started again; doubled while it keeps dying
 PAUSE_S_MAX = 5.0
-LIVED_S = 10.0  # a child that lived so long did not die of its start
+LIVED_S = 10.0  # a child that lived longer did not die of its start
 RESTARTS_MAX = 10
 WINDOW_S = 60.0
-GRACE_S = 5.0  # beyond `listen.drain_s`, before children are killed
+GRACE_S = 5.0  # time beyond `listen.drain_s` after which children are killed
 
 
 def run(settings: Settings, read: Callable[[], Settings]) -> int:
@@ -58,8 +58,8 @@ class _Supervisor:
         self._settings = settings
         self._reloader = Reloader(settings, read, self._apply, self._told)
         self._stop = asyncio.Event()
-        self._lame_duck = False  # told to end, and not draining yet
-        self._now = asyncio.Event()  # do not wait for answers to end
+        self._lame_duck = False  # the supervisor was told to end, and does not drain yet
+        self._now = asyncio.Event()  # set: children are killed without waiting for their answers to end
         self._children: list[_Child] = []
 
     async def run(self) -> int:
@@ -101,7 +101,7 @@ class _Supervisor:
         hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             hub.bind(os.fspath(path))
-        except OSError as error:  # for instance a path of over 107 bytes
+        except OSError as error:  # a path of over 107 bytes, for instance
             raise OSError(f"no unix socket can be bound in the temporary folder (TMPDIR): {error}") from error
         hub.listen(HUB_BACKLOG)
         spec = Spec(settings=self._settings, path=os.fspath(path))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from router.core.facts.misses import Template
 
-EVERY_S = 2.0  # between two times that the edge is asked what has changed
+EVERY_S = 2.0  # interval at which the edge is asked what has changed
 BODY_BYTES_MAX = 256 << 10  # longer bodies are not told
 TOLD_BYTES_MAX = 1 << 20  # bodies told at once
 TOLD_MAX = 64  # templates told at once

@@ -17,13 +17,6 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 # Words of the target that the code does not bear yet. Each entry goes when its class comes.
 AWAITED: set[str] = set()
 
-# Public classes of the router that share a name, each with the reason why it does still. Each entry goes with a rename.
-MESSAGE = "a message between hub and workers is named as the fact that it carries"
-DECODED = "a private record of one file that decodes JSON, without an underscore"
-STILL_TWICE = {
-    "Body": DECODED,
-}
-
 
 @cache
 def trees() -> dict[Path, ast.Module]:
@@ -84,11 +77,5 @@ def test_awaited_names_are_not_there_yet() -> None:
 
 
 def test_no_two_classes_of_the_router_share_a_name() -> None:
-    """A public class name is defined once in `router/`, but for those of STILL_TWICE."""
-    shared = {name: files for name, files in twice().items() if name not in STILL_TWICE}
-    assert not shared
-
-
-def test_names_that_are_no_longer_shared_leave_the_list() -> None:
-    """STILL_TWICE only shrinks: an entry whose name is defined once is taken out."""
-    assert not STILL_TWICE.keys() - twice().keys()
+    """A public class name is defined once in `router/`."""
+    assert not twice()

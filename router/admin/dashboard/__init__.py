@@ -44,7 +44,7 @@ def _read() -> dict[str, tuple[str, bytes]]:
 
 
 _FILES = _read()
-SLASHED = PAGE + "/"  # as people type it; the page's files are named relative to it, also below a proxy's prefix
+SLASHED = PAGE + "/"  # address as people type it; the page names its files relative to it, also below a proxy's prefix
 PATHS = frozenset({*_FILES, SLASHED})
 """What the page is made of; anybody who reaches the admin listener may read it."""
 

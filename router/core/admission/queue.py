@@ -35,7 +35,7 @@ class Ticket:
     size_bytes: int
     at_s: float
     request: Any = None
-    since_s: float = -1.0  # when its waiting began: before `at_s` where the request came again; -1: `at_s`
+    since_s: float = -1.0  # time at which its waiting began: before `at_s` if the request came again; -1: `at_s`
     number: int = -1  # order of arrival; -1: it does not wait
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ class FairQueue:
             heap = [(-len(fifo), 1, name) for name, fifo in fifos.items() if name != arriving.tenant]
             if priority is arriving.priority:
                 own = len(fifos.get(arriving.tenant, ())) + 1
-                heap.append((-own, 0, arriving.tenant))  # of two tenants with as many tickets, the arriving one's
+                heap.append((-own, 0, arriving.tenant))  # 0: of tenants with equal counts the arriving one loses
             elif arriving.tenant in fifos:
                 heap.append((-len(fifos[arriving.tenant]), 1, arriving.tenant))
             heapify(heap)
@@ -236,7 +236,7 @@ class FairQueue:
 
 
 def _enqueue(fifo: _Fifo, ticket: Ticket) -> None:
-    """At the end, or where one belongs that has waited before."""
+    """Insert a ticket at the end, or by the time it waited before if the request came again."""
     last = next(reversed(fifo.values()), None)
     fifo[ticket.number] = ticket
     if last is not None and ticket.since_s < last.since_s:

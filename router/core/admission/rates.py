@@ -48,7 +48,7 @@ class Quotas:
 
     def __init__(self) -> None:
         self._tenants: Mapping[str, Rates] = {}
-        self._buckets: dict[tuple[str, bool], Bucket] = {}  # tenant, whether of tokens
+        self._buckets: dict[tuple[str, bool], Bucket] = {}  # (tenant, True for tokens, False for requests) -> bucket
 
     def configure(self, tenants: Mapping[str, Rates]) -> None:
         """Take other tenants and rates; buckets of those that stay keep their level."""
@@ -85,7 +85,7 @@ class Quotas:
             spent.level -= tokens
 
     def spend(self, tenant: str, tokens: int, now_s: float) -> None:
-        """So many tokens more were used than were taken, or fewer if it is negative."""
+        """Take `tokens` from the tenant's bucket, since more were used than taken; a negative number gives back."""
         rates = self._tenants.get(tenant)
         if rates is not None and rates.tokens_per_min:
             self._bucket(tenant, True, rates.tokens_per_min, now_s).level -= tokens

@@ -32,13 +32,13 @@ from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
 from router.core.placement.router import Router
 
-WINDOW_MIN = 4  # leases
+WINDOW_MIN = 4  # smallest window, in leases
 BURST_MAX = 256  # leases beyond the last probe's: vLLM's smaller default for --max-num-seqs
 GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # growth of a window with each probe that saw nobody wait in the engine
 MODELS_MAX = 64  # models whose places are added up one by one
-WAITING_ABSURD = 1_000_000  # more waiting requests are no count
-SEEN_S = 60.0  # a tenant is about for so long after it asked
-TENANTS_MAX = 1_024  # tenants that count as about
+WAITING_ABSURD = 1_000_000  # a larger number of waiting requests is taken for a wrong one
+SEEN_S = 60.0  # time for which a tenant counts as active after it asked
+TENANTS_MAX = 1_024  # most tenants that count as active
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
 LASTED_FADE = 0.98  # part of the sums of how long leases last that is left after another lease
 RATE_WINDOW_S = 10.0  # seconds of waiting over which the rate of turns is taken
@@ -98,7 +98,7 @@ class _Window:
     load: Load
     at_s: float
     size: int
-    binds: bool = False  # the engine was seen full, and that is not long ago
+    binds: bool = False  # the engine was seen full lately
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Admission:
         self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
         self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
         self._rate = TurnRate()
-        self._ended = self._lasted_s = 0.0  # leases, faded by each that ends
+        self._ended = self._lasted_s = 0.0  # numbers and time of leases that ended, both faded by each end
         self.configure(limits)
 
     def configure(self, limits: AdmissionLimits) -> None:
@@ -230,7 +230,7 @@ class Admission:
             try:
                 return any(m.id not in self.full for m in self._router.candidates(*pool, now_s))
             except NoReplica:
-                return True  # placing it raises NoReplica, too, and so it is told
+                return True  # placing the request raises NoReplica, which tells the client
             except Shed:
                 return False
 

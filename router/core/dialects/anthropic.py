@@ -25,7 +25,7 @@ from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
 from router.core.prompts.canonical_messages import decode_loose, prompt_of, quick_ask
-from router.core.prompts.messages_fields import Body
+from router.core.prompts.messages_fields import MessagesBody
 from router.core.prompts.template_messages import messages_input
 
 
@@ -103,7 +103,7 @@ class Anthropic(UsageUnasked):
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """The chat that vLLM makes of it; None for images, documents and whatever else is not text."""
-        return messages_input(body, decoded if isinstance(decoded, Body) else None)
+        return messages_input(body, decoded if isinstance(decoded, MessagesBody) else None)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""

@@ -18,7 +18,7 @@ from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.prompts.canonical_openai import prompt_of, quick_ask
-from router.core.prompts.template_chat import Body, decode_openai, openai_input
+from router.core.prompts.template_chat import ChatBody, decode_openai, openai_input
 
 
 class _Details(msgspec.Struct):
@@ -58,7 +58,8 @@ class _ErrorCode(msgspec.Struct):
 
 # Within strings quotes are escaped, so these find fields, of events whose beginning is cut off too; their end is not.
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"\w+"[^\r\n]*[\r\n]')
-_BEHIND = re.compile(  # what SGLang 0.5.23 (openai/serving_chat.py) sends behind it may be all that the tail holds
+# Events that SGLang 0.5.23 (openai/serving_chat.py) sends behind the finish reason; they may fill the whole tail.
+_BEHIND = re.compile(
     rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
 )
 _SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice besides the first is there
@@ -101,7 +102,7 @@ class OpenAI:
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """What the engine tokenises of a chat, or of a completion of one text; None for anything else."""
-        return openai_input(path, body, decoded if isinstance(decoded, Body) else None)
+        return openai_input(path, body, decoded if isinstance(decoded, ChatBody) else None)
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream."""
@@ -126,7 +127,7 @@ class OpenAI:
         try:
             code = _decode_error_code(event.error).code
         except UNREADABLE:
-            return 500  # an error, if not an object
+            return 500  # status of an error that is no object
         return code if isinstance(code, int) and 400 <= code < 600 else 500
 
     def aborted(self, head: bytes) -> bool:

@@ -82,7 +82,7 @@ class Repairs:
         self._bytes += size
 
 
-_ENTRY_BYTES = 400  # what tracemalloc has for an entry, besides the tools
+_ENTRY_BYTES = 400  # memory of an entry besides its tools, by tracemalloc
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:

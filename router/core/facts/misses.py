@@ -14,14 +14,14 @@ from msgspec import Struct
 class Miss(StrEnum):
     """Why tokens were not found in a replica's cache; those that somebody can do something about come first."""
 
-    DIVERGED = "diverged"  # an earlier prompt had them too, behind something that differs now
-    EVICTED = "evicted"  # a replica held them, and dropped them
-    SPILLED = "spilled"  # another replica holds them, and it was cheaper to come here
-    REPLICA_LOST = "replica_lost"  # whoever held them is gone, or was restarted
+    DIVERGED = "diverged"  # an earlier prompt had these tokens too, behind something that differs now
+    EVICTED = "evicted"  # a replica held these tokens, and dropped them
+    SPILLED = "spilled"  # another replica holds these tokens, and computing them here was cheaper
+    REPLICA_LOST = "replica_lost"  # the replica that held these tokens is gone, or was restarted
     IDENTITY = "identity"  # the same prompt is held for another model, adapter, salt or tenant
-    MISPREDICTED = "mispredicted"  # we said held, the engine said no
+    MISPREDICTED = "mispredicted"  # the router predicted a hit, and the engine reported a miss
     UNSUPPORTED = "unsupported"  # the router cannot read this prompt
-    COLD = "cold"  # nothing like it was seen before
+    COLD = "cold"  # no earlier prompt begins like this one
     NEW = "new"  # tokens behind a prefix that was seen before: unavoidable
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 
@@ -54,12 +54,12 @@ class Difference(Struct, array_like=True, gc=False):  # an array where workers s
     role: str  # the message's role; "other" if no engine knows it, "" before all messages
     path: str  # place in the request's body: `messages[3].content[1].text`, `tools[2].function.parameters`
     offset_bytes: int  # first byte that differs, in the prompt's canonical bytes
-    at_bytes: int  # the same, within the text at `path` (UTF-8)
-    lost_bytes: int  # bytes behind it that the earlier prompt had too: computed again for no other reason
-    shape: str = ""  # what differs, digits as 0, letters as a and A, up to SHAPE_CHARS_MAX
-    piece_hash: int = 0  # hash of what differs, so that two differences can be told apart without their text
-    before: str = ""  # what stood there; empty unless excerpts are wanted
-    after: str = ""  # what stands there now; likewise
+    at_bytes: int  # first byte that differs, within the UTF-8 text at `path`
+    lost_bytes: int  # bytes behind the difference that the earlier prompt had too: computed again because of it
+    shape: str = ""  # the text that differs, digits as 0, letters as a and A, up to SHAPE_CHARS_MAX
+    piece_hash: int = 0  # hash of the text that differs: tells two differences apart without their text
+    before: str = ""  # the earlier prompt's text there; empty unless excerpts are wanted
+    after: str = ""  # the new prompt's text there; empty unless excerpts are wanted
 
 
 SHAPE_CHARS_MAX = 64
@@ -70,16 +70,16 @@ class Sighting(Struct, array_like=True):
     """What the texts of earlier prompts say of this one, before it is placed. Bytes are canonical bytes."""
 
     known_bytes: int = 0  # leading bytes that an earlier prompt of the same identity had too
-    repeated_bytes: int = 0  # bytes behind these and behind a difference that an earlier prompt had too
+    repeated_bytes: int = 0  # bytes behind `known_bytes` and a difference that an earlier prompt had too
     identity_bytes: int = 0  # leading bytes that a prompt of another identity had
-    template: int = 0  # 64-bit name of the shared prefix that it begins with; 0: none is known
-    conversation: int = 0  # 64-bit name of its conversation
+    template: int = 0  # 64-bit name of the shared prefix that the prompt begins with; 0: none is known
+    conversation: int = 0  # 64-bit name of the prompt's conversation
     turn: int = 0  # earlier prompts of that conversation
-    appended: bool = True  # nothing of what its conversation had said was changed
-    tools: bool = False  # whether it brings tools
-    tool_calls: int = 0  # tool calls in its history
-    step: str = ""  # step of an agent that it says it is; "": none
-    difference: Difference | None = None  # found where it is not `appended`, or its template changed
+    appended: bool = True  # the prompt changes nothing that its conversation had said
+    tools: bool = False  # the request brings tools
+    tool_calls: int = 0  # tool calls in the prompt's history
+    step: str = ""  # an agent's step, as the request names it; "": none
+    difference: Difference | None = None  # set where the prompt is not `appended`, or its template changed
     apart: bool = False  # the other identity has a salt, or a cache of its own: who asks may not hear of it
 
 
@@ -87,15 +87,15 @@ class Template(Struct):
     """A prefix that several conversations share, as whoever saw their texts tells of it."""
 
     id: int
-    parent: int  # a shorter one that it begins with; 0: none
+    parent: int  # id of a shorter template that this one begins with; 0: none
     prompt_bytes: int  # canonical bytes that are shared
-    key: int  # chain key of its last full block: who holds that holds all of it; 0: shorter than a block
-    tools: int = 0  # how many it has
-    messages: int = 0  # how many whole ones it has
+    key: int  # chain key of the last full block: its holders hold the whole template; 0: shorter than a block
+    tools: int = 0  # number of its tools
+    messages: int = 0  # number of its whole messages
     label: str = ""  # the template's beginning, cut short; empty unless excerpts are wanted
     conversations: int = 0
     path: str = ""  # path of requests that have the template
-    body: bytes = b""  # the shortest request that has all of it, for warming a replica; empty if too long to keep
+    body: bytes = b""  # shortest request that has the whole template, for warming a replica; empty if too long to keep
 
 
 class Breakdown(Struct, array_like=True, gc=False):
@@ -110,8 +110,8 @@ class Breakdown(Struct, array_like=True, gc=False):
     saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
 
     def header(self, *, isolated: bool = False) -> str:
-        """As `x-warmroute-miss` has it. To an `isolated` tenant what others asked for does not exist, nor what one did
-        to others."""
+        """The value of `x-warmroute-miss`. An `isolated` tenant is not told that the prompt is held for another
+        identity: those tokens count as cold."""
         misses = self.misses
         if isolated and Miss.IDENTITY in misses:
             unknown = (Miss.IDENTITY, Miss.NEW)

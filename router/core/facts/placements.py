@@ -22,8 +22,8 @@ class Reason(StrEnum):
     """Why a request went where it went; the values of `x-warmroute-reason`."""
 
     WARM = "warm"  # the replica that holds the longest part of the prompt
-    SPILL = "spill"  # another holds more, but waiting there would cost more than computing again
-    COLD = "cold"  # no replica holds any of it
+    SPILL = "spill"  # another replica holds more, but waiting there would cost more than computing here
+    COLD = "cold"  # no replica holds any of the prompt
     TIE = "tie"  # prices too close to tell apart: the hash ring decided
     ONLY = "only"  # one candidate
     POLICY = "policy"  # a policy that does not look at the cache
@@ -49,25 +49,25 @@ class Candidate(Struct, gc=False):
     id: str
     cached_tokens: int  # longest prefix of the prompt that the replica is believed to hold
     uncached_tokens: int
-    pending_ms: float  # prefill that waits there, other routers' work included
-    uncached_ms: float  # prefill of this prompt's uncached part
-    evicted_ms: float  # work that others would repeat: evicted tokens x chance that somebody asks for them again
+    pending_ms: float  # prefill time of the work that waits there, other routers' included
+    uncached_ms: float  # prefill time of this prompt's uncached part
+    evicted_ms: float  # work that others would repeat: evicted tokens x chance that they are asked for again
     kv_wait_ms: float  # time until the KV pool has room for this request
     in_flight: int  # open leases
     footprint_blocks: int = 0  # blocks that the replica is believed to hold
-    grade: Grade = Grade.ESTIMATED  # of `cached_tokens`
+    grade: Grade = Grade.ESTIMATED  # how sure `cached_tokens` is
     estimated_tokens: int = 0  # cached tokens by our own estimate alone, whatever the events say
-    evicted_again_ms: float = 0.0  # work repeated in turn by those whom that repeated work evicts, and so on
-    decode_ms: float = 0.0  # from this answer's first token to its last, beside the answers that decode there
+    evicted_again_ms: float = 0.0  # work repeated because the repeated work evicts others in turn, and so on
+    decode_ms: float = 0.0  # time from this answer's first token to its last, beside the answers that decode there
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
-    price_ms: float = 0.0  # what the policy makes of all these terms; 0 where it compares no prices
+    price_ms: float = 0.0  # price that the policy makes of all these terms; 0 where it compares none
 
 
 class Market(Struct, gc=False):
     """What a policy is told of the request and of the fleet, besides the candidates."""
 
-    ring_key: str  # session hint, else the chain key behind the first user message
+    ring_key: str  # session hint; without one the chain key behind the first user message
     tie_ms: float  # prices closer than this cannot be told apart
     unit_ms: float  # learned time of BACKLOG_TOKENS of prefill: the unit in which queues are measured
     backlog: float  # mean time until what waits for prefill at a replica is done, in units
@@ -115,8 +115,8 @@ class Ending(StrEnum):
     OK = "ok"
     REFUSED_BY_ENGINE = "refused"  # a 4xx: the request's fault, not the replica's
     FAILED = "failed"  # the replica's fault
-    UNREACHED = "unreached"  # nothing was heard of it, and nothing sent: its fault, or the network's
-    CLIENT_LEFT = "client_left"  # nobody's fault
+    UNREACHED = "unreached"  # nothing was sent and nothing heard: the fault of the replica, or of the network
+    CLIENT_LEFT = "client_left"  # the client left: nobody's fault
 
 
 class Outcome(Struct, gc=False):
@@ -136,11 +136,11 @@ class Receipt(Struct):
     grade: Grade
     prompt_tokens: int
     predicted_cached_tokens: int
-    candidates: tuple[Candidate, ...] = ()  # the few weighed candidates that tell most (placement/receipts.py)
+    candidates: tuple[Candidate, ...] = ()  # the few candidates that explain the choice (placement/receipts.py)
     spill: str = ""  # why the longest holder was passed over (placement/spill.py)
     spilled_tokens: int = 0  # tokens that the longest holder holds and `replica` does not
     miss: Breakdown | None = None  # predicted misses by reason; None without an observatory
     replay: bool = False  # the very same prompt was asked for before, within the observatory's window
     seen_blocks: int = 0  # leading blocks that were computed before, on whatever replica
-    at_hub: tuple[int, int] | None = None  # (lease, connection) under which the hub has the one with all candidates
+    at_hub: tuple[int, int] | None = None  # (lease, connection) under which the hub keeps the full receipt
     weighed: int = 0  # number of candidates that were weighed

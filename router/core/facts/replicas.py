@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
-REST_MAX_S = 300.0  # an engine may ask for anything, and a clock that is wrong by years must not cost a replica
+REST_MAX_S = 300.0  # longest rest granted: a Retry-After by a clock that is wrong by years must not cost a replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class Replica:
     """
 
     id: str
-    instance: str = ""  # the engine that is there now: another one at the same address holds nothing of its
-    name: str = ""  # what people call it: `namespace/pod`
+    instance: str = ""  # the engine that is there now; another one at the same address has an empty cache
+    name: str = ""  # name for people: `namespace/pod`
     node: str = ""  # the machine that it runs on
     events: str = ""  # address of its KV events, if discovery knows: tcp://10.0.0.1:5557
-    replay: str = ""  # address of their replays, if discovery knows; only with `events`
-    ready: bool = True  # False: nothing new is to be sent there, by discovery; what it holds it still holds
+    replay: str = ""  # address at which events are replayed, if discovery knows; only with `events`
+    ready: bool = True  # False: discovery says to send nothing new there; its cache is still held
 
     @property
     def url(self) -> str:

@@ -54,7 +54,7 @@ class Joint:
     head: bytes  # canonical bytes before the first message
     before: Beginning | None  # beginning behind which the prompt's `text` begins; None: `text` is all of it
     ends: list[Beginning]  # ends of messages in `text` that later prompts may ask for
-    whole: Callable[[], Prompt | None]  # reads it all again, should the chain of `before` not be known
+    whole: Callable[[], Prompt | None]  # reads the whole prompt again, should the chain of `before` not be known
 
 
 class Prompt(Struct, eq=False):
@@ -111,11 +111,11 @@ class Ask(Struct, eq=False):
     session: str | None = None  # prompt_cache_key; a session header comes from the proxy
     output_tokens_max: int | None = None
     stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
-    response_id: str | None = None  # previous_response_id: belongs to the replica that made it
-    wants_usage: bool = False  # usage will be in its stream: the client asked, or it always is
+    response_id: str | None = None  # previous_response_id; only the replica that made the response can continue it
+    wants_usage: bool = False  # the stream will report usage: the client asked, or the dialect always does
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
-    step: str = ""  # step of an agent that the request says it is; "": none
-    decoded: object = None  # the dialect's own, for its `template_input`
+    step: str = ""  # an agent's step, as the request names it; "": none
+    decoded: object = None  # the dialect's decoded body, for its `template_input`
 
     def __eq__(self, other: object) -> bool:
         """Whether they ask for the same, whatever they were decoded to."""
@@ -152,6 +152,6 @@ class TemplateInput:
     continue_final_message: bool = False
     text: str | None = None
     ids: bytes | None = None  # uint32 little-endian
-    add_special_tokens: bool = False  # what the tokenizer puts around any text, such as BOS
+    add_special_tokens: bool = False  # the tokenizer adds its own tokens, such as BOS
     api: str = "chat"  # "chat", "messages" or "responses": engines fit their messages differently
-    thinking_off: bool = False  # Messages: vLLM asks the template which effort that is
+    thinking_off: bool = False  # Messages API: thinking is disabled; vLLM asks the template which effort that is

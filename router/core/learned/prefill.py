@@ -22,11 +22,11 @@ from math import exp, log
 
 from router.core.learned.least_squares import Sums, Vector, squares
 
-LEARN_TOKENS_MIN = 1_000  # below it the floor and noise dominate
+LEARN_TOKENS_MIN = 1_000  # least uncached tokens to learn from: below, the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-AVOIDED = 2.0  # times, at AVOIDED_TOKENS
+AVOIDED = 2.0  # a replica this many times slower than the fleet at AVOIDED_TOKENS is avoided
 AVOIDED_TOKENS = 2_000
-FADE_S = 30.0  # without an observation, in which half of those of a slow replica are forgotten
+FADE_S = 30.0  # time without an observation in which half of a slow replica's observations are forgotten
 PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
 GUESS_WEIGHT = 0.01  # observations that the first guess counts for in the fleet's: the first answer outweighs it
 FLEET_FLOOR_MS = 20.0
@@ -62,7 +62,7 @@ class PrefillFit:
 
     model: PrefillModel = field(default_factory=PrefillModel)
     observations: int = 0
-    fades_s: float = float("inf")  # when half may be forgotten, if nothing is observed before
+    fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
     _sums: Sums = field(default_factory=Sums)
     _faster: float = 0.0  # forgotten sum of the logarithms of (observed / by the prior), and their weight
     _weight: float = 0.0

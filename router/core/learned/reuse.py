@@ -20,7 +20,7 @@ HORIZON_S = 4_096.0  # a mark idle for longer counts as never reused
 BUCKETS = 13  # [0, 1) s, then one per power of two up to the horizon
 LAST_S = 2.0 ** (BUCKETS - 2)  # seconds at which the last bucket begins
 BIN_S = 4.0  # waiting marks are counted in bins this wide
-TURN_BLOCKS_MAX = 256  # what a turn may add and still be seen as the next of its conversation: some 32,000 tokens
+TURN_BLOCKS_MAX = 256  # most that a turn may add to count as the next of its conversation: some 32,000 tokens
 PRIOR = 1.0  # a reuse and an ending in the last bucket, before anything was seen: even odds
 
 

@@ -224,7 +224,7 @@ class Pricer:
         room = capacity - size.prompt_tokens
         if probed <= room and live.unshared_blocks * BLOCK_BYTES / ratio + own <= room:
             return 0.0  # there is room even if open prompts share nothing
-        used = max(probed, live.blocks * BLOCK_BYTES / ratio + own)  # what the probe saw is not all ours
+        used = max(probed, live.blocks * BLOCK_BYTES / ratio + own)  # the probe also saw the requests of other routers
         if used <= room:
             return 0.0
         over = used + size.prompt_tokens - live.shared(match.keys) * BLOCK_BYTES / ratio - capacity

@@ -23,7 +23,7 @@ from router.core.learned.reuse import bucket
 SUMS_S = 1.0  # seconds for which sums are good: the chances behind them are renewed no more often
 TOUCHES_MAX = 128  # uses of a prefix that are added up for one replica
 RENEWED_MAX = 8  # at most 8 replicas are summed anew for one request (70 us each); the next request does the next 8
-AGAIN_MAX = 0.95  # a chance above it is no better known: a block is computed again twenty times at most
+AGAIN_MAX = 0.95  # largest chance of another use that is believed: a block is computed again at most 20 times
 
 
 class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -31,13 +31,13 @@ class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
 
     life: int  # number of the cache (Member.life): sums of another cache are of other blocks
     number: int  # place in the order in which replicas are summed anew
-    at_s: float  # when these sums were made
+    at_s: float  # time at which these sums were made
     blocks: list[float]  # blocks evicted
     asked: list[float]  # blocks computed again because they are asked for again
     turns: list[float]  # blocks computed again because computing those evicted them in turn
 
     def of(self, blocks: float) -> tuple[float, float]:
-        """For so many evicted blocks: (the part that is asked for again, the part that is evicted in turn)."""
+        """The parts of so many evicted blocks that are (asked for again, evicted in turn)."""
         known = self.blocks
         if blocks >= known[-1]:
             return self.asked[-1] / known[-1], self.turns[-1] / known[-1]
@@ -72,7 +72,7 @@ class Evictions:
                 return sums
         elif self._left:
             self._left -= 1
-        else:  # until its turn comes, the oldest use stands for all
+        else:  # sum only the oldest use until it is this replica's turn
             return self._renew(id_, life, holder, odds, now_s, 1)
         return self._renew(id_, life, holder, odds, now_s, TOUCHES_MAX)
 

@@ -39,12 +39,12 @@ class PromptMatch(Struct, gc=False):
     """A request in tokens, and what is believed to be held of its prompt."""
 
     size: Size
-    answer_tokens: float  # expected length of its answer
-    keys: list[int]  # keys of its prompt's blocks
+    answer_tokens: float  # expected length of the answer
+    keys: list[int]  # keys of the prompt's blocks
     depths: dict[str, int]  # leading blocks that each replica is believed to hold by our own estimate
-    stored: dict[str, StoredPrefix] | None  # what events say of each replica; None where token ids are not known
+    stored: dict[str, StoredPrefix] | None  # prefix that each replica holds by its events; None without token ids
     home: str = ""  # replica that gave the conversation's last answer and still has that cache; "": none
-    credit: AnswerCredit | None = None  # what the home holds of that answer besides
+    credit: AnswerCredit | None = None  # blocks of that answer that the home holds besides
 
 
 class Matcher:

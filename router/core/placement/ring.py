@@ -50,15 +50,15 @@ class Ring:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}  # id -> its number, its place in `_names`
+        self._known: dict[str, int] = {}  # id -> its number, which is its place in `_names`
         self._names: list[str] = []
         self._free: list[int] = []  # numbers that nobody has
-        self._points = array("Q")  # ascending, of all that are known
+        self._points = array("Q")  # points of all known ids, ascending
         self._owners = array("L")  # number of the id that each point belongs to
         self._changes = 0  # counts changes of the circle
-        self._orders: dict[int, tuple[int, list[str]]] = {}  # point -> as of which change, all ids as they follow it
-        self._joined = 0  # ids, since what is known was looked through
-        self._wanted: set[str] = set()  # ids that walks asked for since then
+        self._orders: dict[int, tuple[int, list[str]]] = {}  # point -> (number of the circle's change, ids in order)
+        self._joined = 0  # ids that joined since all known ids were checked
+        self._wanted: set[str] = set()  # ids that walks asked for since that check
         self._leaving: set[str] = set()
 
     def walk(self, key: str, ids: Collection[str]) -> list[str]:
@@ -73,7 +73,7 @@ class Ring:
             return []
         order = self._order(bisect(self._points, _hash(key)) % len(self._points))
         if len(asked) == len(order):
-            self._joined = 0  # everybody who is known is still there
+            self._joined = 0  # all known ids are still there
             self._wanted.clear()
             return order
         if self._joined:
@@ -146,7 +146,7 @@ class Ring:
             order.update(dict.fromkeys(self._owners[begin : begin + stretch]))
             begin = begin + stretch if begin + stretch < len(self._owners) else 0
         if known is None and len(self._orders) >= ORDERS_MAX:
-            del self._orders[next(iter(self._orders))]  # one: to free all of them would take milliseconds
+            del self._orders[next(iter(self._orders))]  # only one: to free all would take milliseconds
         self._orders[point] = self._changes, [self._names[number] for number in order]
         return self._orders[point][1]
 

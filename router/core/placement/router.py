@@ -224,7 +224,7 @@ class Router:
         if lease.stored is not None and lease.tokens is not None:
             grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        if computed or (left and not lease.streams):  # what did not stream may have been computed unseen
+        if computed or (left and not lease.streams):  # an answer that did not stream may have been computed unseen
             answer_keys = self._credits.keys_of_answer(lease, outcome)
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
         else:
@@ -255,7 +255,7 @@ class Router:
             members = self.fitness.allowed(members, now_s, retry=bool(exclude))
         if exclude:  # a second failure would be the client's: avoid members that have just failed, if there are others
             members = [m for m in members if not m.breaker.failures] or members
-            servers = {Replica(id_).url for id_ in exclude}  # what is wrong with one rank is so with all, as a rule
+            servers = {Replica(id_).url for id_ in exclude}  # ranks of one server mostly fail together
             members = [m for m in members if m.replica.url not in servers] or members
         if not members:
             raise NoReplica

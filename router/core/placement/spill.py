@@ -20,11 +20,11 @@ from router.core.facts.placements import Candidate, Reason
 class SpillCause(StrEnum):
     """What made the longest holder a worse choice, or none."""
 
-    QUEUE = "queue"  # prefill work that waits there
+    QUEUE = "queue"  # prefill work waits at the holder
     KV_SPACE = "kv_space"  # the holder's KV pool has no room yet
-    EVICTION = "eviction"  # others would have to compute again what it would have to drop
+    EVICTION = "eviction"  # the holder would drop blocks that others would compute again
     SPEED = "speed"  # the holder prefills slower
-    CROWD = "crowd"  # answers that decode there would be slowed down, and this one by them
+    CROWD = "crowd"  # answers that decode at the holder would be slowed down, and slow this one down
     TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
     POLICY = "policy"  # the policy does not look at caches, or weighs something else
     FULL = "full"  # the holder has as many requests as it may have

@@ -48,7 +48,7 @@ class Mark:
 
     at: int
     head: bytes  # the body up to the bracket before the first message, bracket included
-    beginning: Beginning | None  # None: the mark is at that bracket
+    beginning: Beginning | None  # None: the mark is at the bracket that ends `head`
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Place:
     """How far a body is known, and what is left of it to read."""
 
     cells: list[int]
-    known: int  # cells
+    known: int  # number of leading cells that are known
     mark: Mark
     rest: bytes  # a body: the head, a string instead of the known messages, and the others
 
@@ -81,8 +81,8 @@ class Seen:
         self._heads: dict[int, Heading] = {}
 
     def apart(self, whose: bytes) -> None:
-        """From now on, find only what was read for the same name: how fast a body is read would tell others of it. b"":
-        everybody who need not be kept apart."""
+        """Find only what was read for this name, until the next call: how fast a body is read would tell others of it.
+        b"": everybody who need not be kept apart."""
         self._seed = xxh3_64_intdigest(whose, self._first_seed) if whose else self._first_seed
 
     def find(self, body: bytes, dialect: bytes) -> Place | None:

@@ -44,9 +44,9 @@ class Chain(Struct):
 class _Known:
     """The chain of one beginning under one identity and head."""
 
-    keys: list[int]  # the first `full` of them; the list is shared with those who know more
+    keys: list[int]  # the first `full` are the chain's; the list is shared with longer chains
     full: int
-    rest: bytes  # what is left behind the last full block
+    rest: bytes  # bytes behind the last full block
     # Offset -> key there: begins of assistant messages, end of the first user message. Of that one a negative offset
     # where the head has template arguments: its key is without them.
     points: dict[int, int]
@@ -97,7 +97,7 @@ def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
     known = joint.before.chains.get(identity) if joint.before else None
     first, bare = prompt.first_user_end, prompt.arguments[1] > 0
     if bare and known is not None and (first > known.upto or -first not in known.points):
-        known = None  # the first user message ends behind it
+        known = None  # the first user message ends behind the known beginning
     if joint.before and known is None:
         whole = joint.whole()
         if whole is None:

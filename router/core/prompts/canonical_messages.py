@@ -121,7 +121,7 @@ def _head(chat: Chat, fields: Fields) -> None:
         chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
     effort = (bodies.as_type(dict, fields.output_config) or {}).get("effort")
     if (bodies.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
-        effort = NO_EFFORT  # what vLLM passes to templates that can switch thinking off
+        effort = NO_EFFORT  # vLLM passes this to templates that can switch thinking off
     chat.effort(effort)
     if bodies.given(fields.system):
         content = decode_blocks(fields.system)
@@ -176,7 +176,7 @@ def _part(block: Block) -> list[Part]:
     if block.type == "image":
         return [_image(block.source)]
     if block.type in ("redacted_thinking", "tool_reference"):
-        return []  # vLLM leaves them out
+        return []  # vLLM leaves these blocks out
     raise Unfit(block.type)
 
 

@@ -30,7 +30,7 @@ from router.core.prompts.openai_fields import (
     decode_quick,
     decode_rest,
 )
-from router.core.prompts.template_chat import Body, Odd, decode_openai
+from router.core.prompts.template_chat import ChatBody, Odd, decode_openai
 
 TOKEN_ID_BYTES = 4
 
@@ -113,7 +113,7 @@ def _heading(fields: QuickFields | RestFields) -> Heading:
     return chat.heading()
 
 
-def prompt_of(path: str, fields: Body) -> Prompt | None:
+def prompt_of(path: str, fields: ChatBody) -> Prompt | None:
     """The prompt of a chat, a completion or an embedding; None where it is not understood."""
     if isinstance(fields, Odd):
         return None
@@ -132,7 +132,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
         return None
 
 
-def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
+def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
     chat = Chat()
     if given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
@@ -141,7 +141,7 @@ def _chat_prompt(fields: Body | QuickFields, messages: list[dict[str, Any]]) -> 
     return chat.prompt()
 
 
-def _head(chat: Chat, fields: Body | QuickFields | RestFields) -> None:
+def _head(chat: Chat, fields: ChatBody | QuickFields | RestFields) -> None:
     if given(fields.tools):
         tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
         chat.tools(tools, bodies.as_type(str, choice) or bodies.as_type(dict, choice))

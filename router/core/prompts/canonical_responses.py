@@ -13,7 +13,7 @@ from router.core.prompts import bodies
 from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.canonical import Chat, arguments, call, calls
 from router.core.prompts.canonical_openai import content_parts
-from router.core.prompts.responses_fields import Body
+from router.core.prompts.responses_fields import ResponsesBody
 from router.core.prompts.template_chat import Unfit
 
 
@@ -54,7 +54,7 @@ _decode_text = msgspec.json.Decoder(_Text).decode
 _decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
-def prompt_of(fields: Body) -> Prompt | None:
+def prompt_of(fields: ResponsesBody) -> Prompt | None:
     """The prompt; None where it is not understood, or goes on from what an engine keeps."""
     elsewhere = (fields.previous_response_id, fields.previous_input_messages, fields.prompt)
     if not fields.input or any(map(bodies.given, elsewhere)):
@@ -76,7 +76,7 @@ def prompt_of(fields: Body) -> Prompt | None:
         return None
 
 
-def _head(chat: Chat, fields: Body) -> None:
+def _head(chat: Chat, fields: ResponsesBody) -> None:
     if bodies.given(fields.tools):
         chat.tools([made for tool in _decode_tools(fields.tools) for made in _tool(tool)])
     if bodies.given(fields.chat_template_kwargs):

@@ -34,7 +34,7 @@ class Traits:
     """What an engine reads from a template to fit messages to it."""
 
     parts: bool = False  # content as a list of parts, not as a string
-    developer: bool = False  # knows the role
+    developer: bool = False  # the engine knows the role `developer`
     system_first: bool = False  # refuses a system message between others (probed by vLLM for the Messages API)
     effort_off: str = "none"  # effort that stands for thinking switched off
 
@@ -223,7 +223,7 @@ def _sglang_message(message: Message, *, parts: bool) -> Message:
     if "tool_calls" in made:
         made["tool_calls"] = [_sglang_call(call, parsed=role == "assistant") for call in made["tool_calls"]]
     if parts and isinstance(message.get("content"), list):
-        made["content"] = made.pop("content")  # SGLang puts it behind the other fields, then
+        made["content"] = made.pop("content")  # SGLang then puts the content behind the other fields
     return made
 
 
@@ -234,7 +234,7 @@ def _sglang_call(call: dict[str, Any], *, parsed: bool) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Unfit("arguments") from error  # SGLang refuses them
+            raise Unfit("arguments") from error  # SGLang refuses such arguments
     return {
         "id": call.get("id"),
         "index": call.get("index"),

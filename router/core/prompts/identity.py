@@ -130,7 +130,7 @@ def with_fewer_tools(prompt: Prompt) -> Prompt:
         return prompt
     size, instead = prompt.fewer_tools
     moved, joint, text, skipped = len(instead) - size, prompt.joint, prompt.text, prompt.skipped_bytes
-    if skipped:  # the text is only what stands behind them
+    if skipped:  # the text is only the part behind the skipped bytes
         skipped += moved
     else:
         text = instead + text[size:]

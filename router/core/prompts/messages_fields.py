@@ -60,7 +60,7 @@ class Head(Fields, kw_only=True):
     max_tokens: int | None = None
 
 
-class Body(Head, kw_only=True):
+class MessagesBody(Head, kw_only=True):
     """A `Head` with its messages, decoded once for all who read them."""
 
     messages: list[Message]  # type: ignore[assignment]  # no code reads `messages` through the base class
@@ -89,7 +89,7 @@ class Tool(msgspec.Struct):
 
 
 LOOSE = msgspec.json.Decoder(LooseBody)
-decode_body = msgspec.json.Decoder(Body).decode
+decode_body = msgspec.json.Decoder(MessagesBody).decode
 decode_head = msgspec.json.Decoder(Head).decode
 decode_message = msgspec.json.Decoder(Message).decode
 decode_messages = msgspec.json.Decoder(list[Message]).decode

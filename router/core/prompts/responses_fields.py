@@ -9,7 +9,7 @@ from msgspec import Raw
 from router.core.prompts.bodies import ABSENT
 
 
-class Body(msgspec.Struct):
+class ResponsesBody(msgspec.Struct):
     """The top level of a request: each field is decoded where it is read, whatever its type."""
 
     model: Raw = ABSENT
@@ -33,4 +33,4 @@ class Body(msgspec.Struct):
     store: Raw = ABSENT
 
 
-BODY = msgspec.json.Decoder(Body)
+BODY = msgspec.json.Decoder(ResponsesBody)

@@ -28,7 +28,7 @@ class Unfit(ValueError):
     """What the engine makes of this request is not known here; the message says why, without a word of the prompt."""
 
 
-class Body(msgspec.Struct):
+class ChatBody(msgspec.Struct):
     """Top level of a chat, a completion or an embedding. Raw is not decoded, whatever it holds; messages are, once
     for all who read them, since nearly all of a long body is theirs."""
 
@@ -71,21 +71,21 @@ class Body(msgspec.Struct):
     thinking: Raw = ABSENT
 
 
-class Odd(Body, kw_only=True):
+class Odd(ChatBody, kw_only=True):
     """A body whose messages no engine would take; all else is read."""
 
     messages: Raw = ABSENT  # type: ignore[assignment]  # what they are does not matter
 
 
-_ELSEWHERE = tuple(Body.__struct_fields__[Body.__struct_fields__.index("chat_template") :])
-_BODY = msgspec.json.Decoder(Body)
+_ELSEWHERE = tuple(ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
+_BODY = msgspec.json.Decoder(ChatBody)
 _ODD = msgspec.json.Decoder(Odd)
 _decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
 
 
-def decode_openai(body: bytes) -> Body:
+def decode_openai(body: bytes) -> ChatBody:
     """The body, with messages only where they are a list of objects. Raises BadBody when it is no JSON object."""
     try:
         return _BODY.decode(body)
@@ -93,7 +93,7 @@ def decode_openai(body: bytes) -> Body:
         return bodies.decode_body(_ODD, body)
 
 
-def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput | None:
+def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInput | None:
     """What the engine tokenises of a chat completion or a completion; None for anything else, or when that is not
     known."""
     if path.endswith("/embeddings"):
@@ -111,7 +111,7 @@ def openai_input(path: str, body: bytes, fields: Body | None) -> TemplateInput |
         return None
 
 
-def _chat(fields: Body, messages: list[dict[str, Any]]) -> TemplateInput:
+def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
     if bodies.given(fields.functions) or bodies.given(fields.extra_key):
         raise Unfit("functions, or an extra_key, which SGLang's events leave out")
     return TemplateInput(
@@ -127,10 +127,10 @@ def _chat(fields: Body, messages: list[dict[str, Any]]) -> TemplateInput:
     )
 
 
-def _completion(fields: Body) -> TemplateInput:
+def _completion(fields: ChatBody) -> TemplateInput:
     given = _decode_prompt(fields.prompt)
     if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
-        given = given[0]  # several prompts of which there is one
+        given = given[0]  # a list with one prompt
     if isinstance(given, str):
         return TemplateInput(text=given, add_special_tokens=_flag(fields.add_special_tokens, default=True))
     return TemplateInput(ids=packed(given))
@@ -144,7 +144,7 @@ def packed(ids: list[Any]) -> bytes:
         made = array("I", ids)
     except OverflowError:
         raise Unfit("token ids") from None
-    if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # this machine's integers are not 4 bytes little-endian
+    if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # integers here are not 4 bytes little-endian
         return b"".join(each.to_bytes(4, "little") for each in ids)
     return made.tobytes()
 

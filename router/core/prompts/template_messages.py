@@ -17,9 +17,9 @@ from router.core.prompts.canonical import BILLING_HEADER
 from router.core.prompts.messages_fields import (
     LOOSE,
     Block,
-    Body,
     LooseBody,
     Message,
+    MessagesBody,
     as_function,
     decode_blocks,
     decode_messages,
@@ -43,16 +43,16 @@ _decode_effort = msgspec.json.Decoder(_Effort).decode
 _decode_kind = msgspec.json.Decoder(_Kind).decode
 
 
-def messages_input(body: bytes, decoded: Body | None) -> TemplateInput | None:
+def messages_input(body: bytes, decoded: MessagesBody | None) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known."""
     try:
-        fields: Body | LooseBody = decoded or LOOSE.decode(body)
+        fields: MessagesBody | LooseBody = decoded or LOOSE.decode(body)
         if any(map(bodies.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
         if bodies.given(fields.system) and (system := _system(decode_blocks(fields.system), whole=True)):
             messages.append({"role": "system", "content": system})
-        for message in fields.messages if isinstance(fields, Body) else decode_messages(fields.messages):
+        for message in fields.messages if isinstance(fields, MessagesBody) else decode_messages(fields.messages):
             messages += _message(message)
         return TemplateInput(
             messages=messages,

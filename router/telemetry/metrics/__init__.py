@@ -35,7 +35,7 @@ class Metrics:
     def __init__(
         self, router: Router, clock: Callable[[], float], figures: Figures | None = None, *, process: bool = False
     ) -> None:
-        """With `process` the page ends with the kernel's figures of this process, which no registry has."""
+        """`process`: the page ends with the kernel's figures of this process, which no registry has."""
         figures = figures or Figures()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
         self.observe = self._tallies.observe  # bound directly: one call less per request

@@ -125,7 +125,7 @@ class Warm:
         return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
 
     def _order(self, market: Market, some: dict[str, Candidate]) -> list[Candidate]:
-        """These candidates, the nearest to the ring key first."""
+        """The candidates `some`, the nearest to the ring key first."""
         ids = market.order or self._ring.walk(market.ring_key, some)
         return [some[id_] for id_ in ids if id_ in some]
 
@@ -178,7 +178,7 @@ def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 
 def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
-    """Of candidates that hold as much, the one with the shortest wait; of several the least loaded. No cache is at
+    """The candidate with the shortest wait among several that hold as much; of equals the least loaded. No cache is at
     stake between them, so every wait counts, however short: most of the open leases decode and delay no prefill."""
     soonest, *others = holders
     least = [soonest]
