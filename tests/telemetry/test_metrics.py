@@ -244,6 +244,7 @@ def test_what_changes_while_a_page_is_written_does_no_harm() -> None:
     assert "warmroute_replica_grade{" not in page
 
 
+@pytest.mark.inside
 def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models beyond the limit are counted together; those known before keep their own series."""
     monkeypatch.setattr(tallies, "MODELS_MAX", 2)
@@ -389,6 +390,7 @@ def test_tokens_by_reason() -> None:
         assert f"\nwarmroute_{name} {float(value)}\n" in page
 
 
+@pytest.mark.inside
 def test_a_record_crosses_a_process() -> None:
     """A record is the same after a way through MessagePack, candidates and grades included."""
     weighed = Candidate(REPLICAS[0], 1, 2, 3.0, 4.0, 5.0, 6.0, 7, grade=Grade.EXACT)

@@ -86,9 +86,11 @@ class PrefillFit:
             service_ms = min(service_ms, expected * OUTLIER)  # a pause, not prefill
             if known is not prior:
                 service_ms = max(service_ms, expected / OUTLIER)
-        if weight >= PRIOR_WEIGHT and service_ms > 0 and (by_prior := prior.ms(uncached_tokens, cached_tokens)) > 0:
-            self._faster = self._faster * FORGET + log(service_ms / by_prior)
-            self._weight = self._weight * FORGET + 1.0
+        if weight >= PRIOR_WEIGHT and (by_prior := prior.ms(uncached_tokens, cached_tokens)) > 0:
+            ratio = service_ms / by_prior
+            if ratio > 0:  # the smallest floats are greater than 0, and become 0 by the division
+                self._faster = self._faster * FORGET + log(ratio)
+                self._weight = self._weight * FORGET + 1.0
         x = _terms(uncached_tokens, cached_tokens)
         self._sums.observe(x, service_ms, 1 / x[1], FORGET)
         self.observations += 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.fleet.stuck import LEARNED
@@ -152,6 +152,7 @@ OBSERVATIONS = st.tuples(st.integers(0, 200_000), st.integers(0, 1_000_000), st.
 
 
 @given(observations=st.lists(OBSERVATIONS, max_size=40), weight=st.sampled_from([GUESS_WEIGHT, PRIOR_WEIGHT]))
+@example(observations=[(1_000, 0, 5e-324)], weight=PRIOR_WEIGHT)  # a time that is 0 as a share of the prior's
 @settings(deadline=None, max_examples=50)
 def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, int, float]], weight: float) -> None:
     """Whatever was seen, coefficients are not negative and more tokens never take less time."""
