@@ -30,11 +30,12 @@ from router.core.observatory.difference.shapes import Span, word
 from router.core.prompts.canonical import GS, RS
 from router.core.prompts.canonical_openai import FIELDS, HEAD
 
-LEADS_MAX = 64  # separators that are none, as texts may have them, before a message is given up
-FIELDS_MAX = 64  # of one message
+LEADS_MAX = 64  # separators tried for a message's beginning before it is given up: texts may contain some
+FIELDS_MAX = 64  # fields read of one message
 
 _LEAD = re.compile(rb"\x1e([^\x1d-\x1f]{0,64})\x1f")
-_FIELD = re.compile(rb"\x1d(%b)\x1f" % "|".join(("tools", *HEAD, *FIELDS)).encode())  # no others: texts may forge them
+# Known names only: texts may forge others.
+_FIELD = re.compile(rb"\x1d(%b)\x1f" % "|".join(("tools", *HEAD, *FIELDS)).encode())
 _LISTS = ("tools", "functions")
 _Fields = list[tuple[str, bytes]]
 
@@ -52,7 +53,7 @@ class Found(Struct):
     path: str = ""
     at_bytes: int = 0
     cut: int = 0  # bytes of the first pieces before the difference
-    olds: list[bytes] = []  # the prompts from the piece on that differs
+    olds: list[bytes] = []  # pieces of the earlier prompt, from the one that differs on
     news: list[bytes] = []
     placed: bool = True  # whether the first pieces are one, changed
     items: tuple[int, ...] = ()  # how many of the pieces are tools, where some came or went
@@ -108,7 +109,7 @@ def _read(message: bytes) -> _Message:
 
 
 def _fields(text: bytes, start: int = 0) -> tuple[_Fields, int]:
-    """Those that stand behind a content, and where it ends."""
+    """The fields that stand behind a content, and where the content ends."""
     found = [*islice(_FIELD.finditer(text, start), FIELDS_MAX)]
     ends = [*[each.start() for each in found[1:]], len(text)]
     fields = [
@@ -137,7 +138,8 @@ def _in_message(before: bytes, after: bytes, same: int, start: int, places: Json
 
 
 def _in_one(one: _Message, other: _Message, index: int, places: JsonPlaces, told: Change | None) -> Found:
-    """Of two messages in one place; `told`: already known not to be the same one."""
+    """The difference of two messages in one place; `told` is the change where they are known not to be the same
+    message."""
     if one.content != other.content:
         found = _changed(Changed((), one.content, other.content, told))
         found.path, found.at_bytes = places.content(index, found.at)
@@ -182,7 +184,7 @@ def _of_messages(olds: list[bytes], news: list[bytes]) -> tuple[Change | None, b
 
 
 def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
-    """Where the first new message stood at `place`."""
+    """What happened where the first new message stood at `place` in the earlier prompt."""
     gone = olds[0]
     if news.count(gone) < olds.count(gone):
         return Change.TRUNCATED_HISTORY
@@ -191,7 +193,7 @@ def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
 
 
 def _in_head(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """Before the messages: tools, and arguments of the template."""
+    """The difference before the messages: in the tools, or in arguments of the template."""
     one, other = [lead.start() if (lead := _LEAD.search(text)) else len(text) for text in (before, after)]
     fields = _fields(before[:one])[0], _fields(after[:other])[0]
     name, old, new = _first_field(*fields)
@@ -234,7 +236,7 @@ def _of_field(name: str, old: bytes, new: bytes, olds: list[bytes], news: list[b
 
 
 def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """Of prompts that are no chats."""
+    """The difference of two prompts that are no chats."""
     found = _changed(Changed((), before, after))
     found.change = found.change or Change.OTHER
     found.message, found.cut, found.olds, found.news = 0, same, [before], [after]
@@ -243,7 +245,7 @@ def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Foun
 
 
 def _changed(changed: Changed, at: int | None = None) -> Found:
-    """`at`: the first byte, where it is not to be looked for."""
+    """A change as a difference; `at` is its first byte, None to look for it."""
     _, before, after, change = changed
     at = common_prefix(before, after) if at is None else at
     if change is None and before != after:

@@ -35,7 +35,7 @@ class MessageSource(Struct):
 
 
 def joined(base: str, steps: Steps) -> str:
-    """A path and what is below it."""
+    """The path of a value that is some steps below another."""
     for step in steps:
         if isinstance(step, int):
             base += f"[{step}]"
@@ -64,7 +64,7 @@ class JsonPlaces:
         return found
 
     def head(self, name: str, steps: Steps) -> str:
-        """A field before the messages, and what is below it."""
+        """The path of a field before the messages, or of a value below it."""
         if name == "tools" and steps and isinstance(steps[0], int):
             return self._tool(steps[0], steps[1:])
         if name == "reasoning_effort" and self._dialect != "openai":
@@ -81,7 +81,7 @@ class JsonPlaces:
         return joined("tools", (index, *steps))
 
     def plain(self, at: int) -> tuple[str, int]:
-        """A byte of a prompt that is no chat, and which byte of the text there."""
+        """The path of the text with byte `at` of a prompt that is no chat, and which byte of that text it is."""
         if self._dialect == "sglang":
             return "text", at
         name = "input" if self._path.endswith("/embeddings") else "prompt"
@@ -94,11 +94,11 @@ class JsonPlaces:
         return name, at
 
     def message(self, index: int) -> str:
-        """All of it."""
+        """The path of a whole message."""
         return self._made(index).element
 
     def content(self, index: int, at: int) -> tuple[str, int]:
-        """A byte of its content, and which byte of the text there."""
+        """The path of the text with byte `at` of a message's content, and which byte of that text it is."""
         made = self._made(index)
         for n, (path, size, left_out) in enumerate(made.texts):
             if at < size or (at == size and (n + 1 == len(made.texts) or made.joint_bytes)):

@@ -11,7 +11,7 @@ import re
 
 from router.core.facts.misses import SHAPE_CHARS_MAX
 
-WINDOW_BYTES = 96  # on either side; no date is longer
+WINDOW_BYTES = 96  # bytes looked at on either side; no date is longer
 LABEL_BYTES = 40
 Span = tuple[int, int]
 
@@ -59,7 +59,8 @@ _TOKEN = re.compile(rb"[A-Za-z0-9_-]+")
 _RUN = re.compile(rb"[A-Za-z0-9]+")
 _UUID = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _HEX = re.compile(rb"(?:0x)?[0-9a-f]{7,}|(?:0x)?[0-9A-F]{7,}")
-_HASH = re.compile(rb"(?=\d*[A-Fa-f])(?:0x)?(?:[0-9a-f]{12,}|[0-9A-F]{12,})")  # though only its end may differ
+# A hash is told by its form even where only its end differs.
+_HASH = re.compile(rb"(?=\d*[A-Fa-f])(?:0x)?(?:[0-9a-f]{12,}|[0-9A-F]{12,})")
 _ADDRESS = re.compile(rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 _OF_ID = re.compile(
     rb"(?i)(?:\bid|[a-z_-]id|Id|ID|uuid|guid|nonce|trace|span|sess(?:ion)?|request|\breq|correlation|conversation|thread"
@@ -140,7 +141,7 @@ def identifiers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | Non
     low = found[0][0]
     labelled = _OF_ID.search(before[max(0, low - LABEL_BYTES) : low]) is not None
     prefix = at - low
-    split = max(one.rfind(b"_", 0, prefix), one.rfind(b"-", 0, prefix)) + 1  # of `req_8f2a` only 8f2a is random
+    split = max(one.rfind(b"_", 0, prefix), one.rfind(b"-", 0, prefix)) + 1  # only the 8f2a of `req_8f2a` is random
     labelled = labelled or (split > 1 and _OF_ID.search(one[: split - 1]) is not None)
     one, other = one[split:], other[split:]
     if _HASH.fullmatch(one) and _HASH.fullmatch(other):
@@ -205,8 +206,8 @@ def numbers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
 
 
 def word(text: bytes, at: int, end: int) -> Span:
-    """From the beginning of the word that byte `at` is in to the end of the one that byte `end` is in, as far as a
-    window goes."""
+    """The span from the beginning of the word with byte `at` to the end of the word with byte `end`, within
+    WINDOW_BYTES."""
     low = max([text.rfind(space, max(0, at - WINDOW_BYTES), at) for space in (b" ", b"\n")]) + 1
     low = low or max(0, at - WINDOW_BYTES)
     end = min(max(end, at), at + WINDOW_BYTES)
