@@ -36,7 +36,7 @@ class Generations(Generic[V]):
         return self.old.get(key) if value is None else value
 
     def put(self, key: int, value: V) -> V | None:
-        """Remember one that is in no chain. Returns what was known of it."""
+        """Remember a key that is in no chain. Returns what was known of it before."""
         young = self.young
         before = young.get(key)
         if before is None:

@@ -96,7 +96,8 @@ def _alike(found: Found, own: int, size: int, size_new: int) -> bool:
 
 
 def _piece_bytes(found: Found, replaced: int) -> int:
-    """What changed itself: a token, all of what is only written in another way, or what stands in another's place."""
+    """Bytes of the change itself: of a token, of all that is only written in another way, or of the text in another's
+    place."""
     if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
         return len(found.after)
     if found.change in (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER):

@@ -41,7 +41,7 @@ _Fields = list[tuple[str, bytes]]
 
 
 class Found(Struct):
-    """A difference before its place is named; texts are those of the value that it is in."""
+    """A difference whose place has no name yet; `before` and `after` are the texts of the value that changed."""
 
     change: Change | None  # None: words, as far as can be told
     before: bytes
@@ -55,12 +55,12 @@ class Found(Struct):
     cut: int = 0  # bytes of the first pieces before the difference
     olds: list[bytes] = []  # pieces of the earlier prompt, from the one that differs on
     news: list[bytes] = []
-    placed: bool = True  # whether the first pieces are one, changed
+    placed: bool = True  # whether the first pieces are one piece that changed
     items: tuple[int, ...] = ()  # how many of the pieces are tools, where some came or went
 
 
 def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """What changed at byte `same`, up to which the prompts are the same and where they are not."""
+    """What changed at byte `same`, the first where the prompts differ."""
     start = _message_start(before, after, same)
     if start is not None:
         return _in_message(before, after, same, start, places)
@@ -70,7 +70,7 @@ def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
 
 
 def _message_start(before: bytes, after: bytes, same: int) -> int | None:
-    """Where the message begins that byte `same` is in; None: it is in none."""
+    """The first byte of the message that byte `same` is in; None where that byte is in no message."""
     start = same
     for _ in range(LEADS_MAX):
         start = after.rfind(RS, 0, start)
@@ -82,7 +82,7 @@ def _message_start(before: bytes, after: bytes, same: int) -> int | None:
 
 
 def _messages(before: bytes, start: int, after: bytes, other: int) -> tuple[list[bytes], list[bytes]]:
-    """The messages of either from a byte on; those that both end with are one piece."""
+    """The messages of both prompts from a byte on; the messages that both end with are one piece."""
     tail = common_suffix(before, after, max(start, other))
     lead = _LEAD.search(after, len(after) - tail)
     shared = len(after) - lead.start() if lead else 0

@@ -23,7 +23,7 @@ Steps = tuple[str | int, ...]
 
 
 class Changed(NamedTuple):
-    """The innermost value that changed; `before` and `after` are its text, or its JSON if it is none."""
+    """The innermost value that changed; `before` and `after` are its texts, or its JSON where the value is no text."""
 
     steps: Steps  # path from the top to the value
     before: bytes
@@ -128,7 +128,7 @@ def _of_names(before: list[bytes], after: list[bytes], index: int) -> Change | N
 
 
 def tool_name(tool: bytes) -> bytes:
-    """What it is called; the tool itself where it has no name."""
+    """A tool's name; the tool itself where it has none."""
     value = decoded(tool)
     function = value.get("function", value) if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None

@@ -29,9 +29,10 @@ class MessageSource(Struct):
 
     element: str
     texts: list[tuple[str, int, int]] = []  # path, bytes in the content, bytes of the body's text left out before them
-    joint_bytes: int = 1  # between texts
-    calls: list[tuple[str, str, bool]] = []  # path of each, and of its arguments in it; whether its fields are flat
-    fields: dict[str, str] = {}  # paths of others
+    joint_bytes: int = 1  # bytes between two texts
+    # Path of each call, path of its arguments within, whether its fields are flat.
+    calls: list[tuple[str, str, bool]] = []
+    fields: dict[str, str] = {}  # paths of other fields
 
 
 def joined(base: str, steps: Steps) -> str:
@@ -107,7 +108,8 @@ class JsonPlaces:
         return (made.texts[-1][0] if made.texts else f"{made.element}.content"), max(at, 0)
 
     def field(self, index: int, name: str, steps: Steps, at: int, canonical_at: int) -> tuple[str, int]:
-        """A byte of what is below one of its other fields; `canonical_at`: of a call's arguments as canonical JSON."""
+        """The path of the text with byte `at` below another field of a message, and which byte of that text it is.
+        `canonical_at` is the byte in a call's arguments as canonical JSON."""
         made = self._made(index)
         if name != "tool_calls":
             return joined(made.fields.get(name, f"{made.element}.{name}"), steps), at
@@ -280,7 +282,7 @@ def _of_responses(body: dict[str, Any]) -> Iterator[MessageSource]:
 
 
 def _taken(made: MessageSource, kind: str) -> bool:
-    """Whether an assistant's message has said that already, so that the item begins another."""
+    """Whether an assistant's message has an item of this kind already, so that the item begins another message."""
     if kind in ("function_call", "custom_tool_call"):
         return False
     return "reasoning" in made.fields if kind == "reasoning" else bool(made.texts)

@@ -74,7 +74,7 @@ def lines_of(text: bytes) -> list[bytes]:
 
 
 def sentences_of(text: bytes) -> list[bytes]:
-    """What is between full stops and the like."""
+    """The text cut at full stops and the like."""
     for end in _ENDS:
         text = text.replace(end, b". ")
     return text.split(b". ", PIECES_MAX)

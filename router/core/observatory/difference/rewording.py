@@ -32,7 +32,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class Reworded(NamedTuple):
-    """What is there instead of what was, and of which kind that is; None: words, as far as can be told."""
+    """The kind of a change with its span in the old and the new text; None: words, as far as can be told."""
 
     change: Change | None
     before: Span
@@ -40,7 +40,7 @@ class Reworded(NamedTuple):
 
 
 def reworded(before: bytes, after: bytes, at: int) -> Reworded:
-    """What changed at byte `at`, up to which the texts are the same and where they are not."""
+    """What changed at byte `at`, the first where the texts differ."""
     tail = common_suffix(before, after, at)
     ends = len(before) - tail, len(after) - tail
     spans = shapes.word(before, at, ends[0]), shapes.word(after, at, ends[1])
@@ -144,7 +144,8 @@ def _object(text: bytes, start: int) -> object:
 
 
 def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
-    """Whether most of what is there was there, in another order: lines, or where there are few, sentences or words."""
+    """Whether most of the new text is the old text in another order: by lines, or where there are few, by sentences or
+    words."""
     start = max(before.rfind(b"\n", 0, at) + 1, at - LINE_BYTES_MAX)
     one, other = [_to_line_end(text, start, len(text) - tail) for text in (before, after)]
     ones, others = [text.split(b"\n\n", PIECES_MAX) for text in (one, other)]  # lines of passages may be much alike

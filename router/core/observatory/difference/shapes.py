@@ -81,7 +81,7 @@ _SPACE = re.compile(rb"\s")
 
 
 def shape(piece: bytes) -> str:
-    """How it looks: digits as 0, letters as a and A."""
+    """A piece's looks: digits as 0, letters as a and A."""
     looks = piece[:SHAPE_CHARS_MAX].translate(_LOOKS).decode("ascii")
     return "".join([char if char.isprintable() else " " for char in looks])
 
@@ -92,7 +92,7 @@ def digitless(text: bytes) -> bytes:
 
 
 def _around(pattern: re.Pattern[bytes], text: bytes, at: int) -> list[Span]:
-    """Where it matches over byte `at`, or ends there."""
+    """Spans of the pattern's matches over byte `at`, or up to it."""
     low, high = max(0, at - WINDOW_BYTES), min(len(text), at + WINDOW_BYTES)
     return [found.span() for found in pattern.finditer(text, low, high) if found.start() <= at <= found.end()]
 
@@ -124,7 +124,7 @@ def stamps(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
 
 
 def is_stamp(piece: bytes) -> bool:
-    """Whether it is a date or a time, and what is put around one, and nothing else."""
+    """Whether the piece is a date or a time, with what is put around one, and nothing else."""
     found = _STAMP.search(piece) if len(piece) <= WINDOW_BYTES else None
     return found is not None and not _RUN.search(piece[: found.start()] + piece[found.end() :])
 
@@ -168,7 +168,7 @@ def _far(one: bytes, other: bytes) -> bool:
 
 
 def _random(one: bytes, other: bytes, *, labelled: bool) -> bool:
-    """Whether both look as if somebody had drawn them."""
+    """Whether both tokens look as if they were drawn at random."""
     if _HEX.fullmatch(one) and _HEX.fullmatch(other) and len(one) == len(other):
         return labelled or any(48 <= byte < 58 for byte in one + other)
     if labelled and min(len(one), len(other)) >= 5:

@@ -104,7 +104,7 @@ class Ledger:
         self._end_s, self._ttft = self.timeline.end_s, self.timeline.now.ttft
 
     def observe(self, record: Ended) -> None:
-        """A request ended. One that was not placed says nothing of caches."""
+        """Count a request that ended. A request that was not placed says nothing of caches."""
         receipt = record.receipt
         if receipt is None:
             return

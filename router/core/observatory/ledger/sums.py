@@ -66,7 +66,8 @@ class FadingRatio:
         self._part = self._whole = self._at_s = 0.0
 
     def add(self, part: float, whole: float, now_s: float) -> None:
-        """Add to both; what is older than now counts less. Less than AGAIN_S makes no difference, and is let pass."""
+        """Add to part and whole; what was added before counts less by its age. Steps of less than AGAIN_S are let
+        pass."""
         if now_s > self._at_s + AGAIN_S:  # records of several workers need not come in order
             fade = exp((self._at_s - now_s) / self._window_s)
             self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s

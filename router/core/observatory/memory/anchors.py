@@ -33,8 +33,8 @@ _TOOL = b'{"type":"function"'  # begins each tool; they stand in one line
 
 
 class Sketches:
-    """Whether users' long messages are worth looking at line by line, which takes longer than all else: where none of
-    many had a line of an earlier one, as without retrieval, only some are."""
+    """Whether users' long messages are worth looking at line by line, which takes longer than all else. Where none of
+    many messages had a line of an earlier one, as without retrieval, only some are looked at."""
 
     def __init__(self) -> None:
         self._left = SKETCHES_MAX

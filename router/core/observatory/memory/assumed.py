@@ -23,7 +23,7 @@ OFFSET_BYTES_MAX = 64  # bytes between two places that count as one: digits of a
 
 
 class Finding(Struct, eq=False):
-    """What was found last."""
+    """What the last comparison of a conversation, or of a template, has found."""
 
     difference: Difference | None  # None: the prompts parted for good
     offset: int  # first byte where the prompts differed
@@ -41,7 +41,7 @@ class Finding(Struct, eq=False):
         return abs(at - self.offset) <= OFFSET_BYTES_MAX
 
     def stands(self, at: int) -> bool:
-        """Whether a prompt that parts from what is known there need not be compared; this one counts."""
+        """Whether a prompt that parts from what is known at byte `at` need not be compared; each True is counted."""
         if self.sure < SURE_MIN or self.assumed >= ASSUMED_MAX or not self.is_at(at):
             return False
         self.assumed += 1

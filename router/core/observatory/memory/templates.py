@@ -70,7 +70,7 @@ class Templates:
             self._known.move_to_end(name)
 
     def joined(self, name: int, prompt_bytes: int, path: str, body: bytes) -> bool:
-        """One more conversation begins with it; False if it is not known."""
+        """Count one more conversation that begins with a template; False if the template is not known."""
         known, changed = self._known, self._changed
         at = known.get(name)
         if at is None:

@@ -73,7 +73,7 @@ class Siblings(Struct, gc=False, eq=False):
         return run, bisect_left(self.tails[run], tail)
 
     def nearest(self, tail: bytes) -> tuple[Record, int, int, int]:
-        """The one that has most of a text's beginning, and how many bytes; then its own run and place."""
+        """The record that has most of a text's beginning, and how many bytes; then the text's own run and place."""
         firsts = self.firsts
         run = bisect_right(firsts, tail, 1) - 1 if len(firsts) > 1 else 0
         tails, records = self.tails[run], self.records[run]
@@ -122,8 +122,8 @@ class Text(Struct, eq=False):
     size: int
 
     def tail(self, record: Record, depth: int) -> bytes | None:
-        """Up to a block of text behind so many blocks. Where its beginning was skipped it is taken from the record,
-        and None if the keys say that it is another."""
+        """Up to a block of text behind `depth` blocks. Where the beginning of this text was skipped it is taken from
+        the record; None if the keys say that the record has another text there."""
         at = depth * BLOCK_BYTES
         skipped = self.base - at
         if skipped <= 0:
@@ -199,13 +199,13 @@ class Texts:
         self._dying: list[dict[int, Any] | list[Any]] = []
 
     def match(self, said: Text) -> tuple[Match, Match]:
-        """What the young generation has of it, and what either has at most."""
+        """The longest match of the young generation, and the longest of either."""
         young = self.young.match(said)
         return young, self.known(said, young, aged=True)
 
     def known(self, said: Text, young: Match, *, aged: bool) -> Match:
-        """What either has of it at most. The old one is not asked where the young one knows all but the prompt's last
-        message, unless it has something that is `aged`."""
+        """The longest match of either generation. The old generation is not asked where the young one knows all but the
+        prompt's last message, unless the prompt has something that is `aged`."""
         old = self.old.owners
         if not old or young.known == said.size or said.root not in old:
             return young
