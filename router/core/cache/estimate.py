@@ -184,8 +184,7 @@ class PrefixIndex:
     def drop(self, name: str, keys: Sequence[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
         holder = self.holders[name]
-        # Last keys first: most of what is gone was at the end of a prefix.
-        gone = [key for key in reversed(keys) if holder.recency.drop(key)]
+        gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # last keys first: most were at the end
         self._masks.unset_all(holder.bit, gone)
         return len(gone)
 

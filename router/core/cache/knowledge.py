@@ -69,8 +69,7 @@ class Knowledge:
         self.masks = Masks(STRIDES_MAX)
         self._limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
         self._bytes_max, self._repeats = bytes_max, repeats
-        # Bytes of all replicas, at most; bytes that a replica gave back are seen with its next store.
-        self.bytes_used = 0
+        self.bytes_used = 0  # bytes of all replicas, an upper bound: bytes given back are seen with the next store
         self._graded = graded
         self._resync = resync
         self._restarted = restarted
@@ -118,8 +117,7 @@ class Knowledge:
         self._of(replica).engine.tails.told(until_s)
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
-        """Forget all that the replica said: none of it is sure any more. The stream begins anew, and is trusted
-        again."""
+        """Forget all that the replica said: none of it is sure. The stream begins anew, and is trusted again."""
         known = self._of(replica)
         self._empty_engine(known)
         known.suspended = known.distrusted = ""

@@ -234,8 +234,7 @@ def _again(fields: dict[str, Any], medium: str, *, root: bool) -> bool | None:
 
 
 def _hashes(given: list[Any]) -> list[int]:
-    """Block hashes as unsigned 64-bit integers: vLLM's integers are the last 8 bytes of its digests, SGLang's are
-    signed."""
+    """Hashes as unsigned 64-bit integers: vLLM's integers are the last 8 bytes of its digests, SGLang's are signed."""
     if type(given) is not list or len(given) > BLOCKS_MAX:
         raise ValueError("hashes come in a list of bounded length")
     if set(map(type, given)) <= {int}:

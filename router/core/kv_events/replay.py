@@ -8,8 +8,7 @@ from router.core.kv_events.steps import AskReplay, StreamLimits
 
 STUCK_MAX = 2  # replays with the same hole, or without a batch that came, before batches are lost for good
 PROOFS_BURST, PROOF_EVERY_S = 10, 1.0  # a publisher that always contradicts itself is not asked more often
-# Seconds from all being well to the first check: batches missed before the subscription took effect are found soon.
-LOOK_FIRST_S = 1.0
+LOOK_FIRST_S = 1.0  # time to the first check: batches missed before the subscription took effect are found soon
 
 
 @dataclass(slots=True)

@@ -25,8 +25,7 @@ class StreamLimits:
     silence_s: float = 1.0  # silence of a replay after which it is asked for again; doubles with each request
     asks_max: int = 3  # requests without any progress before we go on without a replay
     suspended_max_s: float = 10.0  # suspension without any progress; then all is forgotten
-    # Time between two checks: replays from the last batch, which show a batch that was lost behind it.
-    look_s: float = 10.0
+    look_s: float = 10.0  # time between two checks: replays from the last batch, which show one lost behind it
     queue_batches_max: int = 20_000
     queue_bytes_max: int = 64 << 20
     window_batches: int = 4_096  # applied batches whose digests are remembered

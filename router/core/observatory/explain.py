@@ -171,7 +171,7 @@ class Explainer:
         return Breakdown(prompt_tokens, hit, misses, _saved_ms(receipt) if spilled else 0.0)
 
     def _lost(self, tokens: int, keys: Sequence[int], lives: Callable[[], Collection[int]]) -> int:
-        """How many of `tokens`, which nobody holds any more, were computed by caches that are gone; `keys` are their
+        """How many of `tokens`, held by nobody any more, were computed by caches that are gone; `keys` are their
         blocks."""
         looked_up = keys[:: -(-len(keys) // LOST_MAX)] if len(keys) > LOST_MAX else keys
         alive, last = lives(), map(self._blocks.get, looked_up)

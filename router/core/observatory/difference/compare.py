@@ -96,8 +96,7 @@ def _alike(found: Found, own: int, size: int, size_new: int) -> bool:
 
 
 def _piece_bytes(found: Found, replaced: int) -> int:
-    """Bytes of the change itself: of a token, of all that is only written in another way, or of the text in another's
-    place."""
+    """Bytes of the change itself: a token, all that is only written in another way, or text in another's place."""
     if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
         return len(found.after)
     if found.change in (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER):

@@ -138,8 +138,7 @@ def _in_message(before: bytes, after: bytes, same: int, start: int, places: Json
 
 
 def _in_one(one: _Message, other: _Message, index: int, places: JsonPlaces, told: Change | None) -> Found:
-    """The difference of two messages in one place; `told` is the change where they are known not to be the same
-    message."""
+    """The difference of two messages in one place; `told` is the change if they are known to be different ones."""
     if one.content != other.content:
         found = _changed(Changed((), one.content, other.content, told))
         found.path, found.at_bytes = places.content(index, found.at)

@@ -30,8 +30,7 @@ class MessageSource(Struct):
     element: str
     texts: list[tuple[str, int, int]] = []  # path, bytes in the content, bytes of the body's text left out before them
     joint_bytes: int = 1  # bytes between two texts
-    # Path of each call, path of its arguments within, whether its fields are flat.
-    calls: list[tuple[str, str, bool]] = []
+    calls: list[tuple[str, str, bool]] = []  # path of each, path of its arguments within, whether its fields are flat
     fields: dict[str, str] = {}  # paths of other fields
 
 

@@ -144,7 +144,7 @@ def _object(text: bytes, start: int) -> object:
 
 
 def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
-    """Whether most of the new text is the old text in another order: by lines, or where there are few, by sentences or
+    """Whether most of the new text is the old one in another order: by lines, or if these are few, sentences or
     words."""
     start = max(before.rfind(b"\n", 0, at) + 1, at - LINE_BYTES_MAX)
     one, other = [_to_line_end(text, start, len(text) - tail) for text in (before, after)]

@@ -59,8 +59,7 @@ _TOKEN = re.compile(rb"[A-Za-z0-9_-]+")
 _RUN = re.compile(rb"[A-Za-z0-9]+")
 _UUID = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _HEX = re.compile(rb"(?:0x)?[0-9a-f]{7,}|(?:0x)?[0-9A-F]{7,}")
-# A hash is told by its form even where only its end differs.
-_HASH = re.compile(rb"(?=\d*[A-Fa-f])(?:0x)?(?:[0-9a-f]{12,}|[0-9A-F]{12,})")
+_HASH = re.compile(rb"(?=\d*[A-Fa-f])(?:0x)?(?:[0-9a-f]{12,}|[0-9A-F]{12,})")  # hashes, even if only their ends differ
 _ADDRESS = re.compile(rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 _OF_ID = re.compile(
     rb"(?i)(?:\bid|[a-z_-]id|Id|ID|uuid|guid|nonce|trace|span|sess(?:ion)?|request|\breq|correlation|conversation|thread"
@@ -206,8 +205,7 @@ def numbers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
 
 
 def word(text: bytes, at: int, end: int) -> Span:
-    """The span from the beginning of the word with byte `at` to the end of the word with byte `end`, within
-    WINDOW_BYTES."""
+    """The words from byte `at` to byte `end`, both words whole, as far as WINDOW_BYTES go."""
     low = max([text.rfind(space, max(0, at - WINDOW_BYTES), at) for space in (b" ", b"\n")]) + 1
     low = low or max(0, at - WINDOW_BYTES)
     end = min(max(end, at), at + WINDOW_BYTES)

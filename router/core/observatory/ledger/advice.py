@@ -85,8 +85,7 @@ def _of_loss(loss: Loss, of: Situation) -> dict[str, Any]:
         "role": last.role,
         "path": last.path[:PATH_CHARS_MAX],
         "at_bytes": last.at_bytes,
-        # Time of the last request that lost by the difference: the cause may be mended since.
-        "last_at_s": round(loss.last_at_s, 3),
+        "last_at_s": round(loss.last_at_s, 3),  # time of the last request that lost: the cause may be mended since
         "shape": last.shape,
         "before": last.before,
         "after": last.after,

@@ -41,8 +41,7 @@ class Group:
         self.now = zeros()  # sums of the step of time under way
         self.sums = zeros()  # sums of all steps before
         self.faded = [0.0, 0.0, 0.0]  # tokens of prompts, of hits and of replays, weighed: see sums.Fading
-        # Requests by bucket, as in a Histogram; the last entry is the sum in s.
-        self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)
+        self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)  # requests by bucket; the last entry is the sum in s
         self.ttfts_s: deque[float] = deque(maxlen=RECENT)
         self.prompts: deque[float] = deque(maxlen=RECENT)
 

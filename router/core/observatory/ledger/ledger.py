@@ -96,8 +96,7 @@ class Ledger:
         self.losses = Losses(excerpts=excerpts)
         self.fading = Fading(WINDOW_S, now_s)
         self.differences = dict.fromkeys(Change, 0)  # requests by what differed
-        # Share of prompts that are no replays, of all that can be told apart.
-        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)
+        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)  # share of prompts that are no replays, where that can be told
         self._hour = zeros()  # weighed sums of the last hour
         self._kinds: dict[Kind, Group] = {}
         self._branches, self._weight = self.branches.all, self.fading.weight

@@ -43,8 +43,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def percentile(counts: Sequence[float], bounds: Sequence[float], part: float) -> float | None:
-    """A percentile of a histogram whose last bucket has no bound; values lie evenly within a bucket. None where it is
-    empty."""
+    """A percentile of a histogram with an open last bucket, taken as even within a bucket; None where it is empty."""
     sums = list(accumulate(counts))
     total = sums[-1] if sums else 0.0
     if total <= 0:
@@ -66,8 +65,7 @@ class FadingRatio:
         self._part = self._whole = self._at_s = 0.0
 
     def add(self, part: float, whole: float, now_s: float) -> None:
-        """Add to part and whole; what was added before counts less by its age. Steps of less than AGAIN_S are let
-        pass."""
+        """Add to part and whole, and fade what was added before; steps of less than AGAIN_S are let pass."""
         if now_s > self._at_s + AGAIN_S:  # records of several workers need not come in order
             fade = exp((self._at_s - now_s) / self._window_s)
             self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s
@@ -89,8 +87,7 @@ class Fading:
         self.weight = 1.0
 
     def move(self, now_s: float) -> float:
-        """Move on to `now_s`. Returns the factor for all sums: 1, except once in RAISE_WINDOWS, when weights begin
-        anew."""
+        """Move on to `now_s`. Returns the factor for all sums: not 1 only when weights begin anew (RAISE_WINDOWS)."""
         self._now_s = max(now_s, self._now_s)
         passed = (self._now_s - self._begin_s) / self._window_s
         if passed > RAISE_WINDOWS:

@@ -48,8 +48,7 @@ class Finding(Struct, eq=False):
         return True
 
     def said(self, at: int, span: int) -> Compared:
-        """The finding as if made of a prompt that parts from an earlier one at byte `at`, where `span` bytes could
-        repeat."""
+        """The finding, made to fit a prompt that differs from byte `at` on, where `span` bytes could repeat."""
         of = self.difference
         if of is None:
             return Compared(None, 0, at, False)

@@ -103,8 +103,7 @@ def _mark_beginning(
     """Add the marks of a prompt whose template, or whose first message, has changed."""
     base = suspect.base
     user, first_end = max(0, suspect.user - base), suspect.first_user_end - base
-    # A first message that ends the prompt is among the last messages, and marked already.
-    if first_end < len(suspect.text):
+    if first_end < len(suspect.text):  # a first message at the end of the prompt is marked already
         made += anchors.messages(suspect.text[:first_end], user, suspect.root, 1)
     if first_end - user >= SKETCHED_BYTES_MIN:
         made += sketch(suspect, sketches, in_template=False)
