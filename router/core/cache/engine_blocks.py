@@ -231,7 +231,8 @@ class EngineBlocks:
         return shift
 
     def _open_group(self, group: int) -> int:
-        """From here on a block is of use only where this group has it too, which is none so far."""
+        """Count copies of a new group: a block is of use only where every group has it, and this one has none so
+        far."""
         for given, key in self._held.items():
             counts = self._copies.setdefault(given, self._usual)
             if key is not None and self._whole(counts):

@@ -184,7 +184,7 @@ class PrefixIndex:
     def drop(self, name: str, keys: Sequence[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""
         holder = self.holders[name]
-        gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # from the end: most are there
+        gone = [key for key in reversed(keys) if holder.recency.drop(key)]  # last keys first: most were at the end
         self._masks.unset_all(holder.bit, gone)
         return len(gone)
 

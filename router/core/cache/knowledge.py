@@ -69,7 +69,7 @@ class Knowledge:
         self.masks = Masks(STRIDES_MAX)
         self._limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
         self._bytes_max, self._repeats = bytes_max, repeats
-        self.bytes_used = 0  # at most, by all replicas; what one of them gives back is seen with its next store
+        self.bytes_used = 0  # bytes of all replicas, an upper bound: bytes given back are seen with the next store
         self._graded = graded
         self._resync = resync
         self._restarted = restarted
@@ -101,7 +101,7 @@ class Knowledge:
             judge = known.hybrid is not hybrid or engine.block_tokens != size
         else:
             known.begin()
-            if known.suspended:  # its blocks began anew, and would be seen again
+            if known.suspended:  # the replica's blocks began anew, and would be seen again
                 self.masks.hide(known.name)
             judge = known.hybrid  # the stream itself says at once that any other replica is exact
         if engine.block_tokens != size:
@@ -113,16 +113,16 @@ class Knowledge:
             self._shed()
 
     def told(self, replica: str, until_s: float) -> None:
-        """All that the replica did before this time was said, and applied."""
+        """Note that all that the replica did before this time was said, and applied."""
         self._of(replica).engine.tails.told(until_s)
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
-        """Nothing that was known of its cache is sure; what comes now is a new beginning, and trusted as one."""
+        """Forget all that the replica said: none of it is sure. The stream begins anew, and is trusted again."""
         known = self._of(replica)
         self._empty_engine(known)
         known.suspended = known.distrusted = ""
         if known.stream_grade is Grade.EXACT:
-            known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # until the stream says what it is now
+            known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # grade until the stream says its own
         if why.startswith(RESTARTED):
             known.hybrid = False  # another model may be served there now
             self._restarted(replica)
@@ -138,7 +138,7 @@ class Knowledge:
         self._judge(replica, known)
 
     def resume(self, replica: str, now_s: float) -> None:
-        """The stream proved to be whole."""
+        """Credit again what was said: the stream proved to be whole."""
         known = self._of(replica)
         if known.suspended:
             known.suspended = ""
@@ -146,7 +146,7 @@ class Knowledge:
             self._judge(replica, known)
 
     def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
-        """The stream's own grade."""
+        """Take the stream's own grade."""
         known = self._of(replica)
         if known.stream_grade is Grade.EXACT and grade is Grade.CATCHING_UP and not known.suspended:
             known.begin()  # something was missed: what was earned before it says nothing any more
@@ -154,13 +154,13 @@ class Knowledge:
         if grade is Grade.ESTIMATED:
             self._empty_engine(known)
             known.suspended = known.distrusted = ""
-            known.hybrid = False  # what publishes there next may be another model
+            known.hybrid = False  # another model may publish there next
         self._judge(replica, known)
 
     # -- replicas ------------------------------------------------------------------------------------------------
 
     def forget(self, replica: str) -> None:
-        """The replica left the fleet."""
+        """Forget a replica that left the fleet."""
         known = self._known.pop(replica, None)
         if known is not None:
             known.engine.close()
@@ -321,7 +321,7 @@ class Knowledge:
     def checked(self, replica: str, load: Load, now_s: float) -> None:
         """A probe came in: compare counters, act on drift, and ask for the replay that is due."""
         self.tick(now_s)
-        if self.masks.dying:  # where no event comes any more, this goes on here
+        if self.masks.dying:  # the purge goes on here too, for there may be no events any more
             self.masks.sweep(SWEEP_KEYS)
         known = self._known.get(replica)
         if known is None:

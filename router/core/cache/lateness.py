@@ -39,8 +39,8 @@ class Lateness:
         self._since_s = float("-inf")
 
     def late_s(self, lag_s: float, now_s: float) -> float:
-        """Of a batch that came now, `lag_s` by this machine's clock after the time that it bears: what it lags behind
-        the quickest. Clocks may differ, and drift."""
+        """Seconds by which a batch lags behind the quickest; it came now, `lag_s` by this machine's clock after the
+        time that it bears. Clocks may differ, and drift."""
         if now_s - self._since_s > LEAST_S:
             self._before_s, self._least_s, self._since_s = self._least_s, lag_s, now_s
         self._least_s = min(self._least_s, lag_s)
@@ -51,9 +51,9 @@ class Lateness:
 class _Tail:
     key: int  # key of the deepest block heard
     depth: int  # number of that block in the chain; 0 is the root
-    blocks: int = 0  # heard behind the prompt
+    blocks: int = 0  # blocks heard of behind the prompt
     wanted: int = 0
-    due_s: float = float("inf")  # when it is given up, once the answer ended
+    due_s: float = float("inf")  # time at which the blocks are given up, once the answer ended
     again: bool = False  # blocks were stored behind this prompt before
 
 

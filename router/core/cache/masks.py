@@ -31,7 +31,7 @@ class Masks:
     """The map. Holders have names; a bit is given back when the last key of a departed holder is purged."""
 
     def __init__(self, strides_max: int = 0) -> None:
-        """`strides_max` are remembered."""
+        """`strides_max`: most strides that are remembered."""
         self._strides_max = strides_max
         self._whole: dict[int, int] = {}  # last key of a stride -> mask of those that hold all of it
         self._strides: dict[int, list[int]] = {}  # last key of a stride -> its keys; oldest first
@@ -78,11 +78,11 @@ class Masks:
         self._seen &= ~self._bits[name]
 
     def show(self, name: str) -> None:
-        """The walk sees it again."""
+        """Let the walk see this holder again."""
         self._seen |= self._bits[name]
 
     def set(self, bit: int, key: int) -> None:
-        """One holder has this key now; it must not have had it."""
+        """Note that one holder has this key now; it must not have had it."""
         of = self.of
         of[key] = of.get(key, 0) | bit
         self.held += 1
@@ -165,7 +165,7 @@ class Masks:
         return found
 
     def remember(self, keys: Sequence[int]) -> None:
-        """These will be asked for again: look at a few strides that are not remembered, before that."""
+        """Remember a few strides of these keys, which will be asked for again."""
         room = REMEMBER_STRIDES
         for start in range(0, len(keys) - STRIDE_KEYS + 1, STRIDE_KEYS):
             last = keys[start + STRIDE_KEYS - 1]

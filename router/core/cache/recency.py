@@ -48,7 +48,7 @@ class Recency:
         return len(self.owner)
 
     def touch(self, keys: Sequence[int], stamp: int, now_s: float) -> Sequence[int]:
-        """These keys, root to leaf, are used now; `stamp` is higher than any before. Returns those that are new."""
+        """Use these keys now, root to leaf; `stamp` is higher than any before. Returns the keys that are new."""
         if not keys:
             return keys
         owner, before = self.owner, len(self.owner)
@@ -70,15 +70,15 @@ class Recency:
         self.order[stamp] = id_
         for key in new:  # takes two thirds of what `owner.update(dict.fromkeys(new, id_))` does
             owner[key] = id_
-        if len(owner) - before < len(new):  # it has a key twice
+        if len(owner) - before < len(new):  # the prompt has a key twice
             keys, new = list(dict.fromkeys(keys)), list(dict.fromkeys(new))
         if touch.live < len(keys):
             touch.keys, touch.live = list(keys), len(keys)
         return new
 
     def retouch(self, since: int, keys: Sequence[int], grown: Sequence[int], stamp: int, now_s: float) -> Sequence[int]:
-        """As `touch` of `keys` and of what has `grown` behind them, which were touched with the stamp `since`: mostly
-        nobody did so after that."""
+        """Do as `touch` does for `keys`, which were touched with the stamp `since`, and for the keys `grown` behind
+        them: mostly nobody touched them in between."""
         id_, owner = self.order.get(since), self.owner
         touch = self.touches[id_] if id_ is not None else None
         if id_ is None or touch is None or touch.live < len(keys) or not owner.keys().isdisjoint(grown):

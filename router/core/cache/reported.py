@@ -44,16 +44,16 @@ class Reported:
     """What one replica's stream said, and what was seen of its word."""
 
     name: str
-    engine: EngineBlocks  # what it says it stores
+    engine: EngineBlocks  # blocks that the engine says it stores
     bytes_counted: int = 0  # bytes of `engine`, as last counted
     stream_grade: Grade = Grade.ESTIMATED
     stream_why: str = NO_STREAM
     untokened: str = ""  # why its prompts cannot be turned into tokens; "": they can
     suspended: str = ""  # why nothing that was said is credited; "": it is
-    doubted: bool = False  # while suspended, our own estimate is not credited either
+    doubted: bool = False  # our own estimate is not credited either, while suspended
     distrusted: str = ""  # how its predictions drifted; "": they did not
     distrusts: int = 0  # how often they drifted since they last came true
-    retry_at_s: float = 0.0  # when it is asked for a clean replay after that
+    retry_at_s: float = 0.0  # time to ask for a clean replay after a drift
     earned: bool = False  # predictions equalled its answers: exact, whatever the stream says
     hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
     epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing

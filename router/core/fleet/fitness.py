@@ -117,7 +117,7 @@ class Fitness:
     def _look_at(self, member: Member, now_s: float = float("-inf")) -> bool:
         """Be reminded of a guarded member when it may have no reason to be any more; returns whether it has one now."""
         if member.breaker.backoff_s:
-            return True  # its breaker is open, until `_close`
+            return True  # an open breaker is a reason until `_close`
         until_s = max(member.back_s + self._slow_start_s, member.rest_until_s)
         if until_s > now_s and member.id not in self._ending:
             self._ending.add(member.id)

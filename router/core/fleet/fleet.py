@@ -33,7 +33,7 @@ class Fleet:
     warming: set[str] = field(default_factory=set)  # ids of members that had better get no requests until they are warm
     warming_up: dict[str, Member] = field(default_factory=dict)  # fit members that get no requests for that reason
     panics: bool = False  # a model is served only by members that are not ready
-    roster: Roster = field(default_factory=Roster)  # who is ready, and who serves what
+    roster: Roster = field(default_factory=Roster)  # members that are ready, and members by the models that they serve
     returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Fitness has yet to hear of
     unlearned: Unlearned = field(init=False)
     _caches: int = 0  # caches that there were so far, of all replicas

@@ -15,8 +15,8 @@ PREFILL = "prefill"  # the role of a lease whose answer nobody reads
 class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
     """First tokens that came together: engines prefill what waits side by side, and only the whole batch takes time."""
 
-    before_s: float  # time of the first token before them
-    since_s: float  # when the batch before them was done and one of them was placed
+    before_s: float  # time of the last first token before this batch
+    since_s: float  # time at which the batch before was done and one of these prompts was placed
     until_s: float
     tokens: int  # computed tokens of all their prompts
 
@@ -43,15 +43,15 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
     answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
     tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
-    stored: StoredPrefix | None = None  # what events alone said of the prompt
+    stored: StoredPrefix | None = None  # stored prefix of the prompt, by events alone
     guessed: bool = False  # placed on a guess (Choice.guessed)
     stall_ms: float = 0.0  # part of `prefill_ms` by which it interrupts each stream that decodes there
     role: str = "both"
     first_token_s: float | None = None
     batch: PrefillBatch | None = None  # prefill batch of its first token
-    batch_tokens: int = 0  # its own tokens in that batch
+    batch_tokens: int = 0  # tokens of this prompt in that batch
     queued: bool = True  # whether others waited at the replica when it was placed
-    own_ms: float | None = None  # what its own prefill took of the service time; None where that is not known
+    own_ms: float | None = None  # service time of the prompt's own prefill; None where that is not known
     mark: ClockReading | None = None  # the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
@@ -64,8 +64,8 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
 
     @property
     def service_ms(self) -> float | None:
-        """Its part, by tokens, of what the prefill of its batch took; None before its first token, and where nothing is
-        known of prompts' sizes."""
+        """Milliseconds of its batch's prefill that are the prompt's share, by tokens; None before the first token, and
+        where nothing is known of prompts' sizes."""
         batch = self.batch
         if batch is None or not batch.tokens:
             return None

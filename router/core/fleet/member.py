@@ -28,7 +28,7 @@ SHARE_FADE = 0.98  # part of the counts behind our share of a replica's prompts 
 SHARE_ALL = 0.9
 SHARE_TOKENS_MIN = 50_000  # prompt tokens counted by the engine before the share says anything
 PROMPT_TOKENS_MAX = 1 << 24  # most tokens of one prompt that an engine is believed
-ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # on time: a first token within 3 x its modelled time + 1,500 ms
+ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x its modelled time + 1,500 ms
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 BATCH_MS = 5.0  # longest time between two first tokens of one batch
@@ -50,7 +50,7 @@ class Member:
     load: Load = field(default_factory=Load)
     fit: PrefillFit = field(default_factory=PrefillFit)
     steps: StepFit = field(default_factory=StepFit)
-    speeds: Speeds = field(default_factory=Speeds)  # of all replicas that serve the same models
+    speeds: Speeds = field(default_factory=Speeds)  # speeds of all replicas that serve the same models
     clock: DecodeClock = field(default_factory=DecodeClock)
     queue: PrefillQueue = field(init=False)
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
@@ -64,7 +64,7 @@ class Member:
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
-    first_token_s: float = 0.0  # when the last first token came
+    first_token_s: float = 0.0  # time of the last first token
     _batch: PrefillBatch | None = None  # batch of the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
@@ -77,9 +77,9 @@ class Member:
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     longest_tokens: int = 0  # most uncached tokens of a prompt from which its speed was learned
     rest_until_s: float = 0.0
-    came_back: bool = False  # its health checks are fine again, and nothing was placed since
-    warming_up: bool = False  # it gets no requests until its cache is filled (Fleet.warm_up)
-    back_s: float = -inf  # when it came back
+    came_back: bool = False  # health checks are fine again, and nothing was placed since
+    warming_up: bool = False  # no requests are sent until the cache is filled (Fleet.warm_up)
+    back_s: float = -inf  # time at which the slow start began
 
     def __post_init__(self) -> None:
         self.id = self.replica.id
@@ -92,12 +92,12 @@ class Member:
 
     @property
     def prefill_model(self) -> PrefillModel:
-        """Its own model of prefill, or that of all such replicas until it has one."""
+        """The member's own model of prefill, or that of all such replicas until it has one."""
         return self.fit.model if self.fit.observations else self.speeds.prefill.model
 
     @property
     def step_model(self) -> StepModel:
-        """Its own model of a decoding step, or that of all such replicas until it has one."""
+        """The member's own model of a decoding step, or that of all such replicas until it has one."""
         return self.steps.model if self.steps.observations else self.speeds.steps.model
 
     def context_tokens_max(self, model: str) -> float:
@@ -110,7 +110,7 @@ class Member:
         self.speeds, self.fit, self.steps, self.longest_tokens = speeds, PrefillFit(), StepFit(), 0
 
     def pending_ms(self, now_s: float) -> float:
-        """Modelled time until everything we sent there is prefilled."""
+        """Modelled time until everything that we sent there is prefilled."""
         return self.queue.pending_ms(now_s)
 
     def open(self, lease: Lease, now_s: float) -> None:
@@ -193,7 +193,7 @@ class Member:
         self.queue.decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
-        self.decoding -= 1  # if its prefill was still pending, `_decodes` adds this 1 back
+        self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:
             lease.stretch = self.clock.leave(lease.prompt_tokens, lease.mark, now_s, answer_tokens)
@@ -263,7 +263,7 @@ class Member:
             self.faded += 1
             self.sent_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
-        if now_s is not None:  # while nobody asks a slow replica, that it is slow is forgotten little by little
+        if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
 
     def state(self, now_s: float) -> State:

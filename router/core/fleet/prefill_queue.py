@@ -22,7 +22,7 @@ class PrefillQueue:
         self._left = left
         self._waiting: dict[int, Lease] = {}  # the head included
         self._waiting_ms = 0.0  # modelled prefill of all of them
-        self._head_since_s = 0.0  # when the prefill of the head began
+        self._head_since_s = 0.0  # time at which the prefill of the head began
         self.head: Lease | None = None
         self.peak = 0  # most leases at once since `restart_peak`
 

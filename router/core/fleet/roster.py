@@ -126,7 +126,7 @@ class Roster:
             self._take_out(filed)
 
     def file(self, member: Member) -> None:
-        """Something of it may have changed: its health, its models, what discovery says, whether it warms up."""
+        """File a member anew: its health, its models, what discovery says, or whether it warms up may have changed."""
         filed = self._filed.get(member.id)
         if filed is None:
             self._joined += 1
@@ -185,7 +185,7 @@ class Roster:
                 del self._served[name]
 
     def _begins(self, served: _Served) -> None:
-        """A first ready member serves it: the silent ones are not needed for that."""
+        """Note the first ready member that serves a model: its silent members are not needed for that any more."""
         for member in served.silent.by_number.values():
             filed = self._filed[member.id]
             filed.unserved -= 1
@@ -194,7 +194,7 @@ class Roster:
                 self._out_of_use(filed)
 
     def _ends(self, served: _Served) -> None:
-        """Nobody who is ready serves it any more: the silent ones do."""
+        """Note that no ready member serves a model any more: its silent members do."""
         for member in served.silent.by_number.values():
             filed = self._filed[member.id]
             filed.unserved += 1

@@ -56,11 +56,11 @@ LOOK_LEASES, LOOK_LEASES_MIN = 128, 4
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On a replica that is stuck."""
+    """The judgement that a replica is stuck."""
 
     why: str
-    placed_s: float  # when the latest of the leases that show it was placed
-    elsewhere: bool  # whether what is silent there is to be tried elsewhere
+    placed_s: float  # time of placement of the latest lease that shows it
+    elsewhere: bool  # whether silent requests there are to be tried elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Late:
     """A lease that should have shown something."""
 
     lease: Lease
-    since_s: float  # since when nothing came of it
+    since_s: float  # time from which on nothing came of the lease
     by_s: float
     seen: bool  # whether its first token would have been seen
     slowest_s: float  # seconds by which it is late by any measure
@@ -127,7 +127,7 @@ def look(fleet: Fleet, fitness: Fitness, now_s: float, stuck_after_s: float) -> 
             yield elsewhere
             elsewhere, looked_at = [], 0
             if fleet.members.get(member.id) is not member:
-                continue  # it has left meanwhile
+                continue  # the member has left meanwhile
         looked_at += LOOK_LEASES_MIN + len(member.leases)
         verdict = judge(fleet, member, now_s, stuck_after_s, peers)
         if verdict is not None:
@@ -147,7 +147,7 @@ def quiet(member: Member, now_s: float, stuck_after_s: float) -> bool:
 def judge(fleet: Fleet, member: Member, now_s: float, stuck_after_s: float, peers: Peers) -> Verdict | None:
     """Whether the member is stuck. Cheap for whoever has nothing open, or showed life a moment ago."""
     if not quiet(member, now_s, stuck_after_s) or not peers.any(member):
-        return None  # without peers there is no elsewhere
+        return None  # there is no elsewhere without peers
     late = list(_late(member, now_s, stuck_after_s / 2))
     left = member.left_late
     if not late:

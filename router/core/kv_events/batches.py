@@ -15,7 +15,7 @@ def digest_of(payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A live batch; `no` counts arrivals from 1. 0: a batch known from elsewhere, whose payload is not."""
+    """A live batch. `no` counts arrivals from 1; 0 is a batch of which only number and digest are known."""
 
     no: int
     seq: int
@@ -25,13 +25,13 @@ class Arrival:
 
 @dataclass(slots=True)
 class Arrivals:
-    """Live batches that wait, in order. Those older than the mark must be in the replay that was asked for then."""
+    """Live batches that wait, in order. The replay asked for at the mark must have every batch that came before it."""
 
     batches_max: int
     bytes_max: int
     contradicted: bool = False  # a batch came, or was dropped, that the replay should have had
     overflowed: bool = False  # a batch was dropped for want of room since the queue was last empty
-    missing: Arrival | None = None  # of those the last in sequence
+    missing: Arrival | None = None  # the highest-numbered live batch that the replay lacks
     _queue: deque[Arrival] = field(default_factory=deque)
     _bytes: int = 0
     _count: int = 0
@@ -46,7 +46,7 @@ class Arrivals:
         return bool(self._queue) and self._queue[0].no <= self._mark
 
     def add(self, seq: int, payload: bytes) -> bool:
-        """False: there is no room, so the next replay has to bring it."""
+        """Queue a batch; False if there is no room, so that the next replay has to bring it."""
         if len(self._queue) >= self.batches_max or self._bytes + len(payload) > self.bytes_max:
             self.contradicted = self.overflowed = True
             return False
@@ -67,33 +67,33 @@ class Arrivals:
         return arrival
 
     def put_back(self, arrival: Arrival) -> None:
-        """It comes next again."""
+        """Put a popped batch back at the head of the queue."""
         self._queue.appendleft(arrival)
         self._bytes += len(arrival.payload)
 
     def miss(self, arrival: Arrival) -> None:
-        """The replay should have had it."""
+        """Note a batch that the replay should have had."""
         self.contradicted = True
         if self.missing is None or arrival.seq > self.missing.seq:
             self.missing = arrival
 
     def meets(self, seq: int) -> bool:
-        """Whether the first one behind the mark goes on behind this one, or is one of those before it."""
+        """Whether the first batch that came after the mark follows directly on batch `seq`, or is not above it."""
         behind = next((arrival for arrival in self._queue if arrival.no > self._mark), None)
         return behind is not None and behind.seq <= seq + 1
 
     def mark(self) -> None:
-        """A replay is asked for: it will have whatever came before."""
+        """Note that a replay is asked for, which will have every batch that came before."""
         self._mark, self.contradicted = self._count, False
 
     def unmark(self) -> None:
-        """There is no replay: all that wait are as good as any."""
+        """Note that there is no replay: waiting batches are applied without one to check them against."""
         self._mark = 0
         if self._queue and not self._queue[0].no:
             self._queue.popleft()
 
     def clear(self) -> None:
-        """Those that wait are of no use any more."""
+        """Drop all waiting batches."""
         self._queue.clear()
         self._bytes, self.contradicted, self.missing, self.overflowed = 0, False, None, False
 
@@ -103,12 +103,12 @@ class History:
     """Applied batches: the last, and the digests of the last `batches_max`."""
 
     batches_max: int
-    seq: int = -1  # of the last; -1: none
+    seq: int = -1  # number of the last applied batch; -1: none
     digest: int = 0
     _digests: dict[int, int] = field(default_factory=dict)
 
     def add(self, seq: int, digest: int) -> None:
-        """It was applied."""
+        """Note that a batch was applied."""
         self.seq, self.digest = seq, digest
         self._digests[seq] = digest
         if len(self._digests) > self.batches_max:
@@ -120,6 +120,6 @@ class History:
         return None if known is None else known == digest
 
     def forget(self) -> None:
-        """Nothing was applied."""
+        """Forget all applied batches."""
         self.seq = -1
         self._digests.clear()

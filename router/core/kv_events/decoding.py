@@ -22,12 +22,12 @@ import msgspec
 
 BATCH_BYTES_MAX = 32 << 20  # a prompt of a million tokens, announced once for each of four groups, is 22 MB
 EVENTS_MAX = 1 << 18  # vLLM removes one block per event, at most a pool's worth in a batch
-BLOCKS_MAX = 1 << 20  # of one event
+BLOCKS_MAX = 1 << 20  # blocks of one event
 BLOCK_TOKENS_MAX = 1 << 16  # hybrid models have blocks of 2,000 tokens
-NAME_CHARS_MAX = 4_096  # of a medium, an adapter, a salt
+NAME_CHARS_MAX = 4_096  # longest name of a medium, an adapter or a salt
 
 _MASK = (1 << 64) - 1
-_MIN_BYTES = 8  # of a hash given as bytes: 32 for sha256, 16 for xxh3-128
+_MIN_BYTES = 8  # shortest hash given as bytes: sha256 has 32, xxh3-128 has 16
 _STORED = (
     "block_hashes",
     "parent_block_hash",
@@ -43,12 +43,13 @@ _STORED = (
     "locality",
 )
 _REMOVED = ("block_hashes", "medium", "group_idx", "locality")
-# vLLM 0.32 v1/kv_cache_interface.py, KVCacheSpecKind: those whose blocks, from the first on, are all a prefix needs.
+# Kinds of layer groups (vLLM 0.32 v1/kv_cache_interface.py, KVCacheSpecKind) whose blocks, from the first on, are all
+# that a prefix needs.
 _WHOLE_PREFIX = ("full_attention", "mla", "sink_full")
 
 
 class MalformedBatch(ValueError):
-    """These bytes are no batch of KV events."""
+    """The payload is no batch of KV events."""
 
 
 class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs to make, this 0.2
@@ -59,8 +60,8 @@ class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs t
     tokens: bytes  # uint32 little-endian ids of all blocks; b"" where only hashes are named (tiers)
     block_tokens: int
     adapter: str  # "" is the base model
-    salt: bytes  # of a root block, b"" else
-    extras: tuple[bytes | None, ...] | None  # what else sets a block apart, per block; None: nothing at all
+    salt: bytes  # salt of a root block; b"" for all other blocks
+    extras: tuple[bytes | None, ...] | None  # per block, whatever else is in its hash; None: nothing at all
     medium: str
     group: int
     prefix: bool  # whether this group of layers answers for a whole prefix
@@ -233,7 +234,7 @@ def _again(fields: dict[str, Any], medium: str, *, root: bool) -> bool | None:
 
 
 def _hashes(given: list[Any]) -> list[int]:
-    """As unsigned 64 bit: vLLM's integers are the last 8 bytes of its digests, SGLang's are signed."""
+    """Hashes as unsigned 64-bit integers: vLLM's integers are the last 8 bytes of its digests, SGLang's are signed."""
     if type(given) is not list or len(given) > BLOCKS_MAX:
         raise ValueError("hashes come in a list of bounded length")
     if set(map(type, given)) <= {int}:

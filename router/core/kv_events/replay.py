@@ -8,7 +8,7 @@ from router.core.kv_events.steps import AskReplay, StreamLimits
 
 STUCK_MAX = 2  # replays with the same hole, or without a batch that came, before batches are lost for good
 PROOFS_BURST, PROOF_EVERY_S = 10, 1.0  # a publisher that always contradicts itself is not asked more often
-LOOK_FIRST_S = 1.0  # after all was said: what the live side missed at its beginning is found soon
+LOOK_FIRST_S = 1.0  # time to the first check: batches missed before the subscription took effect are found soon
 
 
 @dataclass(slots=True)
@@ -16,23 +16,23 @@ class Asking:
     """The replay under way, and the next one."""
 
     limits: StreamLimits
-    token: int = 0  # of the last request; answers to older ones are of no interest
-    again_at_s: float = 0.0  # when it has been silent for too long
-    asks: int = 0  # in a row that were silent
-    stuck: int = 0  # in a row that ended at the same hole
-    batches: int = 0  # of this replay that were applied
-    proved: bool = False  # it began as it must
-    look_at_s: float = float("inf")  # when to ask while all is well
+    token: int = 0  # number of the last request; answers to older requests are ignored
+    again_at_s: float = 0.0  # time to ask again, if the replay stays silent until then
+    asks: int = 0  # requests in a row without an answer
+    stuck: int = 0  # replays in a row that ended at the same hole
+    batches: int = 0  # batches of this replay that were applied
+    proved: bool = False  # the replay began with the batch that it has to begin with
+    look_at_s: float = float("inf")  # time of the next check, while all is well
     _proofs_at_s: float = float("-inf")
 
     def reset(self) -> None:
-        """Whatever is under way is of no interest; what comes is another matter."""
+        """Ignore all answers to requests so far."""
         self.token += 1
         self.again_at_s, self.asks, self.stuck = 0.0, 0, 0
         self.batches, self.proved = 0, False
 
     def request(self, first: int) -> AskReplay:
-        """Ask, beside whatever goes on."""
+        """A request for a replay from batch `first`, beside whatever goes on."""
         self.token += 1
         return AskReplay(first, self.token)
 
@@ -66,5 +66,5 @@ class Asking:
         return False
 
     def all_is_well(self, now_s: float) -> None:
-        """Nothing is waited for; the first look is soon."""
+        """Plan the first check, which is soon: nothing is waited for any more."""
         self.look_at_s = now_s + min(LOOK_FIRST_S, self.limits.look_s)

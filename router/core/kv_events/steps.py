@@ -22,13 +22,13 @@ class Phase(StrEnum):
 class StreamLimits:
     """Bounds of one stream."""
 
-    silence_s: float = 1.0  # of a replay, before it is asked for again; doubles with each time
-    asks_max: int = 3  # without any progress
-    suspended_max_s: float = 10.0  # without any progress; then all is forgotten
-    look_s: float = 10.0  # between two replays from the last batch, to see that none was lost behind it
+    silence_s: float = 1.0  # silence of a replay after which it is asked for again; doubles with each request
+    asks_max: int = 3  # requests without any progress before we go on without a replay
+    suspended_max_s: float = 10.0  # suspension without any progress; then all is forgotten
+    look_s: float = 10.0  # time between two checks: replays from the last batch, which show one lost behind it
     queue_batches_max: int = 20_000
     queue_bytes_max: int = 64 << 20
-    window_batches: int = 4_096  # applied ones whose digests are remembered
+    window_batches: int = 4_096  # applied batches whose digests are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class StreamCounts:
 
 @dataclass(slots=True)
 class Steps:
-    """Those not yet taken, and what they amount to: the grade that was said, whether nothing is credited."""
+    """Steps that the owner has not taken yet, and where they lead: the grade last said, whether nothing is credited."""
 
     grade: Grade = Grade.ESTIMATED
     why: str = "not connected yet"
     suspended: bool = False
-    doubt: bool = False  # see Suspend
-    since_s: float = 0.0  # of the suspension: when it began, or last made progress
+    doubt: bool = False  # the process may be another one (Suspend)
+    since_s: float = 0.0  # time at which the suspension began, or last made progress
     due: deque[Step] = field(default_factory=deque)
 
     def suspend(self, why: str, now_s: float, *, doubt: bool) -> None:

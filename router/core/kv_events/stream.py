@@ -63,7 +63,7 @@ __all__ = [
 RESTARTED = "restarted"  # how the reason of a Clear begins when another process was proved
 # A ROUTER drops what its queue (1,000 by default) cannot take: the end of more is asked for, or a live batch shows it.
 CONFIRM_BATCHES = 500
-CHECKED_BATCHES = 128  # that wait, and are in the replay already: looked at in one call, some 0.1 ms
+CHECKED_BATCHES = 128  # waiting batches checked against the replay in one call of `next`: some 0.1 ms
 _JOINED = (Grade.EXACT, "joined at batch 0")
 
 
@@ -86,20 +86,20 @@ class KvStream:
         self._settled = False  # all that was said is applied
         self._misses = 0  # replays in a row that did not have a batch that came
         self._asking = Asking(limits)
-        self._gave_up = False  # what a replay from 0 could tell: asked for again, later
-        self._rejoins = False  # a replay asked for while following is for that
-        self._look_for = -1  # the batch that it must begin with; -1: none
+        self._gave_up = False  # a replay from batch 0 was given up, and is asked for again later
+        self._rejoins = False  # the replay asked for while following is that later one
+        self._look_for = -1  # number of the batch that a check's replay must begin with; -1: none
         self._steps = Steps()
         self.busy = False  # `next` has looked at enough waiting batches for one call
 
     @property
     def grade(self) -> Grade:
-        """As the last Regrade said."""
+        """The grade that the last Regrade said."""
         return self._steps.grade
 
     @property
     def why(self) -> str:
-        """Likewise."""
+        """The reason that the last Regrade gave."""
         return self._steps.why
 
     @property
@@ -109,7 +109,7 @@ class KvStream:
 
     @property
     def last_seq(self) -> int:
-        """Of the last batch applied; -1: none since the last join."""
+        """The number of the last batch applied; -1: none since the last join."""
         return self._last.seq
 
     # --- what the owner hears ---
@@ -262,8 +262,9 @@ class KvStream:
         return self._steps.due.popleft()
 
     def _looked(self, seq: int, payload: bytes, now_s: float) -> None:
-        """A replay asked for while following: is it the same process still, and did a batch get lost at the end?
-        (A subscription takes effect a moment after the connection; a PUB whose queue is full drops silently.)"""
+        """Judge a batch of a check, a replay asked for while following: is it the same process still, and did a batch
+        get lost at the end? (A subscription takes effect a moment after the connection; a PUB whose queue is full drops
+        silently.)"""
         same = self._last.same(seq, digest_of(payload))
         if same:
             self._look_for = -1
@@ -277,7 +278,7 @@ class KvStream:
     # --- live batches ---
 
     def _checked(self, arrival: Arrival) -> None:
-        """It came before the replay was asked for: is it there?"""
+        """Check that the replay has a batch that came before it was asked for."""
         if self._last.same(arrival.seq, arrival.digest):
             return
         self._waiting.contradicted = True
@@ -449,7 +450,7 @@ class KvStream:
         if self.last_seq >= 0:
             self.counts.lost += lost
             self._forget(why)
-        if self._waiting.overflowed:  # what is left of the queue ends before what was dropped
+        if self._waiting.overflowed:  # the queue ends before the batches that were dropped
             self._waiting.clear()
         self._follow()
         self._waiting.unmark()
@@ -457,7 +458,7 @@ class KvStream:
         self._basis = (Grade.CATCHING_UP, why)
 
     def _settle(self, now_s: float) -> None:
-        """All that was said is applied."""
+        """End the suspension: all batches that were heard are applied."""
         self._settled, self._misses = True, 0
         if self.replays:
             self._asking.all_is_well(now_s)

@@ -30,7 +30,7 @@ from router.core.prompts.blocks import BLOCK_BYTES, Chain
 
 NEVER_MAX = 8_192  # prompts that are known not to have been computed
 PROMPTS_PART = 4  # one prompt is remembered for so many blocks: those of a load test have several each
-LOST_MAX = 512  # blocks that are looked up for one prompt: of more, every so many-th
+LOST_MAX = 512  # blocks looked up for one prompt; a longer prompt is sampled at even distances
 RATIO_SPREAD = 4  # bytes per token of a part of a prompt are those of the whole, give or take a quarter
 
 # An enum's member costs as much as a call to look up.
@@ -94,7 +94,7 @@ class Explainer:
             receipt.seen_blocks = seen
             if known_blocks > seen and not retry and seen < len(keys) and self._never.get(keys[seen]):
                 sighting = replace(sighting, known_bytes=seen * BLOCK_BYTES)
-        if retry:  # what its first attempt was to compute counts as held there
+        if retry:  # blocks that the first attempt was to compute count as held there
             receipt.seen_blocks = min(seen, known_blocks)
             spilled = min(spilled, max(0, int(sighting.known_bytes / bytes_per_token) - hit))
         elif asked_s is not None and now_s - asked_s <= self._replay_window_s:
@@ -171,7 +171,8 @@ class Explainer:
         return Breakdown(prompt_tokens, hit, misses, _saved_ms(receipt) if spilled else 0.0)
 
     def _lost(self, tokens: int, keys: Sequence[int], lives: Callable[[], Collection[int]]) -> int:
-        """Of tokens that nobody holds any more, in these blocks, how many were computed by caches that are gone."""
+        """How many of `tokens`, held by nobody any more, were computed by caches that are gone; `keys` are their
+        blocks."""
         looked_up = keys[:: -(-len(keys) // LOST_MAX)] if len(keys) > LOST_MAX else keys
         alive, last = lives(), map(self._blocks.get, looked_up)
         gone = sum([life is not None and life not in alive for life in last])
@@ -191,8 +192,7 @@ def _evicted(grade: Grade, ratio: float, block_tokens: int, known: int, at: int,
 
 
 def _part(grade: Grade, ratio: float, block_tokens: int, part: int, left: int) -> int:
-    """Of tokens that were computed before, those for which there is no key: less than a block of ours and the
-    engine's."""
+    """Tokens that were computed before but have no key: less than a block of ours and one of the engine's."""
     part_max = block_tokens + (int(BLOCK_BYTES / ratio) if grade is _ESTIMATED else 0)
     return min(part, part_max, left)
 
@@ -271,7 +271,7 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
     for reason in before if sorted_ else [reason for reason in _BY_POSITION if reason in before]:
         upto += before[reason]
         begin, end = end, upto * rest // left
-        if end > begin and end > found:  # else all of it was found, though not predicted
+        if end > begin and end > found:  # a stretch that ends before `found` was a hit, though not predicted
             misses[reason] = end - (begin if begin > found else found)  # noqa: FURB136 - half the time
     if found < 0:
         misses[_MISPREDICTED] = -found

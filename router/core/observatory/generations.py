@@ -31,12 +31,12 @@ class Generations(Generic[V]):
         return len(self.young) + len(self.old) + len(self._dying)
 
     def get(self, key: int) -> V | None:
-        """What is known of it."""
+        """What is known of a key; None: nothing."""
         value = self.young.get(key)
         return self.old.get(key) if value is None else value
 
     def put(self, key: int, value: V) -> V | None:
-        """Remember one that is in no chain. Returns what was known of it."""
+        """Remember a key that is in no chain. Returns what was known of it before."""
         young = self.young
         before = young.get(key)
         if before is None:
@@ -61,7 +61,7 @@ class Generations(Generic[V]):
         young, count = self.young, len(keys)
         if not (0 < guess <= count and keys[guess - 1] in young and (guess == count or keys[guess] not in young)):
             guess = depth(young, keys)
-        if guess == count or keys[guess] not in self.old:  # else the old one knows more of it
+        if guess == count or keys[guess] not in self.old:  # the old generation knows no more of the chain
             return guess, guess
         return guess, depth(self.old, keys)
 
@@ -103,7 +103,7 @@ class Generations(Generic[V]):
 
 
 def depth(known: dict[int, V], keys: Sequence[int]) -> int:
-    """How many leading keys are known. From the end: of a conversation's next turn most are."""
+    """How many leading keys are known. Searched from the end: most keys of a conversation's next turn are known."""
     at = len(keys) - 1
     if at < 0 or keys[0] not in known:
         return 0

@@ -19,29 +19,29 @@ from router.core.observatory.difference.overlap import common_prefix, repeated_l
 from router.core.observatory.difference.shapes import shape
 
 REPEATED_BYTES_MIN = 64  # about a block of an engine: less is not computed again for any reason
-REPEATED_SHARE_MIN = 16  # one in so many bytes behind the difference repeats, or it is by chance
-ALIKE_SHARE_MIN = 4  # likewise, of two messages that are the same one, changed
-ALIKE_WORDS_SHARE_MIN = 2  # of such that differ in words: two questions have phrases in common
-PIECE_BYTES_MIN = 64  # of what stands in the place of less
-CONTEXT_BYTES = 60  # around what differs, in excerpts
+REPEATED_SHARE_MIN = 16  # 1 in so many bytes behind a difference must repeat; fewer repeat by chance
+ALIKE_SHARE_MIN = 4  # two messages are the same one, changed, if they share at least 1/4 of the shorter
+ALIKE_WORDS_SHARE_MIN = 2  # reworded messages must share 1/2 of the longer: any two questions have phrases in common
+PIECE_BYTES_MIN = 64  # text that replaces another counts as at least so many bytes
+CONTEXT_BYTES = 60  # bytes shown around a difference, in excerpts
 ROLES = ("", "system", "developer", "user", "assistant", "tool", "function")
-OTHER_ROLE = "other"  # whatever else a client says, or its text forges: those are its words
+OTHER_ROLE = "other"  # any other role: a client's own word, or one forged by a text, so it is not shown
 
 
 class Compared(NamedTuple):
     """What an earlier prompt says of a new one. Bytes are canonical bytes of the new one."""
 
     difference: Difference | None  # None: there is none, or nothing repeats behind it
-    repeated_bytes: int  # behind the first difference, that the earlier one has too behind it, and what changed itself
-    same_bytes: int  # before it
-    appended: bool  # it begins with all of the earlier one
+    repeated_bytes: int  # bytes computed again: what repeats behind the first difference, and what changed itself
+    same_bytes: int  # bytes before the first difference
+    appended: bool  # the new prompt begins with all of the earlier one
 
 
 def compare(
     before: bytes, after: bytes, *, from_bytes: int = 0, body: bytes = b"", path: str = "", excerpts: bool = False
 ) -> Compared:
-    """Of an earlier prompt and a new one, whole. `from_bytes` are known to be the same; `body` and `path` are of the
-    request with the new one, and name places in it."""
+    """Compare an earlier prompt with a new one, both whole. Their first `from_bytes` are known to be the same; `body`
+    and `path` are of the new prompt's request, and name places in it."""
     same = common_prefix(before, after, from_bytes)
     if same == len(before) or same == len(after):
         return Compared(None, 0, same, same == len(before))
@@ -53,7 +53,8 @@ def compare(
 
 
 def _repeated(found: Found, behind: int, behind_new: int) -> int:
-    """Bytes that are computed again; 0 where the prompts part for good. What is behind the difference is given."""
+    """Bytes that are computed again; 0 where the prompts part for good. `behind` and `behind_new` are the bytes of the
+    earlier and the new prompt from the first difference on."""
     if found.items and not _same_messages(found):
         return 0
     old, new = found.olds[:1], found.news[:1]
@@ -80,7 +81,7 @@ def _repeated(found: Found, behind: int, behind_new: int) -> int:
 
 
 def _same_messages(found: Found) -> bool:
-    """Whether messages repeat behind tools that came or went: else another agent has some of the same tools."""
+    """Whether messages repeat behind tools that came or went; if none do, another agent has some of the same tools."""
     olds, news, exact = unmatched(found.olds[found.items[0] :], found.news[found.items[1] :])
     return exact + repeated_lines(olds, news) >= REPEATED_BYTES_MIN
 
@@ -95,7 +96,7 @@ def _alike(found: Found, own: int, size: int, size_new: int) -> bool:
 
 
 def _piece_bytes(found: Found, replaced: int) -> int:
-    """What changed itself: a token, all of what is only written in another way, or what stands in another's place."""
+    """Bytes of the change itself: a token, all that is only written in another way, or text in another's place."""
     if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
         return len(found.after)
     if found.change in (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER):

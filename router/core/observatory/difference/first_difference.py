@@ -30,17 +30,18 @@ from router.core.observatory.difference.shapes import Span, word
 from router.core.prompts.canonical import GS, RS
 from router.core.prompts.canonical_openai import FIELDS, HEAD
 
-LEADS_MAX = 64  # separators that are none, as texts may have them, before a message is given up
-FIELDS_MAX = 64  # of one message
+LEADS_MAX = 64  # separators tried for a message's beginning before it is given up: texts may contain some
+FIELDS_MAX = 64  # fields read of one message
 
 _LEAD = re.compile(rb"\x1e([^\x1d-\x1f]{0,64})\x1f")
-_FIELD = re.compile(rb"\x1d(%b)\x1f" % "|".join(("tools", *HEAD, *FIELDS)).encode())  # no others: texts may forge them
+# Known names only: texts may forge others.
+_FIELD = re.compile(rb"\x1d(%b)\x1f" % "|".join(("tools", *HEAD, *FIELDS)).encode())
 _LISTS = ("tools", "functions")
 _Fields = list[tuple[str, bytes]]
 
 
 class Found(Struct):
-    """A difference before its place is named; texts are those of the value that it is in."""
+    """A difference whose place has no name yet; `before` and `after` are the texts of the value that changed."""
 
     change: Change | None  # None: words, as far as can be told
     before: bytes
@@ -52,14 +53,14 @@ class Found(Struct):
     path: str = ""
     at_bytes: int = 0
     cut: int = 0  # bytes of the first pieces before the difference
-    olds: list[bytes] = []  # the prompts from the piece on that differs
+    olds: list[bytes] = []  # pieces of the earlier prompt, from the one that differs on
     news: list[bytes] = []
-    placed: bool = True  # whether the first pieces are one, changed
+    placed: bool = True  # whether the first pieces are one piece that changed
     items: tuple[int, ...] = ()  # how many of the pieces are tools, where some came or went
 
 
 def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """What changed at byte `same`, up to which the prompts are the same and where they are not."""
+    """What changed at byte `same`, the first where the prompts differ."""
     start = _message_start(before, after, same)
     if start is not None:
         return _in_message(before, after, same, start, places)
@@ -69,7 +70,7 @@ def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
 
 
 def _message_start(before: bytes, after: bytes, same: int) -> int | None:
-    """Where the message begins that byte `same` is in; None: it is in none."""
+    """The first byte of the message that byte `same` is in; None where that byte is in no message."""
     start = same
     for _ in range(LEADS_MAX):
         start = after.rfind(RS, 0, start)
@@ -81,7 +82,7 @@ def _message_start(before: bytes, after: bytes, same: int) -> int | None:
 
 
 def _messages(before: bytes, start: int, after: bytes, other: int) -> tuple[list[bytes], list[bytes]]:
-    """The messages of either from a byte on; those that both end with are one piece."""
+    """The messages of both prompts from a byte on; the messages that both end with are one piece."""
     tail = common_suffix(before, after, max(start, other))
     lead = _LEAD.search(after, len(after) - tail)
     shared = len(after) - lead.start() if lead else 0
@@ -108,7 +109,7 @@ def _read(message: bytes) -> _Message:
 
 
 def _fields(text: bytes, start: int = 0) -> tuple[_Fields, int]:
-    """Those that stand behind a content, and where it ends."""
+    """The fields that stand behind a content, and where the content ends."""
     found = [*islice(_FIELD.finditer(text, start), FIELDS_MAX)]
     ends = [*[each.start() for each in found[1:]], len(text)]
     fields = [
@@ -137,7 +138,7 @@ def _in_message(before: bytes, after: bytes, same: int, start: int, places: Json
 
 
 def _in_one(one: _Message, other: _Message, index: int, places: JsonPlaces, told: Change | None) -> Found:
-    """Of two messages in one place; `told`: already known not to be the same one."""
+    """The difference of two messages in one place; `told` is the change if they are known to be different ones."""
     if one.content != other.content:
         found = _changed(Changed((), one.content, other.content, told))
         found.path, found.at_bytes = places.content(index, found.at)
@@ -182,7 +183,7 @@ def _of_messages(olds: list[bytes], news: list[bytes]) -> tuple[Change | None, b
 
 
 def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
-    """Where the first new message stood at `place`."""
+    """What happened where the first new message stood at `place` in the earlier prompt."""
     gone = olds[0]
     if news.count(gone) < olds.count(gone):
         return Change.TRUNCATED_HISTORY
@@ -191,7 +192,7 @@ def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
 
 
 def _in_head(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """Before the messages: tools, and arguments of the template."""
+    """The difference before the messages: in the tools, or in arguments of the template."""
     one, other = [lead.start() if (lead := _LEAD.search(text)) else len(text) for text in (before, after)]
     fields = _fields(before[:one])[0], _fields(after[:other])[0]
     name, old, new = _first_field(*fields)
@@ -234,7 +235,7 @@ def _of_field(name: str, old: bytes, new: bytes, olds: list[bytes], news: list[b
 
 
 def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """Of prompts that are no chats."""
+    """The difference of two prompts that are no chats."""
     found = _changed(Changed((), before, after))
     found.change = found.change or Change.OTHER
     found.message, found.cut, found.olds, found.news = 0, same, [before], [after]
@@ -243,7 +244,7 @@ def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Foun
 
 
 def _changed(changed: Changed, at: int | None = None) -> Found:
-    """`at`: the first byte, where it is not to be looked for."""
+    """A change as a difference; `at` is its first byte, None to look for it."""
     _, before, after, change = changed
     at = common_prefix(before, after) if at is None else at
     if change is None and before != after:

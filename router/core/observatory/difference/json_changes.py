@@ -18,21 +18,21 @@ from router.core.observatory.difference.rewording import reworded
 from router.core.prompts.bodies import UNREADABLE
 
 STEPS_MAX = 64
-WALKED_BYTES_MAX = 4 << 20  # written anew on the way down: each level is as long as all that is below it
+WALKED_BYTES_MAX = 4 << 20  # JSON written anew on the way down: each level is as long as all that is below it
 Steps = tuple[str | int, ...]
 
 
 class Changed(NamedTuple):
-    """The innermost value that changed; `before` and `after` are its text, or its JSON if it is none."""
+    """The innermost value that changed; `before` and `after` are its texts, or its JSON where the value is no text."""
 
-    steps: Steps  # from the top to it
+    steps: Steps  # path from the top to the value
     before: bytes
     after: bytes
-    change: Change | None = None  # None: the two texts tell
+    change: Change | None = None  # None: to be told from the two texts
 
 
 def first_change(before: object, after: object) -> Changed:
-    """Of two values that are not written the same."""
+    """The innermost difference of two values that are not written the same."""
     steps: list[str | int] = []
     walked_bytes = 0
     while len(steps) < STEPS_MAX and walked_bytes < WALKED_BYTES_MAX:
@@ -85,7 +85,7 @@ def decoded(value: bytes) -> Any:  # noqa: ANN401  # JSON of any kind
 
 
 def change_of(before: bytes, after: bytes) -> Changed:
-    """Of two JSON values that are not written the same; the texts themselves where one cannot be read."""
+    """The innermost difference of two JSON texts that are not the same; the whole texts where one cannot be read."""
     try:
         return first_change(msgspec.json.decode(before), msgspec.json.decode(after))
     except UNREADABLE:
@@ -101,7 +101,7 @@ def items_of(value: bytes) -> list[bytes]:
 
 
 def tools_change(before: list[bytes], after: list[bytes]) -> Changed:
-    """Of two lists of tools that are not the same: which tool is not where it was, or what of it changed."""
+    """The difference of two lists of tools: the first tool that is not where it was, or what changed within it."""
     index = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
     if index is None:  # one is longer
         index = min(len(before), len(after))
@@ -128,7 +128,7 @@ def _of_names(before: list[bytes], after: list[bytes], index: int) -> Change | N
 
 
 def tool_name(tool: bytes) -> bytes:
-    """What it is called; the tool itself where it has no name."""
+    """A tool's name; the tool itself where it has none."""
     value = decoded(tool)
     function = value.get("function", value) if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None

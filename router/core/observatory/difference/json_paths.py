@@ -29,13 +29,13 @@ class MessageSource(Struct):
 
     element: str
     texts: list[tuple[str, int, int]] = []  # path, bytes in the content, bytes of the body's text left out before them
-    joint_bytes: int = 1  # between texts
-    calls: list[tuple[str, str, bool]] = []  # path of each, and of its arguments in it; whether its fields are flat
-    fields: dict[str, str] = {}  # paths of others
+    joint_bytes: int = 1  # bytes between two texts
+    calls: list[tuple[str, str, bool]] = []  # path of each, path of its arguments within, whether its fields are flat
+    fields: dict[str, str] = {}  # paths of other fields
 
 
 def joined(base: str, steps: Steps) -> str:
-    """A path and what is below it."""
+    """The path of a value that is some steps below another."""
     for step in steps:
         if isinstance(step, int):
             base += f"[{step}]"
@@ -64,7 +64,7 @@ class JsonPlaces:
         return found
 
     def head(self, name: str, steps: Steps) -> str:
-        """A field before the messages, and what is below it."""
+        """The path of a field before the messages, or of a value below it."""
         if name == "tools" and steps and isinstance(steps[0], int):
             return self._tool(steps[0], steps[1:])
         if name == "reasoning_effort" and self._dialect != "openai":
@@ -81,7 +81,7 @@ class JsonPlaces:
         return joined("tools", (index, *steps))
 
     def plain(self, at: int) -> tuple[str, int]:
-        """A byte of a prompt that is no chat, and which byte of the text there."""
+        """The path of the text with byte `at` of a prompt that is no chat, and which byte of that text it is."""
         if self._dialect == "sglang":
             return "text", at
         name = "input" if self._path.endswith("/embeddings") else "prompt"
@@ -94,11 +94,11 @@ class JsonPlaces:
         return name, at
 
     def message(self, index: int) -> str:
-        """All of it."""
+        """The path of a whole message."""
         return self._made(index).element
 
     def content(self, index: int, at: int) -> tuple[str, int]:
-        """A byte of its content, and which byte of the text there."""
+        """The path of the text with byte `at` of a message's content, and which byte of that text it is."""
         made = self._made(index)
         for n, (path, size, left_out) in enumerate(made.texts):
             if at < size or (at == size and (n + 1 == len(made.texts) or made.joint_bytes)):
@@ -107,7 +107,8 @@ class JsonPlaces:
         return (made.texts[-1][0] if made.texts else f"{made.element}.content"), max(at, 0)
 
     def field(self, index: int, name: str, steps: Steps, at: int, canonical_at: int) -> tuple[str, int]:
-        """A byte of what is below one of its other fields; `canonical_at`: of a call's arguments as canonical JSON."""
+        """The path of the text with byte `at` below another field of a message, and which byte of that text it is.
+        `canonical_at` is the byte in a call's arguments as canonical JSON."""
         made = self._made(index)
         if name != "tool_calls":
             return joined(made.fields.get(name, f"{made.element}.{name}"), steps), at
@@ -280,7 +281,7 @@ def _of_responses(body: dict[str, Any]) -> Iterator[MessageSource]:
 
 
 def _taken(made: MessageSource, kind: str) -> bool:
-    """Whether an assistant's message has said that already, so that the item begins another."""
+    """Whether an assistant's message has an item of this kind already, so that the item begins another message."""
     if kind in ("function_call", "custom_tool_call"):
         return False
     return "reasoning" in made.fields if kind == "reasoning" else bool(made.texts)

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 
-PIECES_MAX = 4_096  # of one kind in one text; what is behind them counts as one
-PAIRS_MAX = 512  # of pieces that are left over
-PARTS_MAX = 4_096  # of sentences in all pairs of lines together; each pair has a few
+PIECES_MAX = 4_096  # pieces of one kind in one text; the rest of the text counts as one
+PAIRS_MAX = 512  # pairs of pieces that match no other
+PARTS_MAX = 4_096  # pairs of sentences in all pairs of lines together; each pair of lines gets a few
 PARTS_OF_PAIR_MIN = 8
 LINE_BYTES_MIN = 8  # a shorter line repeats by chance, unless the one before it did too
 SENTENCE_BYTES_MIN = 24
@@ -33,7 +33,7 @@ def common_prefix(one: bytes, other: bytes, start: int = 0) -> int:
     if at >= end:
         return end
     stop = min(at + step, end)
-    while stop > at:  # what is before `at` is the same; they part before `stop`, if at all
+    while stop > at:  # the texts are the same before `at`, and part before `stop`, if at all
         middle = (at + stop + 1) // 2
         if one[at:middle] == other[at:middle]:
             at = middle
@@ -74,7 +74,7 @@ def lines_of(text: bytes) -> list[bytes]:
 
 
 def sentences_of(text: bytes) -> list[bytes]:
-    """What is between full stops and the like."""
+    """The text cut at full stops and the like."""
     for end in _ENDS:
         text = text.replace(end, b". ")
     return text.split(b". ", PIECES_MAX)
@@ -131,7 +131,7 @@ def _lines_at_end(one: bytes, other: bytes) -> int:
 
 
 def _if_alike(same: int, new: bytes) -> int:
-    """Of a pair that only its place has brought together, bytes count where they are most of it."""
+    """Common bytes of a pair that only its place brought together; 0 unless they are at least half of the new piece."""
     return same if 2 * same >= len(new) else 0
 
 

@@ -1,4 +1,4 @@
-"""Of which kind a change of a text is, told from the two texts: what differs first decides.
+"""The kind of a change in a text, told from the two texts: what differs first decides.
 
 White space first, which nothing else looks like; then order, as a passage that moved may begin with a date or an
 identifier; then tokens at the first byte that differs. A token counts only where both texts go on alike behind it:
@@ -17,22 +17,22 @@ from router.core.observatory.difference import shapes
 from router.core.observatory.difference.overlap import PIECES_MAX, common_suffix, lines_of, sentences_of
 from router.core.observatory.difference.shapes import Span
 
-SAME_BEHIND_BYTES = 5  # behind a token, for it to be the only thing that changed there
-SAME_END_BYTES = 32  # likewise, at the texts' ends
+SAME_BEHIND_BYTES = 5  # bytes that must be the same behind a token for it to be the only change there
+SAME_END_BYTES = 32  # common bytes at the texts' ends that show the same
 MOVED_BYTES_MIN = 12  # a shorter piece is found in two places by chance
-LINE_BYTES_MAX = 65_536  # of a line, and of what is looked at by sentences and words
+LINE_BYTES_MAX = 65_536  # longest line, and longest text that is looked at by sentences and words
 LINES_FEW_MAX = 3
 OBJECTS_BEFORE_MAX = 16  # braces that may begin the JSON object that a byte is in
-OBJECT_BYTES_MAX = 16_384  # from there to the byte
+OBJECT_BYTES_MAX = 16_384  # bytes from an object's opening brace to the byte
 
 _SPACES = re.compile(rb"\s+")
-_WIDE_SPACES = (b"\xc2\xa0", b"\xe2\x80", b"\xe3\x80\x80", b"\xef\xbb\xbf")  # as UTF-8 has them, or begins them
+_WIDE_SPACES = (b"\xc2\xa0", b"\xe2\x80", b"\xe3\x80\x80", b"\xef\xbb\xbf")  # UTF-8 of wide spaces, or how it begins
 _ITEM = re.compile(rb"[^\s,;|]+")
 _decode = json.JSONDecoder().raw_decode
 
 
 class Reworded(NamedTuple):
-    """What is there instead of what was, and of which kind that is; None: words, as far as can be told."""
+    """The kind of a change with its span in the old and the new text; None: words, as far as can be told."""
 
     change: Change | None
     before: Span
@@ -40,7 +40,7 @@ class Reworded(NamedTuple):
 
 
 def reworded(before: bytes, after: bytes, at: int) -> Reworded:
-    """What changed at byte `at`, up to which the texts are the same and where they are not."""
+    """What changed at byte `at`, the first where the texts differ."""
     tail = common_suffix(before, after, at)
     ends = len(before) - tail, len(after) - tail
     spans = shapes.word(before, at, ends[0]), shapes.word(after, at, ends[1])
@@ -74,7 +74,7 @@ def _goes_on(before: bytes, end: int, after: bytes, other: int, tail: int) -> bo
 
 
 def _put_in(before: bytes, after: bytes) -> Change | None:
-    """Of a token that only one text has."""
+    """TIMESTAMP where only one of the two texts has anything and it is a date or a time; None otherwise."""
     gone, come = before.strip(), after.strip()
     if bool(gone) == bool(come):
         return None
@@ -144,7 +144,8 @@ def _object(text: bytes, start: int) -> object:
 
 
 def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
-    """Whether most of what is there was there, in another order: lines, or where there are few, sentences or words."""
+    """Whether most of the new text is the old one in another order: by lines, or if these are few, sentences or
+    words."""
     start = max(before.rfind(b"\n", 0, at) + 1, at - LINE_BYTES_MAX)
     one, other = [_to_line_end(text, start, len(text) - tail) for text in (before, after)]
     ones, others = [text.split(b"\n\n", PIECES_MAX) for text in (one, other)]  # lines of passages may be much alike
@@ -161,7 +162,7 @@ def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
 
 
 def _to_line_end(text: bytes, start: int, end: int) -> bytes:
-    """From `start` to the end of the line that byte `end` is in."""
+    """The text from `start` to the end of the line that byte `end` is in."""
     stop = text.find(b"\n", end, end + LINE_BYTES_MAX)
     return text[start : stop if stop >= 0 else end + LINE_BYTES_MAX]
 

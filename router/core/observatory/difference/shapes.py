@@ -11,7 +11,7 @@ import re
 
 from router.core.facts.misses import SHAPE_CHARS_MAX
 
-WINDOW_BYTES = 96  # on either side; no date is longer
+WINDOW_BYTES = 96  # bytes looked at on either side; no date is longer
 LABEL_BYTES = 40
 Span = tuple[int, int]
 
@@ -59,7 +59,7 @@ _TOKEN = re.compile(rb"[A-Za-z0-9_-]+")
 _RUN = re.compile(rb"[A-Za-z0-9]+")
 _UUID = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _HEX = re.compile(rb"(?:0x)?[0-9a-f]{7,}|(?:0x)?[0-9A-F]{7,}")
-_HASH = re.compile(rb"(?=\d*[A-Fa-f])(?:0x)?(?:[0-9a-f]{12,}|[0-9A-F]{12,})")  # though only its end may differ
+_HASH = re.compile(rb"(?=\d*[A-Fa-f])(?:0x)?(?:[0-9a-f]{12,}|[0-9A-F]{12,})")  # hashes, even if only their ends differ
 _ADDRESS = re.compile(rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 _OF_ID = re.compile(
     rb"(?i)(?:\bid|[a-z_-]id|Id|ID|uuid|guid|nonce|trace|span|sess(?:ion)?|request|\breq|correlation|conversation|thread"
@@ -80,7 +80,7 @@ _SPACE = re.compile(rb"\s")
 
 
 def shape(piece: bytes) -> str:
-    """How it looks: digits as 0, letters as a and A."""
+    """A piece's looks: digits as 0, letters as a and A."""
     looks = piece[:SHAPE_CHARS_MAX].translate(_LOOKS).decode("ascii")
     return "".join([char if char.isprintable() else " " for char in looks])
 
@@ -91,7 +91,7 @@ def digitless(text: bytes) -> bytes:
 
 
 def _around(pattern: re.Pattern[bytes], text: bytes, at: int) -> list[Span]:
-    """Where it matches over byte `at`, or ends there."""
+    """Spans of the pattern's matches over byte `at`, or up to it."""
     low, high = max(0, at - WINDOW_BYTES), min(len(text), at + WINDOW_BYTES)
     return [found.span() for found in pattern.finditer(text, low, high) if found.start() <= at <= found.end()]
 
@@ -123,7 +123,7 @@ def stamps(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
 
 
 def is_stamp(piece: bytes) -> bool:
-    """Whether it is a date or a time, and what is put around one, and nothing else."""
+    """Whether the piece is a date or a time, with what is put around one, and nothing else."""
     found = _STAMP.search(piece) if len(piece) <= WINDOW_BYTES else None
     return found is not None and not _RUN.search(piece[: found.start()] + piece[found.end() :])
 
@@ -140,7 +140,7 @@ def identifiers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | Non
     low = found[0][0]
     labelled = _OF_ID.search(before[max(0, low - LABEL_BYTES) : low]) is not None
     prefix = at - low
-    split = max(one.rfind(b"_", 0, prefix), one.rfind(b"-", 0, prefix)) + 1  # of `req_8f2a` only 8f2a is random
+    split = max(one.rfind(b"_", 0, prefix), one.rfind(b"-", 0, prefix)) + 1  # only the 8f2a of `req_8f2a` is random
     labelled = labelled or (split > 1 and _OF_ID.search(one[: split - 1]) is not None)
     one, other = one[split:], other[split:]
     if _HASH.fullmatch(one) and _HASH.fullmatch(other):
@@ -167,7 +167,7 @@ def _far(one: bytes, other: bytes) -> bool:
 
 
 def _random(one: bytes, other: bytes, *, labelled: bool) -> bool:
-    """Whether both look as if somebody had drawn them."""
+    """Whether both tokens look as if they were drawn at random."""
     if _HEX.fullmatch(one) and _HEX.fullmatch(other) and len(one) == len(other):
         return labelled or any(48 <= byte < 58 for byte in one + other)
     if labelled and min(len(one), len(other)) >= 5:
@@ -205,8 +205,7 @@ def numbers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
 
 
 def word(text: bytes, at: int, end: int) -> Span:
-    """From the beginning of the word that byte `at` is in to the end of the one that byte `end` is in, as far as a
-    window goes."""
+    """The words from byte `at` to byte `end`, both words whole, as far as WINDOW_BYTES go."""
     low = max([text.rfind(space, max(0, at - WINDOW_BYTES), at) for space in (b" ", b"\n")]) + 1
     low = low or max(0, at - WINDOW_BYTES)
     end = min(max(end, at), at + WINDOW_BYTES)

@@ -17,24 +17,24 @@ from router.core.observatory.ledger.branches import named
 from router.core.observatory.ledger.losses import PATH_CHARS_MAX, PIECES_MAX, Loss, place_of
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REQUESTS, SAVED_MS
 
-WORTH = 0.01  # of all prompt tokens: less than that is not worth a line, if nothing says what it comes from
-LOSS_WORTH = 0.001  # likewise, of a difference: that says where to look
-COLD_WORTH = 0.2  # likewise, of what was never seen: some always is
-REPLAYS_WORTH = 0.5  # of all hits
+WORTH = 0.01  # least share of all prompt tokens for a line about a reason
+LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a difference, which says where to look
+COLD_WORTH = 0.2  # least share of all prompt tokens for a line about unseen prompts: some always are
+REPLAYS_WORTH = 0.5  # least share of all hits for a line about replays
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What the advice is about: `sums` and losses of the last hour, as they fade."""
 
-    sums: Sequence[float]  # no longer weighed
-    weight: float  # of losses
-    per_hour: float  # a sum of the window as a rate
-    ms_per_token: float  # of prefill, in the middle of a mean prompt
-    kv_tokens: int  # that the fleet has room for; 0: nobody says
+    sums: Sequence[float]  # sums of the window, their weights divided out
+    weight: float  # weight that sums of losses are to be divided by
+    per_hour: float  # factor that makes a sum of the window a rate by the hour
+    ms_per_token: float  # price of prefill in the middle of a mean prompt
+    kv_tokens: int  # tokens that the fleet has room for; 0: unknown
     label: Callable[[int], str]
-    parent: Callable[[int], int] = lambda _: 0  # of a template; 0: none
-    span: str = "an hour"  # what a rate is of
+    parent: Callable[[int], int] = lambda _: 0  # parent of a template; 0: none
+    span: str = "an hour"  # time that rates refer to, in words
 
 
 def advise(losses: Iterable[Loss], of: Situation, rows_max: int) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _of_loss(loss: Loss, of: Situation) -> dict[str, Any]:
         "role": last.role,
         "path": last.path[:PATH_CHARS_MAX],
         "at_bytes": last.at_bytes,
-        "last_at_s": round(loss.last_at_s, 3),  # of the last request that lost by it: it may be mended since
+        "last_at_s": round(loss.last_at_s, 3),  # time of the last request that lost: the cause may be mended since
         "shape": last.shape,
         "before": last.before,
         "after": last.after,
@@ -94,7 +94,8 @@ def _of_loss(loss: Loss, of: Situation) -> dict[str, Any]:
 
 # -- losses of templates that belong together ------------------------------------------------------------------------
 
-_OF_TOOLS = (Change.TOOL_ORDER, Change.TOOL_ADDED, Change.TOOL_REMOVED)  # wherever among them it is seen first
+# Changes of the list of tools: one loss, wherever in the list each is seen first.
+_OF_TOOLS = (Change.TOOL_ORDER, Change.TOOL_ADDED, Change.TOOL_REMOVED)
 _ANYWHERE = (Change.TOOL_ORDER,)  # prompts that begin with other tools have no beginning in common to be known by
 
 
@@ -114,7 +115,7 @@ def _branches(losses: Iterable[Loss], of: Situation) -> list[Loss]:
 
 
 def _by_head(losses: Mapping[int, Loss], of: Situation) -> Iterable[list[Loss]]:
-    """Each with those that stand under it; `losses` are by template."""
+    """Losses in groups: that of a topmost template, with those of its branches. `losses` are by template."""
     heads: dict[int, list[Loss]] = {}
     for template, loss in losses.items():
         head = above = template
@@ -126,7 +127,7 @@ def _by_head(losses: Mapping[int, Loss], of: Situation) -> Iterable[list[Loss]]:
 
 
 def _sum(losses: Sequence[Loss]) -> Loss:
-    """All of them together."""
+    """One loss with the sums of all, named by the most costly."""
     if len(losses) == 1:
         return losses[0]
     most = max(losses, key=lambda each: each.tokens)
@@ -140,7 +141,7 @@ def _sum(losses: Sequence[Loss]) -> Loss:
 
 
 def _label(template: int, of: Situation) -> str:
-    """Its own, or that of the nearest one that it begins with which has one."""
+    """The template's own label, or that of its nearest ancestor that has one."""
     while template and not of.label(template):
         template = of.parent(template)
     return of.label(template)

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from router.core.facts.misses import Template
 from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 
-BODIES_BYTES_MAX = 16 << 20  # of all templates' shortest requests; the least used go without
-BODY_BYTES_MAX = 256 << 10  # of one
+BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates go without
+BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template
 MAP_MAX = 64  # branches on the map: more cannot be seen
-BRANCHING_MAX = 16  # so far down it is asked who holds a prefix that nobody seems to hold
-MARGIN = 8  # the least used of so many make room at once: sorting is dear
-SOURCES_MAX = 1_024  # that tell of one template
+BRANCHING_MAX = 16  # levels of longer templates that are asked for a holder where nobody seems to hold one
+MARGIN = 8  # 1 in so many templates, the least used, make room at once: sorting is dear
+SOURCES_MAX = 1_024  # processes whose counts of one template are kept
 
 
 class Branch:
@@ -31,13 +31,13 @@ class Branch:
 
     def __init__(self) -> None:
         self.facts: Template | None = None
-        self.sums = zeros()  # weighed
-        self.model = ""  # of its last request
-        self.conversations: dict[str, int] = {}  # by who says so
+        self.sums = zeros()  # weighed sums (sums.Fading)
+        self.model = ""  # model of the last request
+        self.conversations: dict[str, int] = {}  # number of conversations, by the process that saw them
 
 
 class Branches:
-    """At most `branches_max`."""
+    """All known templates and their sums, at most `branches_max`."""
 
     def __init__(self, branches_max: int) -> None:
         self._branches_max = branches_max
@@ -45,7 +45,7 @@ class Branches:
         self.all: dict[int, Branch] = {}
 
     def of(self, id_: int) -> Branch:
-        """That of a template, new if need be."""
+        """The branch of a template, made if need be."""
         branch = self.all.get(id_)
         if branch is None:
             if len(self.all) >= self._branches_max:
@@ -55,8 +55,8 @@ class Branches:
         return branch
 
     def know(self, templates: Iterable[Template], source: str) -> None:
-        """What they are, by one who sees texts; each of several has seen other conversations, and may not
-        know the shorter ones yet. A body that was told once need not be told again."""
+        """Learn what templates are from a process that sees texts. Each of several processes has seen other
+        conversations, and may not know the shorter templates yet. A body that was told once need not be told again."""
         for told in templates:
             if not told.id:
                 continue
@@ -73,17 +73,17 @@ class Branches:
             self._drop_bodies()
 
     def label(self, id_: int) -> str:
-        """What people may call it; "" where nothing is known that may be shown."""
+        """A template's label; "" where nothing is known that may be shown."""
         branch = self.all.get(id_)
         return branch.facts.label if branch is not None and branch.facts is not None else ""
 
     def fade(self, factor: float) -> None:
-        """Sums are weighed anew: see sums.Fading."""
+        """Multiply all sums when weights begin anew (sums.Fading)."""
         for branch in self.all.values():
             branch.sums = [value * factor for value in branch.sums]
 
     def hottest(self, count: int) -> list[Template]:
-        """Those with the most prompt tokens of late of which there is a request to send."""
+        """The templates with the most prompt tokens of late for which there is a request to send."""
         bodied = [each for each in self._by_use() if each.facts is not None and each.facts.body]
         return [each.facts for each in reversed(bodied) if each.facts is not None][:count]
 
@@ -105,7 +105,7 @@ class Branches:
         return facts.parent
 
     def parent_of(self, id_: int) -> int:
-        """Likewise, by name."""
+        """The parent of a template that is given by its id; 0: none."""
         branch = self.all.get(id_)
         return self.parent(branch.facts) if branch is not None and branch.facts is not None else 0
 
@@ -130,7 +130,7 @@ class Branches:
 
 
 def named(id_: int) -> str:
-    """As pages name a template; "" for none."""
+    """A template's name on pages; "" for none."""
     return f"{id_:016x}" if id_ else ""
 
 
@@ -146,7 +146,7 @@ class Views:
         bytes_per_token: Callable[[str], float],
         holders: Callable[[int], Collection[str]],
     ) -> None:
-        self._all = dict(branches.all)  # one that makes room while a page is made is on it still
+        self._all = dict(branches.all)  # a copy, so that a template dropped while a page is made stays on it
         self._parents = {id_: branches.parent(each.facts) for id_, each in self._all.items() if each.facts is not None}
         self._holders = holders
         self._weight = weight
@@ -158,7 +158,7 @@ class Views:
         self.most = sorted(self._through, key=lambda id_: -self._through[id_][PROMPT])  # most served first
 
     def branch(self, id_: int) -> dict[str, Any]:
-        """One of the map."""
+        """A row of the map."""
         sums, facts, parent = self._through[id_], self._all[id_].facts, self._parents.get(id_, 0)
         bytes_per_token = self._bytes_per_token(self._all[id_].model)
         size = facts.prompt_bytes if facts is not None else 0
@@ -176,8 +176,9 @@ class Views:
         }
 
     def _holding(self, id_: int, deeper: int) -> Collection[str]:
-        """Who holds all of it. Its own block may be known by another key than that it was learned with (a block's key
-        tells of all that is before it, and of how the prompt was read); who holds a longer one holds it too."""
+        """Replicas that hold all of a template. Its own block may be known by another key than the one it was learned
+        with (a block's key tells of all that is before it, and of how the prompt was read); a replica that holds a
+        longer template holds this one too."""
         facts = self._all[id_].facts
         held = self._holders(facts.key) if facts is not None and facts.key else ()
         if held or not deeper:
@@ -185,7 +186,7 @@ class Views:
         return {holder for child in self._children.get(id_, ()) for holder in self._holding(child, deeper - 1)}
 
     def template(self, id_: int, differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One of the list, with the differences that were found in it."""
+        """A row of the list, with the differences that were found in the template."""
         facts, sums = self._all[id_].facts, self._through[id_]
         return {
             **self.branch(id_),

@@ -15,7 +15,7 @@ from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, T
 
 OTHER = "other"
 GROUP_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)  # bounds of buckets: few, for there are many groups
-RECENT = 128  # requests of which medians are
+RECENT = 128  # requests that medians are taken of
 STEP_CHARS_MAX = 64
 
 
@@ -32,21 +32,21 @@ REST = Label(OTHER, OTHER, False, OTHER)
 
 
 class Group:
-    """Counters since the router began, and what its last requests were like. Whoever counts adds to them as they are: a
-    call would cost more."""
+    """Counters since the router began, and what its last requests were like. Callers add to the fields directly: a call
+    would cost more."""
 
     __slots__ = ("faded", "now", "prompts", "sums", "ttft", "ttfts_s")
 
     def __init__(self) -> None:
-        self.now = zeros()  # of the step of time under way
-        self.sums = zeros()  # before it
+        self.now = zeros()  # sums of the step of time under way
+        self.sums = zeros()  # sums of all steps before
         self.faded = [0.0, 0.0, 0.0]  # tokens of prompts, of hits and of replays, weighed: see sums.Fading
-        self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)  # as Histogram has it: the sum is the last
+        self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)  # requests by bucket; the last entry is the sum in s
         self.ttfts_s: deque[float] = deque(maxlen=RECENT)
         self.prompts: deque[float] = deque(maxlen=RECENT)
 
     def settle(self, weight: float) -> list[float]:
-        """The step under way is over. Returns its sums."""
+        """Close the step under way, and return its sums."""
         now, faded = self.now, self.faded
         self.sums = list(map(add, self.sums, now))
         faded[0] += now[PROMPT] * weight
@@ -62,7 +62,7 @@ class Group:
 
 
 class Groups:
-    """At most so many; `tenant` names whoever may be named."""
+    """The groups, `groups_max` at most; `tenant` names whoever may be named."""
 
     def __init__(self, groups_max: int, steps_max: int, tenant: Callable[[str], str]) -> None:
         self._groups_max, self._steps_max = groups_max, steps_max
@@ -71,7 +71,7 @@ class Groups:
         self.all: dict[Label, Group] = {}
 
     def of(self, route: str, tenant: str, tools: bool, step: str) -> Group:
-        """The group of such requests; the last that there is room for is that of all others."""
+        """The group of such requests; the last group that there is room for takes all others."""
         if step not in self._steps:
             step = step[:STEP_CHARS_MAX]
             if len(self._steps) <= self._steps_max:
@@ -87,13 +87,13 @@ class Groups:
         return group
 
     def fade(self, factor: float) -> None:
-        """Sums are weighed anew: see sums.Fading."""
+        """Multiply all sums when weights begin anew (sums.Fading)."""
         for group in self.all.values():
             group.faded = [value * factor for value in group.faded]
 
     def rows(self, groups_max: int) -> list[dict[str, Any]]:
-        """As pages show them, those with the most prompt tokens of late first. Requests and tokens are since the
-        router began, rates of the last hour, times and lengths of the last requests."""
+        """Rows of the page, groups with the most prompt tokens of late first. Requests and tokens are counted since the
+        router began; rates are of the last hour, times and lengths of the last requests."""
         most = sorted(self.all.items(), key=lambda each: -each[1].faded[0])[:groups_max]
         return [_row(label, group) for label, group in most]
 
@@ -117,7 +117,7 @@ def _row(label: Label, group: Group) -> dict[str, Any]:
 
 
 def _of_recent(values: deque[float], part: float) -> float | None:
-    """The nearest rank; None where there is none."""
+    """The percentile by nearest rank; None of no values."""
     if not values:
         return None
     return round(sorted(values)[max(0, ceil(part * len(values)) - 1)], 4)

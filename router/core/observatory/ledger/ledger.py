@@ -39,7 +39,7 @@ from router.core.observatory.ledger.timeline import Timeline
 
 WINDOW_S = 3_600.0
 DIVERSITY_WINDOW_S = 300.0
-KINDS_MAX = 4_096  # whose groups are remembered
+KINDS_MAX = 4_096  # kinds of requests whose groups are remembered
 
 Kind = tuple[str, str, bool, str]  # route, tenant, tools, step, as they came
 _DIVERGED, _UNSUPPORTED = Miss.DIVERGED, Miss.UNSUPPORTED
@@ -96,14 +96,14 @@ class Ledger:
         self.losses = Losses(excerpts=excerpts)
         self.fading = Fading(WINDOW_S, now_s)
         self.differences = dict.fromkeys(Change, 0)  # requests by what differed
-        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)  # prompts that are no replays, of those that can be told apart
-        self._hour = zeros()  # weighed
+        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)  # share of prompts that are no replays, where that can be told
+        self._hour = zeros()  # weighed sums of the last hour
         self._kinds: dict[Kind, Group] = {}
         self._branches, self._weight = self.branches.all, self.fading.weight
         self._end_s, self._ttft = self.timeline.end_s, self.timeline.now.ttft
 
     def observe(self, record: Ended) -> None:
-        """A request ended. One that was not placed says nothing of caches."""
+        """Count a request that ended. A request that was not placed says nothing of caches."""
         receipt = record.receipt
         if receipt is None:
             return
@@ -168,14 +168,14 @@ class Ledger:
             self.differences[difference.change] += 1
 
     def _kind(self, kind: Kind) -> Group:
-        """Found by labels once, and remembered: names of steps are anybody's, so not for ever."""
+        """The group of a kind, found by its labels once and remembered for a while: names of steps are anybody's."""
         if len(self._kinds) >= KINDS_MAX:
             self._kinds.clear()
         group = self._kinds[kind] = self.groups.of(*kind)
         return group
 
     def settle(self, now_s: float) -> None:
-        """It is now so late: add the step under way to everything else."""
+        """Add the step under way to everything else, and move on to `now_s`."""
         weight = self._weight
         groups = [group.settle(weight) for group in self.groups.all.values() if group.now[REQUESTS]]
         if groups:
@@ -196,13 +196,13 @@ class Ledger:
                 faded.fade(factor)
 
     def know(self, templates: Iterable[Template], source: str = "") -> None:
-        """What templates are, by whoever sees the texts: one of several processes, perhaps."""
+        """Learn what templates are from `source`, a process that sees texts."""
         self.branches.know(templates, source)
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
     def totals_row(self) -> dict[str, Any]:
-        """Since the router began, but for times and diversity, which are of the last ten minutes. `settle` first."""
+        """Totals since the router began; times and diversity are of the last ten minutes. Call `settle` first."""
         totals = self.totals
         p50_s, p90_s, p99_s = self.timeline.ttft_s(0.5, 0.9, 0.99)
         return {

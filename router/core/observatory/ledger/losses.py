@@ -13,23 +13,23 @@ from typing import Any
 from router.core.facts.misses import Change, Difference
 
 LOSSES_MAX = 1_024
-PIECES_MAX = 64  # different ones that are counted
+PIECES_MAX = 64  # different pieces that are counted
 PATH_CHARS_MAX = 200
 FIRST_MESSAGES = 2  # the system prompt, and what the conversation begins with
-MARGIN = 8  # the least of so many make room at once
+MARGIN = 8  # 1 in so many losses, the least costly, make room at once
 
 Key = tuple[int, Change, int, str]  # template, change, message, path
 
 
 class Loss:
-    """One of them. Sums are weighed: see sums.Fading."""
+    """The cost of one kind of difference in one place. Sums are weighed (sums.Fading)."""
 
     __slots__ = ("change", "last", "last_at_s", "message", "pieces", "requests", "template", "tokens")
 
     def __init__(self, template: int, difference: Difference) -> None:
         self.template = template
         self.change = difference.change
-        self.message = difference.message  # the first where it was found
+        self.message = difference.message  # number of the first message where the difference was found
         self.last = difference
         self.last_at_s = 0.0
         self.requests = self.tokens = 0.0
@@ -37,7 +37,7 @@ class Loss:
 
 
 class Losses:
-    """At most LOSSES_MAX. Without `excerpts` nothing of a prompt's text is kept, whatever is told."""
+    """All losses, LOSSES_MAX at most. Without `excerpts` nothing of a prompt's text is kept, whatever is told."""
 
     def __init__(self, *, excerpts: bool) -> None:
         self._excerpts = excerpts
@@ -57,14 +57,14 @@ class Losses:
         loss.tokens += tokens * weight
         loss.last_at_s = now_s
         if difference.before or difference.after or not (loss.last.before or loss.last.after):
-            loss.last = difference  # one that was assumed has no words to show
+            loss.last = difference  # an assumed difference has no words to show
         if difference.message < loss.message:
             loss.message = difference.message
         if len(loss.pieces) < PIECES_MAX:
             loss.pieces.add(difference.piece_hash)
 
     def fade(self, factor: float) -> None:
-        """Sums are weighed anew: see sums.Fading."""
+        """Multiply all sums when weights begin anew (sums.Fading)."""
         for loss in self.all.values():
             loss.requests *= factor
             loss.tokens *= factor

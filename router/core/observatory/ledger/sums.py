@@ -22,9 +22,9 @@ SIZE = MISSES + len(Miss)
 AT = {miss: MISSES + number for number, miss in enumerate(Miss)}
 
 TTFT_S = tuple(round(0.005 * 1.25**step, 6) for step in range(50))  # bounds of buckets, to 280 s
-RAISE_WINDOWS = 256.0  # after so many, weights begin anew: e^256 is nothing that a float cannot hold
+RAISE_WINDOWS = 256.0  # windows after which weights begin anew: e^256 is nothing that a float cannot hold
 AGAIN_S = 0.25
-AGE_S_MIN = 60.0  # nothing is said by the hour of less
+AGE_S_MIN = 60.0  # shortest time that a rate by the hour is made of
 
 
 def zeros() -> list[float]:
@@ -38,12 +38,12 @@ def misses_of(sums: Sequence[float]) -> dict[str, int]:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """None where there is nothing to divide by."""
+    """The quotient, to four digits; None where there is nothing to divide by."""
     return round(part / whole, 4) if whole > 1e-9 else None
 
 
 def percentile(counts: Sequence[float], bounds: Sequence[float], part: float) -> float | None:
-    """Of a histogram whose last bucket has no bound, taken as even within a bucket; None where it is empty."""
+    """A percentile of a histogram with an open last bucket, taken as even within a bucket; None where it is empty."""
     sums = list(accumulate(counts))
     total = sums[-1] if sums else 0.0
     if total <= 0:
@@ -65,7 +65,7 @@ class FadingRatio:
         self._part = self._whole = self._at_s = 0.0
 
     def add(self, part: float, whole: float, now_s: float) -> None:
-        """Add to both; what is older than now counts less. Less than AGAIN_S makes no difference, and is let pass."""
+        """Add to part and whole, and fade what was added before; steps of less than AGAIN_S are let pass."""
         if now_s > self._at_s + AGAIN_S:  # records of several workers need not come in order
             fade = exp((self._at_s - now_s) / self._window_s)
             self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s
@@ -87,7 +87,7 @@ class Fading:
         self.weight = 1.0
 
     def move(self, now_s: float) -> float:
-        """It is now so late. Returns what sums are to be multiplied with: 1, but for once in RAISE_WINDOWS."""
+        """Move on to `now_s`. Returns the factor for all sums: not 1 only when weights begin anew (RAISE_WINDOWS)."""
         self._now_s = max(now_s, self._now_s)
         passed = (self._now_s - self._begin_s) / self._window_s
         if passed > RAISE_WINDOWS:

@@ -26,19 +26,19 @@ _MISSES = [(miss.value, at) for miss, at in AT.items()]
 
 
 class Step:
-    """One of them. Whoever counts adds to it as it is: a call would cost more."""
+    """One step. Callers add to its fields directly: a call would cost more."""
 
     __slots__ = ("number", "point", "sums", "ttft")
 
     def __init__(self, number: int) -> None:
-        self.number = number  # STEP_S since 1970
+        self.number = number  # steps since 1970
         self.sums = zeros()
         self.ttft = [0.0] * (len(TTFT_S) + 1)
-        self.point: dict[str, Any] | None = None  # as pages show it, once it is over
+        self.point: dict[str, Any] | None = None  # row of the step on pages, rendered once the step is over
 
 
 class Timeline:
-    """`now` is the step that is under way."""
+    """The steps of the last ten minutes; `now` is the step that is under way."""
 
     def __init__(self, now_s: float) -> None:
         self.now = Step(int(now_s // STEP_S))
@@ -50,7 +50,7 @@ class Timeline:
         return (self.now.number + 1) * STEP_S
 
     def move(self, now_s: float) -> None:
-        """It is now so late."""
+        """Begin a new step if the one under way is over by `now_s`."""
         number = int(now_s // STEP_S)
         if number > self.now.number:
             self.now.point = _point(self.now)
@@ -58,7 +58,7 @@ class Timeline:
             self.now = Step(number)
 
     def points(self) -> list[dict[str, Any]]:
-        """Of every step of the last ten minutes, oldest first; those in which nothing happened are nought."""
+        """Rows of all steps of the last ten minutes, oldest first; a step in which nothing happened is all zeros."""
         last = self.now.number
         known = {step.number: step for step in self._over}
         points = []

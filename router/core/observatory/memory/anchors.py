@@ -19,22 +19,22 @@ from router.core.prompts.canonical import RS
 
 USER = RS + b"user\x1f"
 ASSISTANT = RS + b"assistant\x1f"
-TELLING = 2  # what a message is worth that was not a model's: one such tells whose prompt it is
-MESSAGE_BYTES_MIN = 32  # a shorter one may be anybody's
-MESSAGES_KEPT_MAX = 4  # of what is new in a prompt
+TELLING = 2  # weight of a message that no model wrote: one such tells whose prompt it is
+MESSAGE_BYTES_MIN = 32  # a shorter message may be anybody's
+MESSAGES_KEPT_MAX = 4  # messages that are kept of a prompt's new part
 MESSAGES_ASKED_MAX = 32
 LINE_BYTES_MIN = 24
 LINES_KEPT_MAX = 4
-SKETCHES_MAX = 256  # in a row that had nothing in common with an earlier one
-SKETCHED_SHARE = 8  # then one in so many
-PREFIX_BYTES_MIN = 512  # of a text, whoever's it is; then twice as many, and so on
+SKETCHES_MAX = 256  # messages in a row without a line of an earlier one, after which most are skipped
+SKETCHED_SHARE = 8  # 1 in so many of the next messages is looked at
+PREFIX_BYTES_MIN = 512  # shortest prefix that gets a mark, whoever's text it is; each next one is twice as long
 
 _TOOL = b'{"type":"function"'  # begins each tool; they stand in one line
 
 
 class Sketches:
-    """Whether users' long messages are worth looking at line by line, which takes longer than all else: where none of
-    many had a line of an earlier one, as without retrieval, only some are."""
+    """Whether users' long messages are worth looking at line by line, which takes longer than all else. Where none of
+    many messages had a line of an earlier one, as without retrieval, only some are looked at."""
 
     def __init__(self) -> None:
         self._left = SKETCHES_MAX
@@ -42,11 +42,11 @@ class Sketches:
 
     @property
     def on(self) -> bool:
-        """Whether all are."""
+        """Whether every message is looked at."""
         return self._left > 0
 
     def wanted(self) -> bool:
-        """Of one more."""
+        """Whether to look at one more message."""
         if self._left > 0:
             self._left -= 1
             return True
@@ -54,7 +54,7 @@ class Sketches:
         return self._passed % SKETCHED_SHARE == 0
 
     def found(self) -> None:
-        """An earlier one had a line of this one."""
+        """Look at every message again: one had a line of an earlier message."""
         self._left = SKETCHES_MAX
 
 

@@ -17,38 +17,38 @@ from router.core.facts.misses import Difference
 from router.core.observatory.difference.compare import Compared
 
 FINDING_BYTES = 1_600  # one of them, with two excerpts and a path
-SURE_MIN = 2  # as many in a row found the same
-ASSUMED_MAX = 7  # then so many are not compared, before the next one is
-OFFSET_BYTES_MAX = 64  # between places that are one: digits of a time, of which some may be the same
+SURE_MIN = 2  # equal findings in a row before the next prompts are assumed to be alike
+ASSUMED_MAX = 7  # prompts that are not compared before the next one is
+OFFSET_BYTES_MAX = 64  # bytes between two places that count as one: digits of a time, of which some may be the same
 
 
 class Finding(Struct, eq=False):
-    """What was found last."""
+    """What the last comparison of a conversation, or of a template, has found."""
 
-    difference: Difference | None  # None: they parted for good
-    offset: int  # where they parted
+    difference: Difference | None  # None: the prompts parted for good
+    offset: int  # first byte where the prompts differed
     in_template: bool  # before the user's first words, so it is in the same place each time
-    share: float  # of the bytes behind it that could repeat, those that did
-    sure: int = 1  # as many in a row found the same
-    assumed: int = 0  # times that it stood for another, since
+    share: float  # share of the bytes behind the difference that repeated, of all that could
+    sure: int = 1  # comparisons in a row that found the same
+    assumed: int = 0  # prompts since then that the finding was assumed of
 
     def fits(self, at: int, *, in_template: bool) -> bool:
-        """Whether it may be said of a prompt that parts from what is known there."""
+        """Whether the finding may be assumed of a prompt that parts from what is known at byte `at`."""
         return in_template == self.in_template and (not in_template or self.is_at(at))
 
     def is_at(self, at: int) -> bool:
-        """Whether that is its place."""
+        """Whether byte `at` is the finding's place."""
         return abs(at - self.offset) <= OFFSET_BYTES_MAX
 
     def stands(self, at: int) -> bool:
-        """Whether a prompt that parts from what is known there need not be compared; this one counts."""
+        """Whether a prompt that parts from what is known at byte `at` need not be compared; each True is counted."""
         if self.sure < SURE_MIN or self.assumed >= ASSUMED_MAX or not self.is_at(at):
             return False
         self.assumed += 1
         return True
 
     def said(self, at: int, span: int) -> Compared:
-        """As if it were found of a prompt that parts from an earlier one there, where so many bytes could repeat."""
+        """The finding, made to fit a prompt that differs from byte `at` on, where `span` bytes could repeat."""
         of = self.difference
         if of is None:
             return Compared(None, 0, at, False)
@@ -58,14 +58,14 @@ class Finding(Struct, eq=False):
 
 
 class RecentFindings:
-    """The latest, by conversation and by template."""
+    """The latest findings, by conversation and by template."""
 
     def __init__(self, findings_max: int) -> None:
         self._findings_max = findings_max
         self._all: OrderedDict[int, Finding] = OrderedDict()
 
     def of(self, names: Iterable[int], at: int, *, in_template: bool) -> Finding | None:
-        """The first of these that may be said of a prompt that parts from what is known there."""
+        """The first finding of these names that may be assumed of a prompt that parts from the known at byte `at`."""
         for name in names:
             found = self._all.get(name)
             if found is not None and found.fits(at, in_template=in_template):
@@ -73,7 +73,7 @@ class RecentFindings:
         return None
 
     def add(self, names: Iterable[int], compared: Compared, span: int, *, in_template: bool) -> None:
-        """What was found, where so many bytes could repeat."""
+        """Keep what a comparison found, where `span` bytes could repeat."""
         share = min(1.0, compared.repeated_bytes / span) if span > 0 else 0.0
         for name in names:
             if not name:

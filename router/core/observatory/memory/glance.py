@@ -17,7 +17,7 @@ from router.core.observatory.memory.texts import FORK_BYTES, LINKS_MAX, RECORD_B
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
 
-WAYS_MIN = 3  # as many go on differently behind messages that they share: examples, not answers made again
+WAYS_MIN = 3  # different continuations behind shared messages that make them examples, not answers made again
 
 _RS_TOOL = RS + b"tool\x1f"
 
@@ -89,7 +89,7 @@ def beside(
         of = of.parent
     before = of.parent
     if known == of.end or (before is not None and before.end == of.start and before.children < before.asked):
-        return None  # it may go on behind all of that
+        return None  # the prompt may go on behind all of that record
     if known >= first_end:
         end = known
         if siblings.count < WAYS_MIN:

@@ -9,14 +9,14 @@ from router.core.prompts.blocks import BLOCK_BYTES, chain
 from router.core.prompts.canonical import RS
 
 KNOWN_BYTES_MIN = 16  # two prompts that share less at their beginning are not of one template for that alone
-SHORT_BYTES = 4 << 10  # a prompt up to here is compared for it, others for a block
+SHORT_BYTES = 4 << 10  # longest prompt that is compared for so little; a longer prompt must share a block
 SHARED_MAX = 1_024  # roots: one for each model, or two
 REPEATED_BYTES_MIN = 64  # less than that is no reason to take two prompts for relatives
 BEHIND_BYTES_MIN = 1 << 10  # text behind a difference in the first user message that makes it worth comparing
 
 
 def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
-    """Finds whom it is to be compared with, if anybody."""
+    """Find the earlier prompt that a suspect is to be compared with, if there is one."""
     record, known, user, text, base = suspect.record, suspect.known.known, suspect.user, suspect.text, suspect.base
     in_template, continuing = known < user, suspect.size > suspect.first_user_end
     at = max(0, known - base)
@@ -62,8 +62,8 @@ def _relate_template(
 
 
 def elsewhere(suspect: Suspect, texts: Texts, seed: int, shared: set[int]) -> int:
-    """How much of its beginning a prompt of another identity had; notes whether that is apart. `shared` are roots of
-    prompts without a salt, as far as they are known."""
+    """Bytes of the suspect's beginning that a prompt of another identity had; notes whether that prompt is apart.
+    `shared` are roots of prompts without a salt, as far as they are known."""
     if not suspect.salted:
         if len(shared) >= SHARED_MAX:
             shared.clear()

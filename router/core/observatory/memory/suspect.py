@@ -9,8 +9,9 @@ from router.core.observatory.memory.texts import Match, Record, Text, piece
 from router.core.prompts.blocks import BLOCK_BYTES
 from router.core.prompts.canonical import RS
 
-TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10  # of it, and of a user's message
-SKETCHED_BYTES_MIN = 4 << 10  # of a first user message: a shorter one is not looked for by its lines
+# Bytes of a template, and of a user's message, whose lines are marked.
+TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10
+SKETCHED_BYTES_MIN = 4 << 10  # shortest first user message that is looked for by its lines
 
 
 class Suspect(Text):
@@ -22,25 +23,25 @@ class Suspect(Text):
     first_user_end: int
     path: str
     body: bytes
-    session: int  # a mark; 0: none is named
-    known: Match  # by either generation
+    session: int  # mark of the session that the client names; 0: none
+    known: Match  # longest known prefix, by either generation
     hint_bytes: int = 0
-    ids: bool = False  # it was given as token ids
-    answered: bool = False  # it has messages of an assistant, and may have called tools
+    ids: bool = False  # the prompt was given as token ids
+    answered: bool = False  # the prompt has an assistant's messages, and may have called tools
     record: Record | None = None  # the prompt that has the first byte behind what is known, or its last one
-    user: int = -1  # where the first user message begins; -1: before `base`, or all of it is known
-    related: Record | None = None  # whom it is compared with
-    own: bool = False  # that is of its conversation, not of its template
-    least_bytes: int = 1  # that they must have in common behind their difference, or they are no relatives
+    user: int = -1  # first byte of the first user message; -1: before `base`, or all of the message is known
+    related: Record | None = None  # record that the prompt is compared with
+    own: bool = False  # `related` is of the prompt's conversation, not of its template only
+    least_bytes: int = 1  # bytes that both must have in common behind the difference to be relatives
     before: bytes = b""
     after: bytes = b""
     from_bytes: int = 0
     lacks: bool = False
     salted: bool = False
     sketch: list[int] | None = None  # marks of its first user message, once they are made
-    prefixes: list[int] | None = None  # likewise, of how it begins
-    known_bytes: int = 0  # when it was looked at
-    assumed: Finding | None = None  # what may be said of it if it is not compared
+    prefixes: list[int] | None = None  # marks of how the prompt begins, once they are made
+    known_bytes: int = 0  # known bytes at the time of looking
+    assumed: Finding | None = None  # finding that may be assumed if the prompt is not compared
 
     def span(self, related: Record) -> int:
         """Bytes behind the difference that could be in both."""
@@ -55,7 +56,7 @@ class Suspect(Text):
 
     @property
     def bytes_max(self) -> int:
-        """Of the longest of what is read and compared."""
+        """The length of the longest text that is read and compared."""
         return max(self.related.end if self.related is not None else 0, self.size, len(self.body))
 
     @property
@@ -64,16 +65,16 @@ class Suspect(Text):
         return self.related is not None
 
     def prefix(self, end: int) -> bytes:
-        """Its text up to there, of which the memory has what was skipped."""
+        """The prompt's text up to byte `end`; what was skipped of it comes from the memory."""
         record = self.known.record
-        if not self.base or record is None:  # without a record nothing was skipped
+        if not self.base or record is None:  # nothing was skipped if there is no record
             return self.text if end >= self.size else self.text[:end]
         lead = piece(record, 0, min(self.base, end))
         return lead + self.text[: end - self.base] if end > self.base else lead
 
 
 def marks_of(suspect: Suspect, young: Match, seed: int, sketches: anchors.Sketches) -> list[int]:
-    """What it is found by, if it changes."""
+    """Marks that the prompt is found by, if it changes."""
     since, user, first_end = young.known, suspect.user, suspect.first_user_end
     text, base = suspect.text, suspect.base
     made: list[int]
@@ -99,10 +100,10 @@ def marks_of(suspect: Suspect, young: Match, seed: int, sketches: anchors.Sketch
 def _mark_beginning(
     suspect: Suspect, made: list[int], seed: int, sketches: anchors.Sketches, *, in_template: bool
 ) -> None:
-    """What a prompt is found by whose template, or whose first message, has changed."""
+    """Add the marks of a prompt whose template, or whose first message, has changed."""
     base = suspect.base
     user, first_end = max(0, suspect.user - base), suspect.first_user_end - base
-    if first_end < len(suspect.text):  # else it is among the last messages
+    if first_end < len(suspect.text):  # a first message at the end of the prompt is marked already
         made += anchors.messages(suspect.text[:first_end], user, suspect.root, 1)
     if first_end - user >= SKETCHED_BYTES_MIN:
         made += sketch(suspect, sketches, in_template=False)
@@ -126,7 +127,7 @@ def sketch(suspect: Suspect, sketches: anchors.Sketches, *, in_template: bool) -
 
 
 def user_start(text: bytes, end: int) -> int:
-    """Where the first user message begins, which ends there. Without one, where it ends; 0 in what is no chat."""
+    """Where the first user message begins that ends at byte `end`; `end` where there is none, 0 in what is no chat."""
     at = text.rfind(RS, 0, end)
     if at >= 0 and text.startswith(anchors.USER, at):  # a separator within its words is nobody's habit
         return at

@@ -14,8 +14,8 @@ import msgspec
 from router.core.facts.misses import Template
 from router.core.prompts.canonical import RS
 
-BODY_BYTES_MAX = 256 << 10  # of a request that stands for its template
-TEMPLATE_BYTES = 1_200  # without a body
+BODY_BYTES_MAX = 256 << 10  # longest body of a request that stands for its template
+TEMPLATE_BYTES = 1_200  # memory of a template without its body
 LABEL_CHARS_MAX = 80
 TOOLS_DECODED_BYTES_MAX = 64 << 10  # half a millisecond; the names of more are not read
 DEPTH_MAX = 16  # templates of templates that a conversation counts for
@@ -41,15 +41,15 @@ _decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 
 
 class SharedPrefix(NamedTuple):
-    """What is shared."""
+    """A beginning that several conversations share."""
 
     text: bytes
-    key: int  # of its last full block; 0 if it has none
-    whole: bool  # it ends with a message, not within one
+    key: int  # key of its last full block; 0: none
+    whole: bool  # the prefix ends with a message, not within one
 
 
 class Templates:
-    """Those that are known, the least used first."""
+    """The known templates, the least used first."""
 
     def __init__(self, templates_max: int, bodies_bytes_max: int, *, excerpts: bool) -> None:
         """`excerpts`: whether a template may be labelled with its own words."""
@@ -59,18 +59,18 @@ class Templates:
         self._excerpts = excerpts
         self._known: OrderedDict[int, Template] = OrderedDict()
         self._changed: set[int] = set()
-        self.unlabelled: set[int] = set()  # whose parent is another now
+        self.unlabelled: set[int] = set()  # templates whose parent is another one now
 
     def __contains__(self, name: int) -> bool:
         return name in self._known
 
     def touch(self, name: int) -> None:
-        """It is used."""
+        """Note that a template is used."""
         if name in self._known:
             self._known.move_to_end(name)
 
     def joined(self, name: int, prompt_bytes: int, path: str, body: bytes) -> bool:
-        """One more conversation begins with it; False if it is not known."""
+        """Count one more conversation that begins with a template; False if the template is not known."""
         known, changed = self._known, self._changed
         at = known.get(name)
         if at is None:
@@ -87,7 +87,7 @@ class Templates:
         return True
 
     def _count(self, name: int) -> None:
-        """One more conversation begins with it, and with what it begins with."""
+        """Count one more conversation for a template and for those that it begins with."""
         at = self._known.get(name)
         for _ in range(DEPTH_MAX):
             if at is None:
@@ -119,7 +119,7 @@ class Templates:
             self.label(name, text, anew=True)
 
     def label(self, name: int, prefix: bytes, *, anew: bool = False) -> None:
-        """What people may call it: what is its own, behind its parent's. Nothing happens if it has a name."""
+        """Label a template with what is its own, behind its parent's text. A template that has a label keeps it."""
         if not anew and name not in self.unlabelled:
             return
         self.unlabelled.discard(name)
@@ -129,12 +129,12 @@ class Templates:
         self._changed.add(name)
 
     def taken(self) -> list[Template]:
-        """Those that changed since this was last asked."""
+        """Templates that changed since this was last asked."""
         changed, self._changed = self._changed, set()
         return [self._known[name] for name in changed if name in self._known]
 
     def _stand_in(self, template: Template, path: str, body: bytes) -> None:
-        """The shortest request that has all of it."""
+        """Keep the request in place of a longer one, as the shortest that has all of the template."""
         grown = len(body) - len(template.body)
         if len(body) <= BODY_BYTES_MAX and self._bodies_bytes + grown <= self._bodies_bytes_max:
             self._bodies_bytes += grown

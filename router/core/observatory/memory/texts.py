@@ -26,13 +26,13 @@ from router.core.prompts.canonical import RS
 
 # What is kept, in bytes as tracemalloc has them, dicts that have just grown included (CPython 3.11, 64-bit).
 KEY_BYTES = 125  # one entry of a dict: its slot, its key
-RECORD_BYTES = 420  # without its text
+RECORD_BYTES = 420  # one record without its text
 FORK_BYTES = 90  # one way to go on, without its text; a place in two lists
-FORKS_BYTES = 400  # what leads to several
+FORKS_BYTES = 400  # one Siblings, which leads to several records
 LINKS_MAX = 128  # records behind each other: a longer line is made whole, so that it is walked and freed quickly
 SWEEP_RATIO = 3  # entries let go for each that is kept
-RUN_SIBLINGS_MAX = 512  # in a row: more are two rows
-COMMON_BYTES = 128  # compared at a time, then as a number
+RUN_SIBLINGS_MAX = 512  # siblings in one run: a longer run is cut in two
+COMMON_BYTES = 128  # bytes compared at a time, then as a number
 CANDIDATES_MAX = 8  # records that are tried where the beginning of a block was skipped
 
 _number = int.from_bytes
@@ -43,8 +43,8 @@ class Record(Struct, gc=False, eq=False):
 
     parent: Record | None
     start: int  # bytes that it shares with its parent
-    own: bytes  # its text behind them
-    end: int  # where it ends, or what is kept of it
+    own: bytes  # text of the prompt behind the shared bytes
+    end: int  # length of the prompt, or of what is kept of it
     root: int
     links: int = 0  # records above it
     conversation: int = 0
@@ -52,7 +52,7 @@ class Record(Struct, gc=False, eq=False):
     template: int = 0
     tool_calls: int = 0
     tools: bool = False
-    asked: int = 1  # how often this very prompt was
+    asked: int = 1  # times that this very prompt was asked
     children: int = 0  # prompts that went on behind all of it
 
 
@@ -63,7 +63,7 @@ class Siblings(Struct, gc=False, eq=False):
 
     tails: list[list[bytes]]
     records: list[list[Record]]
-    firsts: list[bytes]  # of each run
+    firsts: list[bytes]  # first tail of each run
     count: int = 1
 
     def place(self, tail: bytes) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class Siblings(Struct, gc=False, eq=False):
         return run, bisect_left(self.tails[run], tail)
 
     def nearest(self, tail: bytes) -> tuple[Record, int, int, int]:
-        """The one that has most of a text's beginning, and how many bytes; then its own run and place."""
+        """The record that has most of a text's beginning, and how many bytes; then the text's own run and place."""
         firsts = self.firsts
         run = bisect_right(firsts, tail, 1) - 1 if len(firsts) > 1 else 0
         tails, records = self.tails[run], self.records[run]
@@ -92,7 +92,7 @@ class Siblings(Struct, gc=False, eq=False):
         return records[at - 1], before, run, at
 
     def add(self, tail: bytes, record: Record, run: int, at: int) -> None:
-        """One more, in its place, or in that of one that it begins with."""
+        """Insert a record in order; it takes the place of one that it begins with."""
         tails, records = self.tails[run], self.records[run]
         if at and tail.startswith(tails[at - 1]):
             at -= 1
@@ -122,8 +122,8 @@ class Text(Struct, eq=False):
     size: int
 
     def tail(self, record: Record, depth: int) -> bytes | None:
-        """Up to a block of text behind so many blocks. Where its beginning was skipped it is taken from the record,
-        and None if the keys say that it is another."""
+        """Up to a block of text behind `depth` blocks. Where the beginning of this text was skipped it is taken from
+        the record; None if the keys say that the record has another text there."""
         at = depth * BLOCK_BYTES
         skipped = self.base - at
         if skipped <= 0:
@@ -145,10 +145,10 @@ class Match(Struct, gc=False, eq=False):
     known: int = 0  # bytes
     depth: int = 0  # blocks
     tail: bytes = b""  # up to a block of the text behind them
-    siblings: Siblings | None = None  # who goes on behind them, if there are several
-    run: int = 0  # where among them the text would stand
+    siblings: Siblings | None = None  # records that go on behind these blocks, if there are several
+    run: int = 0  # run of the siblings where the text would stand
     at: int = 0
-    lacks: bool = False  # what was skipped of the text is not known here: nothing is sure behind the blocks
+    lacks: bool = False  # the skipped part of the text is not known here: nothing is sure behind the blocks
 
 
 class Generation:
@@ -159,7 +159,7 @@ class Generation:
     def __init__(self) -> None:
         self.owners: dict[int, Record] = {}  # root or key -> a record that goes on behind it, or ends there
         self.ends: dict[int, Record] = {}  # key of a whole prompt -> its record
-        self.forks: dict[int, Siblings] = {}  # as owners, where several go on
+        self.forks: dict[int, Siblings] = {}  # root or key -> the records that go on behind it, if there are several
         self.latest: dict[int, Record] = {}  # conversation -> its latest prompt
         self.marks: dict[int, int] = {}  # hash of something said -> the conversation that said it last
         self.held_bytes = 0
@@ -190,7 +190,7 @@ class Generation:
 
 
 class Texts:
-    """Both generations."""
+    """All that is remembered of texts: a young and an old generation."""
 
     def __init__(self, bytes_max: int) -> None:
         self._half_bytes = bytes_max // 2
@@ -199,13 +199,13 @@ class Texts:
         self._dying: list[dict[int, Any] | list[Any]] = []
 
     def match(self, said: Text) -> tuple[Match, Match]:
-        """What the young generation has of it, and what either has at most."""
+        """The longest match of the young generation, and the longest of either."""
         young = self.young.match(said)
         return young, self.known(said, young, aged=True)
 
     def known(self, said: Text, young: Match, *, aged: bool) -> Match:
-        """What either has of it at most. The old one is not asked where the young one knows all but the prompt's last
-        message, unless it has something that is `aged`."""
+        """The longest match of either generation. The old generation is not asked where the young one knows all but the
+        prompt's last message, unless the prompt has something that is `aged`."""
         old = self.old.owners
         if not old or young.known == said.size or said.root not in old:
             return young
@@ -266,7 +266,7 @@ class Texts:
         self.own(record, end_key, owned, marks, held)
 
     def own(self, record: Record, end_key: int, owned: list[int], marks: Sequence[int], held: int) -> None:
-        """From now on these keys lead to it, which takes so many bytes besides."""
+        """Let the `owned` keys lead to this record, which takes `held` bytes besides its entries."""
         generation, conversation = self.young, record.conversation
         generation.owners.update(dict.fromkeys(owned, record))
         generation.ends[end_key] = generation.latest[conversation] = record
@@ -281,7 +281,7 @@ class Texts:
             self._age()
 
     def _fork(self, said: Text, young: Match, other: Record, record: Record) -> int:
-        """One more way to go on behind what is known. Returns what it takes."""
+        """Add one more continuation behind what is known. Returns the bytes that it takes."""
         siblings, depth, tail, held = young.siblings, young.depth, young.tail, 0
         at, run, place = depth * BLOCK_BYTES, young.run, young.at
         if young.lacks:
@@ -318,12 +318,12 @@ class Texts:
 
 
 def _rest(said: Text, start: int, known: Match) -> bytes:
-    """All behind `start`, of which the memory has what was skipped."""
+    """The text behind `start`; what was skipped of it comes from the memory."""
     return (piece(known.record, start, said.base) if known.record is not None else b"") + said.text
 
 
 def _depth(owners: dict[int, Record], keys: list[int]) -> int:
-    """How many of these keys are owned: all up to there are."""
+    """How many leading keys are owned."""
     if not keys or keys[0] not in owners:
         return 0
     low, high = 1, len(keys)

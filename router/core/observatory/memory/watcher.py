@@ -26,7 +26,7 @@ from router.core.prompts.blocks import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
 
 BODIES_SHARE = 8  # one part in so many of the memory is for bodies of templates
-FINDINGS_SHARE = 64  # likewise, for what comparisons found
+FINDINGS_SHARE = 64  # one part in so many of the memory is for what comparisons found
 
 _RS_TOOL = RS + b"tool\x1f"
 _MASK = (1 << 64) - 1
@@ -53,7 +53,7 @@ class Watcher:
         self._shared: set[int] = set()
 
     def templates(self) -> list[Template]:
-        """Those that changed since this was last asked."""
+        """Templates that changed since this was last asked."""
         return self._templates.taken()
 
     @property
@@ -77,7 +77,7 @@ class Watcher:
         """What the texts of earlier prompts say of this one; it is kept at once. A Suspect where that takes more: it is
         suspect, or lacks its beginning. `whole` is its prompt with all of its text, where `ask` has only its end.
         `sure`: what was found of others is not assumed of it."""
-        prompt = whole or ask.prompt or _NOTHING  # what has a chain has a prompt
+        prompt = whole or ask.prompt or _NOTHING  # every chain is made of a prompt
         text, base, keys, end_key = prompt.text, prompt.skipped_bytes, chain.keys, chain.end_key
         head = text if not base else prompt.joint.head if prompt.joint is not None else b""
         tools = head.startswith(TOOLS)
@@ -190,22 +190,22 @@ class Watcher:
     # -- what it is ----------------------------------------------------------------------------------------------
 
     def _again(self, suspect: Suspect, young: Match, record: Record) -> None:
-        """All of it was said before: the same prompt, or an earlier turn, or part of one."""
+        """Take a prompt all of which was said before: the same prompt, or an earlier turn, or part of one."""
         sighting = suspect.sighting
         sighting.conversation, sighting.template = record.conversation, record.template
         sighting.turn, sighting.tool_calls = record.turn, record.tool_calls
         same = record.end == suspect.size
         if same:
             record.asked += 1
-            if not suspect.end_key:  # both were cut: what is behind is not known
+            if not suspect.end_key:  # the prompts were cut: what is behind is not known
                 record.turn += 1
-        if young.known < suspect.size:  # it is used, so it moves to the young generation
+        if young.known < suspect.size:  # the prompt is used, so it moves to the young generation
             suspect.user = -1
             asked, children = (record.asked, record.children) if same else (1, 0)
             self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches), asked, children)
 
     def _appended(self, suspect: Suspect, young: Match, record: Record) -> None:
-        """It goes on where an earlier prompt ended."""
+        """Keep a prompt that goes on where an earlier prompt ended."""
         sighting, start = suspect.sighting, record.end - suspect.base
         text, template = suspect.text, record.template
         # Of a prompt that several asked, each goes on in a conversation of its own.
@@ -222,7 +222,7 @@ class Watcher:
         self._keep(suspect, young, made)
 
     def _apart(self, suspect: Suspect, young: Match, *, sure: bool) -> None:
-        """It differs from earlier prompts before their end, or is like none."""
+        """Judge a prompt that differs from earlier prompts before their end, or is like none."""
         first_end, known, size = suspect.first_user_end, suspect.known.known, suspect.size
         text, base = suspect.text, suspect.base
         user = -1
@@ -255,7 +255,7 @@ class Watcher:
     # -- keeping it ----------------------------------------------------------------------------------------------
 
     def _go_on(self, suspect: Suspect, young: Match, before: Record) -> None:
-        """Another prompt of the conversation."""
+        """Keep another prompt of the conversation."""
         sighting = suspect.sighting
         sighting.conversation, sighting.turn, sighting.template = before.conversation, before.turn + 1, before.template
         if suspect.answered:
@@ -278,7 +278,7 @@ class Watcher:
         self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches))
 
     def _count_calls(self, suspect: Suspect) -> None:
-        """As many tools were called as have a result."""
+        """Count the tools that were called: as many as have a result."""
         if suspect.sighting.tools or (suspect.record is not None and suspect.record.tool_calls):
             suspect.sighting.tool_calls = suspect.prefix(suspect.size).count(_RS_TOOL)
 
@@ -289,7 +289,7 @@ class Watcher:
             return suspect.hint_bytes
         if suspect.record is None:
             return 0
-        if suspect.user < 0:  # behind a whole conversation: examples that many begin with
+        if suspect.user < 0:  # many conversations may begin with this whole one: examples
             return known if _is_fork(young) else 0
         return min(known, suspect.user) if suspect.user else known
 
@@ -314,7 +314,7 @@ class Watcher:
                 latest.template = name
 
     def _keep(self, suspect: Suspect, young: Match, made: list[int], asked: int = 1, children: int = 0) -> None:
-        if young.known < suspect.size:  # else it was asked twice at once, and has been kept
+        if young.known < suspect.size:  # a prompt that was asked twice at once has been kept already
             of = suspect.sighting
             record = Record(
                 None, 0, b"", 0, 0, 0, of.conversation, of.turn, of.template, of.tool_calls, of.tools, asked, children
