@@ -8,9 +8,8 @@ import pytest
 
 from tests.house import fragments
 
-# Part of the remarks in `router/` that are fragments. It may only fall: whoever rewrites a file lowers it.
-CEILINGS = {"comment": 0.367, "docstring": 0.107}
-SEE_MAX = 22  # docstrings that only say "See X"
+# Largest part of the remarks in `router/` that may be fragments.
+CEILINGS = {"comment": 0.05, "docstring": 0.05}
 
 SAMPLE = '''\
 """What this file is."""
@@ -36,14 +35,14 @@ def found() -> list[fragments.Remark]:
 
 
 @pytest.mark.parametrize("kind", CEILINGS)
-def test_fragments_only_become_fewer(found: list[fragments.Remark], kind: str) -> None:
-    """The part of comments, and of docstrings, that are fragments is at most what it was before."""
+def test_fragments_are_few(found: list[fragments.Remark], kind: str) -> None:
+    """At most one comment of twenty, and one docstring of twenty, is a fragment."""
     assert fragments.share([remark for remark in found if remark.kind == kind]) <= CEILINGS[kind]
 
 
-def test_docstrings_that_only_point_elsewhere_become_fewer(found: list[fragments.Remark]) -> None:
-    """No more docstrings say "See X" than did before."""
-    assert sum(remark.see for remark in found) <= SEE_MAX
+def test_no_docstring_only_points_elsewhere(found: list[fragments.Remark]) -> None:
+    """No docstring says no more than "See X"."""
+    assert not [remark for remark in found if remark.see]
 
 
 def test_what_counts_as_a_fragment(tmp_path: Path) -> None:
