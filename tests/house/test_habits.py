@@ -70,3 +70,10 @@ def test_the_devcontainer_is_made_by_make() -> None:
     assert f":{needed[1]}-" in config["image"]
     assert config["postCreateCommand"] == "make setup"
     assert config["forwardPorts"] == [8000, 8001]
+
+
+def test_no_file_of_tests_is_too_long() -> None:
+    """No file of tests has more than 400 lines: a longer one has two subjects."""
+    lines = {path: path.read_bytes().count(b"\n") for path in (ROOT / "tests").rglob("*.py")}
+    assert len(lines) > 200
+    assert not {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 400}

@@ -13,7 +13,7 @@ import pytest
 from router.http.client_connection import WAITING_BYTES_MAX
 from router.http.request import Refusal, Request
 from router.http.server import Server
-from tests.http.test_deadlines import LIMITS
+from tests.http.clients import LIMITS
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.support.recorded import RECORDED, SSE, head
 

@@ -23,7 +23,7 @@ from router.commands.loading import load
 from router.commands.main import main
 from router.settings import tls
 from router.settings.schema import SettingsError
-from tests.http.test_deadlines import flood
+from tests.http.test_client_limits import flood
 from tests.http.wire import STREAM, Client, RawEngine, Wire, on_uvloop, post, proxied, settled
 from tests.support.fakes import FakeEngine, events, idle, running
 from tests.support.recorded import SSE, head

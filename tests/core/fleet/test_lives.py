@@ -15,7 +15,7 @@ from router.core.fleet.kv_room import behind_marks
 from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.kv_events.decoding import Stored
-from tests.core.cache.test_knowledge import prompt_of
+from tests.core.cache.known import prompt_of
 from tests.core.placement.placing import MODEL, World, chat, words
 
 IDS = "abc"

@@ -1,0 +1,58 @@
+"""A fleet whose engines say how busy they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.core.admission.queue import Ticket
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.facts.replicas import Load
+from router.core.facts.requests import Ask, Priority
+from router.core.fleet.lease import Lease
+from router.core.fleet.models import NoReplica
+from router.core.placement.wanted import Wanted
+from tests.core.admission.overload import placer_of
+from tests.core.placement.placing import MODEL, World
+
+OK = Outcome(Ending.OK, Usage(10, 10))
+
+
+def want(
+    tenant: str = "", priority: Priority = Priority.NORMAL, size: int = 1, model: str | None = MODEL, **more: Any
+) -> Wanted:
+    """A small request."""
+    ask = Ask(model, stream=True)
+    return Wanted(ask, model, None, "k", body_tokens=10, tenant=tenant, priority=priority, body_bytes=size, **more)
+
+
+class Fleet:
+    """Requests of one fleet, and what was answered to them."""
+
+    def __init__(self, replicas: str = "a", **limits: Any) -> None:
+        self.world = World(replicas)
+        self.placer = placer_of(self.world, **limits)
+        self.admission = self.placer.admission
+
+    def ask(self, *args: Any, exclude: frozenset[str] = frozenset(), **kwargs: Any) -> list[Any]:
+        """A list that holds the answer, or will."""
+        answers: list[Any] = []
+        try:
+            answer = self.placer.ask(want(*args, **kwargs), exclude, answers.append)
+        except (Shed, NoReplica) as error:
+            answers.append(error)
+        else:
+            if not isinstance(answer, Ticket):
+                answers.append(answer)
+        return answers
+
+    def load(self, replica: str, waiting: int | None, in_flight: int | None = None) -> None:
+        """A probe, and what is made of it."""
+        if in_flight is None:
+            in_flight = len(self.world.router.fleet.members[replica].leases)
+        self.world.router.observe_load(replica, Load(waiting=waiting))
+        self.world.router.fleet.members[replica].in_flight_probed = in_flight
+        self.admission.tick()
+
+    def finish(self, lease: Lease, outcome: Outcome = OK) -> None:
+        """The answer ends."""
+        self.placer.finish(lease, outcome, self.world.now_s)

@@ -1,0 +1,209 @@
+"""What lowers and restores the grade of a replica, and what budgets share."""
+
+from __future__ import annotations
+
+from array import array
+
+from router.core.cache.engine_blocks import BLOCK_BYTES
+from router.core.cache.knowledge import SETTLE_S
+from router.core.cache.reported import DISTRUST_S, HYBRID, StoredPrefix
+from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Load
+from router.core.kv_events.decoding import Cleared, Removed, Stored
+from router.core.kv_events.stream import RESTARTED
+from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.token_keys import TokenPrompt
+from tests.core.cache.known import BLOCK, World, _answer, prompt_of
+
+
+def test_predictions_that_drift_cost_the_grade_until_a_clean_replay() -> None:
+    """The replay is asked for at once, and after the next drift only after a while."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    _answer(world, 144, 0, 21)
+    world.knowledge.checked("a", Load(), 5.0)
+    grade, why = world.knowledge.grade_of("a")
+    assert grade is Grade.ESTIMATED
+    assert "0 of 21" in why
+    assert world.resyncs == ["a"]
+    world.knowledge.checked("a", Load(), 6.0)
+    assert world.resyncs == ["a"]  # asked once
+    world.knowledge.clear("a", "asked to begin anew", 6.0)
+    world.knowledge.grade("a", Grade.EXACT, "joined at batch 0", 6.1)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+    world.store(prompt_of(160))
+    _answer(world, 144, 0, 21)
+    world.knowledge.checked("a", Load(), 7.0)
+    world.knowledge.checked("a", Load(), 7.0 + DISTRUST_S - 1)
+    assert world.resyncs == ["a"]
+    world.knowledge.checked("a", Load(), 7.0 + DISTRUST_S)
+    assert world.resyncs == ["a", "a"]
+
+
+def test_answers_from_before_a_clear_say_nothing_of_what_came_after() -> None:
+    """A lease placed on what is no longer believed is not compared."""
+    world = World()
+    world.join()
+    before: StoredPrefix | None = world.said(prompt_of(160), 0.0)["a"]
+    world.knowledge.clear("a", "gap", 1.0)
+    world.knowledge.grade("a", Grade.CATCHING_UP, "gap", 1.0)
+    world.knowledge.answered("a", before, 144, 0, 160)
+    assert world.knowledge.checks("a") == (0, 0)
+
+
+def test_counters_stand_in_for_silent_answers() -> None:
+    """An engine that says nothing in its answers is judged by its sums."""
+    world = World()
+    world.join()
+    world.knowledge.checked("a", Load(cache_query_tokens_total=0, cache_hit_tokens_total=0), 1.0)
+    for _ in range(DRIFT_TOKENS_MIN // 160 + 1):
+        _answer(world, 144, None)
+    load = Load(cache_query_tokens_total=(DRIFT_TOKENS_MIN // 160 + 1) * 160, cache_hit_tokens_total=0)
+    world.knowledge.checked("a", load, 2.0)
+    assert world.knowledge.grade_of("a")[0] is Grade.ESTIMATED
+    assert "it counted 0" in world.knowledge.grade_of("a")[1]
+
+
+def test_more_blocks_than_the_index_may_hold_are_never_exact() -> None:
+    """The ledger forgets, so the replica holds more than is known."""
+    world = World()
+    world.join()
+    world.store(prompt_of(BLOCK * 10_001))
+    world.knowledge.grade("a", Grade.EXACT, "joined", 1.0)
+    assert world.knowledge.grade_of("a")[0] is Grade.CATCHING_UP
+
+
+def test_short_pages_are_not_followed() -> None:
+    """A key for every token would cost more than it brings; the reason names the remedy."""
+    world = World()
+    world.join()
+    world.knowledge.apply("a", Stored([1, 2], None, b"\0" * 8, 1, "", b"", None, "GPU", 0, True), 0.0)
+    world.knowledge.grade("a", Grade.EXACT, "joined", 1.0)
+    grade, why = world.knowledge.grade_of("a")
+    assert grade is Grade.ESTIMATED
+    assert "pages of 1 tokens" in why
+
+
+def test_a_replica_that_left_is_gone() -> None:
+    """Its blocks are purged, and what comes late is harmless."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    world.knowledge.forget("a")
+    assert world.held(prompt_of(160)) == {}
+    world.knowledge.settle("a", 1, prompt_of(16), 1.0, computed=False)
+    world.knowledge.answered("a", None, 0, 0, 0)
+    world.knowledge.checked("a", Load(), 1.0)
+    world.knowledge.masks.sweep(1_000)
+    assert len(world.knowledge.masks) == 0
+
+
+def test_removals_are_followed() -> None:
+    """The prefix ends where a block is gone."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    gone = hash((b"", prompt_of(160).ids[: 4 * BLOCK * 4])) & (1 << 64) - 1
+    world.knowledge.apply("a", Removed([gone], "GPU", 0), 1.0)
+    assert world.held(prompt_of(160)) == {"a": 48}
+
+
+def test_a_prompt_behind_a_late_answer_is_known_to_be_unsure() -> None:
+    """The answer ended, the event of its last block did not come yet: the prediction is not called exact."""
+    world = World()
+    world.join()
+    first, second = prompt_of(64), prompt_of(160)
+    world.store(first)
+    world.knowledge.expect("a", 7, first, world.said(first, 0.0)["a"])
+    world.knowledge.settle("a", 7, first, 10.0, computed=True, grown_blocks=1)
+    assert world.knowledge.behind(second, 10.0)
+    assert world.said(second, 10.0)["a"].behind
+    assert not world.said(prompt_of(160, salt=b"s"), 10.0)["a"].behind
+    world.knowledge.tick(10.0 + SETTLE_S)
+    assert not world.said(second, 10.0 + SETTLE_S)["a"].behind
+    assert not world.knowledge.behind(second, 10.0 + SETTLE_S)
+
+
+def test_a_tier_takes_no_room_on_the_gpu() -> None:
+    """Of a pool of 4,000 blocks 800 are in use, whatever a tier holds besides; what is left is free. A prompt that only
+    the tier has counts as held."""
+    world = World()
+    world.join()
+    prompts = [array("I", [seed, *range(1, 200 * BLOCK)]).tobytes() for seed in range(40)]
+    for seed, ids in enumerate(prompts):
+        hashes = list(range(1_000 * seed + 1, 1_000 * seed + 201))
+        for medium in ("GPU", "CPU"):
+            world.knowledge.apply("a", Stored(hashes, None, ids, BLOCK, "", b"", None, medium, 0, True), 0.0)
+        if seed < 36:
+            world.knowledge.apply("a", Removed(hashes, "GPU", 0), 0.0)
+    world.knowledge.checked("a", Load(kv_tokens_max=4_000 * BLOCK, block_tokens=BLOCK), 1.0)
+    keys = token_chain(prompts[0], BLOCK, token_root("", b"", BLOCK))
+    held = world.said(TokenPrompt(prompts[0], "", b"", {BLOCK: keys}))["a"]
+    assert held.free_tokens == 3_200 * BLOCK
+    assert held.tokens == 200 * BLOCK
+
+
+def test_a_hybrid_model_is_exact_only_by_its_answers() -> None:
+    """Its sliding-window layers let go of blocks that the prefix needs, so a whole stream proves nothing: 99 % of the
+    last two hundred answers do, and only as long as they do. A clear changes nothing in that; another process does."""
+    world = World()
+    world.join()
+    world.store(prompt_of(160))
+    assert world.knowledge.grade_of("a") == (Grade.EXACT, "joined")
+    world.knowledge.apply("a", Stored([1, 2], None, b"", 0, "", b"", None, "GPU", 1, False), 1.0)
+    world.knowledge.apply("a", Removed([1, 2], "GPU", 1), 1.0)
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, HYBRID)
+    _answer(world, 144, 144, CHECKS)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+    _answer(world, 144, 0, 3)
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, HYBRID)
+    world.knowledge.apply("a", Cleared(), 2.0)
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, HYBRID)
+    world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.0)
+    world.knowledge.grade("a", Grade.EXACT, "joined at batch 0", 3.0)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+
+
+def test_all_ledgers_share_one_budget() -> None:
+    """Beyond it the one that takes most gives up blocks, its newest, and its grade; the others lose nothing. As long as
+    it is not much smaller than they are it gives first, so that of many that are alike one falls, not all."""
+    world = World(bytes_max=4_000 * BLOCK_BYTES)
+    for name, blocks in (("a", 2_000), ("b", 1_000), ("c", 900)):
+        world.join(name)
+        world.store(prompt_of(BLOCK * blocks, salt=name.encode()), name)
+    assert world.knowledge.bytes_used == 3_900 * BLOCK_BYTES
+    world.store(prompt_of(BLOCK * 500, salt=b"more"), "b")
+    assert world.knowledge.bytes_used <= 4_000 * BLOCK_BYTES
+    assert world.knowledge.grade_of("a") == (Grade.CATCHING_UP, "it holds more blocks than the index may")
+    assert world.knowledge.grade_of("b")[0] is world.knowledge.grade_of("c")[0] is Grade.EXACT
+    assert world.held(prompt_of(BLOCK * 500, salt=b"more"))["b"] == 500 * BLOCK
+    assert 0 < world.held(prompt_of(BLOCK * 2_000, salt=b"a"))["a"] < 2_000 * BLOCK
+    assert world.said(prompt_of(16))["a"].free_tokens is None  # what it holds besides is not known
+    world.store(prompt_of(BLOCK * 1_000, salt=b"too"), "c")
+    assert world.knowledge.grade_of("b")[0] is world.knowledge.grade_of("c")[0] is Grade.EXACT
+    world.knowledge.forget("b")
+    world.knowledge.clear("a", "gap", 1.0)
+    world.knowledge.grade("a", Grade.EXACT, "joined at a clear", 1.0)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+    assert world.knowledge.bytes_used == 1_900 * BLOCK_BYTES
+
+
+def test_who_holds_nothing_costs_nothing() -> None:
+    """Of a thousand replicas, each with a stream, those are told that hold some of the prompt. What is said of one that
+    holds nothing is made once, and again when its room changes."""
+    world = World()
+    for n in range(1_000):
+        world.join(f"r{n}")
+        world.store(prompt_of(64, salt=b"%d" % n), f"r{n}")
+        world.knowledge.checked(f"r{n}", Load(kv_tokens_max=1_600), 1.0)
+    assert set(world.knowledge.stored(prompt_of(160, salt=b"7"), 2.0)) == {"r7"}
+    none = world.knowledge.empty("r8")
+    assert none == StoredPrefix(0, BLOCK, Grade.EXACT, none.epoch if none else -1, free_tokens=1_600 - 64)
+    assert world.knowledge.empty("r8") is none
+    world.store(prompt_of(32, salt=b"x"), "r8")
+    changed = world.knowledge.empty("r8")
+    assert changed is not None
+    assert changed.free_tokens == 1_600 - 96
+    assert world.knowledge.empty("unheard of") is None

@@ -1,0 +1,28 @@
+"""Lines, pages and limits for tests of clients."""
+
+from __future__ import annotations
+
+from router.http.deadlines import ClientLimits
+from tests.http.wire import Wire
+from tests.support.recorded import RECORDED
+
+LIMITS = ClientLimits(
+    body_bytes_max=1 << 20,
+    keepalive_s=75.0,
+    head_timeout_s=10.0,
+    body_bytes_per_s_min=1_024,
+    send_timeout_s=60.0,
+    connections_max=100,
+    connections_per_client_max=100,
+)
+
+
+LINE = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
+
+
+SHORT = {"listen__head_timeout_s": 0.3, "listen__send_timeout_s": 0.3}
+
+
+async def play(wire: Wire) -> None:
+    """A healthy answer."""
+    wire.transport.write(RECORDED["held JSON"].raw)

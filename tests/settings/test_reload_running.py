@@ -1,0 +1,249 @@
+"""A running router reads its settings again: files, load, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp import ClientSession
+
+from router.commands.loading import load
+from router.settings.reloading import REFUSED, Reloader
+from router.settings.schema import Settings
+from tests.http.test_tls import secured
+from tests.settings.reloaded import in_force, running, write
+from tests.support.fakes import FakeEngine, events, half_then_waits, idle
+from tests.support.keyring import Keyring
+
+CHAT = "/v1/chat/completions"
+
+
+def body(text: str = "x", *, stream: bool = True) -> dict[str, object]:
+    """A chat request."""
+    return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}]}
+
+
+async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: ClientSession) -> None:
+    """Keys, tokens and certificates that were written anew count after a reload, though no setting has changed."""
+    authorities = [trustme.CA(), trustme.CA()]
+    names = ("token", "key", "own.pem", "ca.pem", "ours.pem", "theirs.pem")
+    token, key, own, ca, ours, theirs = (tmp_path / name for name in names)
+
+    def write_all(number: int) -> dict[str, str]:
+        """The files; returns what a client of the new keys sends."""
+        authority = authorities[number]
+        token.write_text(f"admin-token-{number:04}")
+        key.write_text(f"key-{number}\n")
+        authority.cert_pem.write_to_path(str(ca))
+        for path, name in ((own, "127.0.0.1"), (ours, "router"), (theirs, "127.0.0.1")):
+            authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
+        return Keyring(tmp_path, acme={}).of("acme")
+
+    def served() -> ssl.SSLContext:
+        """What a replica speaks."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(theirs)
+        context.load_verify_locations(ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    settings: dict[str, Any] = {
+        "listen__tls_certificate": str(own), "listen__tls_client_ca": str(ca),
+        "admin__token_file": str(token), "upstream__api_key_file": str(key),
+        "upstream__tls_ca": str(ca), "upstream__tls_certificate": str(ours),
+    }  # fmt: skip
+    settings["auth__keys_file"] = str(tmp_path / "keys.yaml")
+    old = write_all(0)
+    async with secured(engine, served()) as first, running(tmp_path / "file", first, **settings) as router:
+        app = router.app
+        trusting = ssl.create_default_context(cafile=ca)
+        trusting.load_cert_chain(ours)
+        async with client.post(app.url + CHAT, json=body(), headers=old, ssl=trusting) as response:
+            assert response.status == 200
+        new = write_all(1)
+        async with secured(engine, served()) as second:
+            await router.set(second, **settings)
+            while set(app.router.fleet.members) != {second}:
+                await asyncio.sleep(0.001)
+            await app.hub.probe_now()
+            assert app.router.fleet.ready()
+            trusting = ssl.create_default_context(cafile=ca)
+            trusting.load_cert_chain(ours)
+            for headers, status in ((new, 200), (old, 401)):
+                async with client.post(app.url + CHAT, json=body(), headers=headers, ssl=trusting) as response:
+                    assert response.status == status
+            assert engine.seen[-1].headers["authorization"] == "Bearer key-1"
+            assert app.edge._asking_tls is not None
+            assert app.edge._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
+            for number, status in ((1, 200), (0, 401)):
+                bearer = {"Authorization": f"Bearer admin-token-{number:04}"}
+                async with client.get(app.admin_url + "/metrics", headers=bearer) as response:
+                    assert response.status == status
+                async with client.get(app.url + "/metrics", headers=bearer, ssl=trusting) as response:
+                    assert response.status == status
+
+
+@pytest.mark.parametrize("gone", ["keys.yaml", "token", "ca.pem"])
+async def test_a_file_that_goes_meanwhile(
+    tmp_path: Path, engine: FakeEngine, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    """What was checked and is gone when it is to be applied is said like any other problem, and nothing changes."""
+    Keyring(tmp_path, acme={})
+    (tmp_path / "token").write_text("t" * 16)
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    settings = {
+        "auth__keys_file": str(tmp_path / "keys.yaml"), "admin__token_file": str(tmp_path / "token"),
+        "upstream__tls_ca": str(tmp_path / "ca.pem"),
+    }  # fmt: skip
+    async with running(tmp_path / "file", engine, **settings) as router:
+        before = in_force(router)
+        write(tmp_path / "file", engine, **settings, upstream__retries_max=7)
+        checked = load(tmp_path / "file")
+        (tmp_path / gone).unlink()
+        await Reloader(checked, lambda: checked, router.app.reload, router.app.hub.reloaded).reload()
+        assert in_force(router) == before
+        (said,) = [record for record in caplog.records if record.getMessage() == REFUSED]
+        assert "No such file" in vars(said)["fields"]["problem"]
+
+
+async def test_fifty_reloads_under_load(
+    tmp_path: Path, engine: FakeEngine, other: FakeEngine, client: ClientSession
+) -> None:
+    """Replicas come and go and settings change fifty times over while requests and streams run: each is answered in
+    full, with no retry allowed when a replica goes, and nothing is left open."""
+    engine.script.extend([half_then_waits] * 4)
+    other.script.extend([half_then_waits] * 4)
+    async with running(tmp_path / "file", engine, other) as router:
+        app, ended = router.app, 0
+        streams = [await client.post(app.url + CHAT, json=body(f"{n} " * 300)) for n in range(4)]
+        for each in (engine, other):
+            each.script.clear()
+        over = asyncio.Event()
+
+        async def ask(number: int) -> None:
+            nonlocal ended
+            for n in itertools.count():
+                async with client.post(app.url + CHAT, json=body(f"{number} {n}")) as response:
+                    assert (response.status, await response.read()) == (200, b"".join(events()))
+                    ended += 1
+                if over.is_set():
+                    return
+
+        asking = [asyncio.create_task(ask(number)) for number in range(4)]
+        for n in range(50):
+            enough = ended + 4
+            there = (engine, other) if n % 2 else (other,)
+            await router.set(*there, upstream__retries_max=n % 2, api__receipts=bool(n % 2))
+            await router.replicas_are(*there)
+            while ended < enough and not any(task.done() for task in asking):
+                await asyncio.sleep(0)
+        over.set()
+        await asyncio.gather(*asking)
+        for each in (engine, other):
+            each.go_on.set()
+        assert [await stream.read() for stream in streams] == [b"".join(events())] * 4
+        while not idle(app):
+            await asyncio.sleep(0)
+        assert await router.metric('warmroute_reloads_total{result="ok"}') == 50
+        assert await router.metric('warmroute_reloads_total{result="refused"}') == 0
+
+
+async def test_a_replica_that_is_taken_out_finishes(
+    tmp_path: Path, engine: FakeEngine, other: FakeEngine, client: ClientSession
+) -> None:
+    """What runs on it ends well; what comes goes elsewhere; its connections are closed; its lease is not left over."""
+    engine.script.append(half_then_waits)
+    async with running(tmp_path / "file", engine) as router:
+        stream = await client.post(router.app.url + CHAT, json=body())
+        await engine.at_work.wait()
+        await router.set(other)
+        await router.replicas_are(other)
+        for _ in range(5):
+            async with client.post(router.app.url + CHAT, json=body()) as response:
+                assert response.headers["x-warmroute-replica"] == other.url
+        engine.go_on.set()
+        assert await stream.read() == b"".join(events())
+        assert len(engine.seen) == 1
+        while not idle(router.app):
+            await asyncio.sleep(0)
+        assert engine.url not in router.app.edge.upstream._pools
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("replicas: [http://a, http://a]\nlog: {level: loud}\n", 2),
+        ("upstream: {retries_max: -1}\n", 1),
+        ("nonsense: 1\n", 1),
+        ("[", 1),
+        ("auth: {keys_file: /nowhere/keys.yaml}\n", 1),
+        ("auth: {keys_file: /dev/null}\n", 1),
+        ("listen: {tls_certificate: /}\n", 1),
+    ],
+)
+async def test_a_bad_file_is_kept_out(
+    tmp_path: Path,
+    engine: FakeEngine,
+    client: ClientSession,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    problems: int,
+) -> None:
+    """The old settings stay in force, whole; each problem is one line of level error; it is counted. So it is with a
+    file that the settings name and nobody can read."""
+    async with running(tmp_path / "file", engine) as router:
+        before = in_force(router)
+        (tmp_path / "file").write_text(text)
+        await router.reloader.reload()
+        said = [record for record in caplog.records if record.getMessage() == REFUSED]
+        assert [record.levelno for record in said] == [logging.ERROR] * problems
+        assert in_force(router) == before
+        async with client.post(router.app.url + CHAT, json=body()) as response:
+            assert response.status == 200
+        assert await router.metric('warmroute_reloads_total{result="refused"}') == 1
+        assert await router.metric("warmroute_last_reload_timestamp_seconds") is None
+
+
+async def test_what_needs_a_restart_is_said_and_kept(
+    tmp_path: Path, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names the keys, another line what changed, neither a value; and the rest is applied."""
+    caplog.set_level(logging.INFO)
+    async with running(tmp_path / "file", engine) as router:
+        await router.set(
+            engine, listen__port=1, routing__policy="round_robin", upstream__retries_max=7, admin__token="s3cret" * 4
+        )
+        assert router.app.edge.proxy._attempts.limits.retries_max == 7
+        assert router.reloader.settings.listen.port == 0
+        (kept,) = [r for r in caplog.records if r.getMessage() == "settings that changed need a restart"]
+        assert (kept.levelno, vars(kept)["fields"]) == (
+            logging.WARNING,
+            {"settings": ["listen.port", "routing.policy"]},
+        )
+        (applied,) = [r for r in caplog.records if r.getMessage() == "the settings were read again"]
+        assert vars(applied)["fields"] == {"changed": ["admin.token", "upstream.retries_max"]}
+        assert await router.metric("warmroute_last_reload_timestamp_seconds") is not None
+
+
+async def test_a_bug_while_reloading_is_not_the_end() -> None:
+    """The next reload works."""
+    told, settings = list[str](), Settings()
+
+    def apply(_: Settings) -> None:
+        if not told:
+            raise ZeroDivisionError
+
+    reloader = Reloader(settings, lambda: settings, apply, told.append)
+    watching = asyncio.create_task(reloader.watch())
+    for n in (1, 2):
+        reloader.ask()
+        while len(told) < n:
+            await asyncio.sleep(0)
+    watching.cancel()
+    assert told == ["refused", "ok"]

@@ -1,0 +1,61 @@
+"""Records and pipes for tests of logs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from router.core.facts.placements import Ending
+from router.telemetry import logs
+from router.telemetry.record import RequestRecord
+
+PIPE_BYTES = 4096  # of the smallest pipe
+
+
+def record(**fields: Any) -> RequestRecord:
+    """A request that was answered, but for these fields."""
+    plain = {"id": 'a"b', "route": "/v1/completions", "model": "naïve", "status": 200, "ending": Ending.OK}
+    return RequestRecord(**{**plain, "duration_s": 1.23456, **fields})
+
+
+class Pipe:
+    """A small pipe to be standard error, which nobody reads before `end`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self.readable, self.writable = os.fdopen(reading), os.fdopen(writing, "w")
+        self._monkeypatch = monkeypatch
+
+    def setup(self, level: str = "info", format_: str = "json", *, requests: bool = True) -> None:
+        """As the command does, with this pipe in the place of standard error."""
+        self._monkeypatch.setattr(sys, "stderr", self.writable)
+        logs.setup(level, format_, requests=requests)
+        self._monkeypatch.undo()
+
+    def end(self) -> str:
+        """Everything that was written until the logging module ended, as it does with the process."""
+        read: list[str] = []
+        reader = threading.Thread(target=lambda: read.append(self.readable.read()))
+        reader.start()
+        close_logging()
+        self.writable.close()
+        reader.join()
+        return read[0]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The same as JSON lines."""
+        return [json.loads(line) for line in self.end().splitlines()]
+
+
+def close_logging() -> None:
+    """What the logging module does when the process ends."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
