@@ -13,10 +13,7 @@ from loadtest.engine.command import Engines
 from router.core.facts.misses import Template
 from router.prewarm.sending import PromptSender
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page, until
-from tests.support.discovered import told
 from tests.support.fakes import FakeEngine, idle, mute, ok, running
-
-__all__ = ["told"]
 
 
 async def test_the_first_request_of_a_warmed_prompt_is_a_hit(client: ClientSession, engines: Engines) -> None:
