@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `warmroute`. Returns the exit status."""
     _open_standard_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] == ["demo"]:
-        try:
-            from loadtest.replay.demo import main as demo
-        except ModuleNotFoundError as error:
-            print(f"warmroute: the demo needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
-            return 2
-        return demo(arguments[1:])
+    if arguments and (installed := entry_points(group="warmroute.commands", name=arguments[0])):
+        return _run_installed(next(iter(installed)), arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "check-config":
         return _check(options)
@@ -60,6 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from router.loop import run
 
     return run(_serve(settings, read))
+
+
+def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
+    """Run a command that is installed beside the router's own, such as `demo`. Returns the exit status."""
+    try:
+        run = command.load()
+    except ModuleNotFoundError as error:
+        message = f"warmroute: {command.name} needs '{error.name}': pip install '.[{command.name}]'"
+        print(message, file=sys.stderr)
+        return 2
+    status: int = run(arguments)
+    return status
 
 
 def _open_standard_streams() -> None:

@@ -32,10 +32,10 @@ from router.edge.answering import made_response, none_ready
 from router.edge.question import RESPONSES, STORED, Question
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
+from router.http.engine_failed import EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
     ConnectFailed,
-    EngineFailed,
     EngineShed,
     Failure,
     NotStream,

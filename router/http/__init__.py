@@ -13,5 +13,6 @@ upstream           calls to engines, and the watchdog over them
 pool               one engine's address, with its free connections
 exchange           one request to an engine and its answer, on one connection
 failures           what may go wrong with a call, typed by what a retry may do
+engine_failed      the one failure that has an answer with it
 outbox             small writes, gathered over one turn of the event loop
 """

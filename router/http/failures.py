@@ -29,12 +29,7 @@ This file is not compiled (deploy/compiled.py): instances of a compiled exceptio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from router.core.facts.placements import Ending
-
-if TYPE_CHECKING:
-    from router.http.exchange import EngineAnswer  # a cycle at run time: exchange.py raises failures of this file
 
 
 class Failure(Exception):
@@ -133,16 +128,6 @@ class Stalled(BrokeMidway):
     """The answer had begun, and no more of it came in time."""
 
     kind = "stalled"
-
-
-class EngineFailed(Failure):
-    """The engine answered that it cannot serve. `answer` goes to the client if no other replica can serve either."""
-
-    kind = "engine"
-
-    def __init__(self, answer: EngineAnswer) -> None:
-        super().__init__(f"status {answer.status}")
-        self.answer = answer
 
 
 def say(error: BaseException) -> str:

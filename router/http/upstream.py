@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from router.core.facts.replicas import REST_MAX_S, Replica
+from router.http.engine_failed import EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BrokeEarly,
     BrokeMidway,
-    EngineFailed,
     EngineShed,
     ReplicaLost,
     ReplicaStuck,

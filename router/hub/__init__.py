@@ -3,6 +3,7 @@ through the `placer` only, and it reaches them through `Edges`.
 
 hub           the hub's life, and what it is told
 assembly      its parts, made from settings
+parts         what those parts may ask of it and of each other
 roster        which replicas there are, and the tasks that watch each
 local_placer  what an edge of this process asks
 admitter      who is placed now, who waits, who is turned away

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -26,23 +26,21 @@ from router.engines.kv_events.subscriber import Subscriber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
 from router.hub.local_placer import LocalPlacer
+from router.hub.parts import HubParts
 from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.pairs import event_endpoints, event_topics
 from router.telemetry.metrics import Figures, Metrics
+from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import Asker
 from router.tokens.trust import Trust
-
-if TYPE_CHECKING:
-    from router.hub.hub import Hub
-    from router.tokens.encoder import Prompts
 
 log = logging.getLogger(__name__)
 
 STALE_PROBES = 3  # probe intervals after which an engine's word on its load no longer counts
 
 
-def router_of(hub: Hub) -> Router:
+def router_of(hub: HubParts) -> Router:
     """The Router. What it says of replicas goes to the roster, the event streams and the warmer."""
     s = hub.settings
     window_s = s.observatory.replay_window_s
@@ -65,7 +63,7 @@ def router_of(hub: Hub) -> Router:
     )
 
 
-def metrics_of(hub: Hub) -> Metrics:
+def metrics_of(hub: HubParts) -> Metrics:
     """Metrics of this process and of all edges."""
 
     def streams() -> dict[str, dict[str, float | None]]:
@@ -85,7 +83,7 @@ def metrics_of(hub: Hub) -> Metrics:
     return Metrics(hub.router, time.monotonic, figures, process=True)
 
 
-def discoveries_of(hub: Hub) -> Together:
+def discoveries_of(hub: HubParts) -> Together:
     """All sources of replicas: those in the settings or added at run time, and a source that finds others."""
     s = hub.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
@@ -93,7 +91,7 @@ def discoveries_of(hub: Hub) -> Together:
     return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
 
 
-def pages_of(hub: Hub) -> Pages:
+def pages_of(hub: HubParts) -> Pages:
     """The pages that any client or operator may read."""
 
     def stream(replica: str) -> dict[str, Any] | None:
@@ -114,7 +112,7 @@ def pages_of(hub: Hub) -> Pages:
     )
 
 
-def observatory_of(hub: Hub) -> Observatory | None:
+def observatory_of(hub: HubParts) -> Observatory | None:
     """The observatory; None where it is switched off."""
     settings = hub.settings.observatory
     if not settings.enabled:
@@ -130,7 +128,7 @@ def observatory_of(hub: Hub) -> Observatory | None:
     )
 
 
-def placer_of(hub: Hub) -> LocalPlacer:
+def placer_of(hub: HubParts) -> LocalPlacer:
     """What edges of this process ask, and what places for workers."""
     s = hub.settings
     return LocalPlacer(
@@ -149,7 +147,7 @@ def placer_of(hub: Hub) -> LocalPlacer:
     )
 
 
-def warmer_of(hub: Hub) -> Warmer:
+def warmer_of(hub: HubParts) -> Warmer:
     """What fills caches before traffic comes."""
     s = hub.settings
     sender = PromptSender(
@@ -170,7 +168,7 @@ def warmer_of(hub: Hub) -> Warmer:
     )
 
 
-def prober_of(hub: Hub) -> Prober:
+def prober_of(hub: HubParts) -> Prober:
     """What asks replicas for health, models and load."""
     s = hub.settings
     return Prober(
@@ -187,7 +185,7 @@ def prober_of(hub: Hub) -> Prober:
     )
 
 
-def ranks_of(hub: Hub) -> Ranks:
+def ranks_of(hub: HubParts) -> Ranks:
     """What asks servers how many data-parallel ranks they have."""
     probe = hub.settings.probe
     return Ranks(
@@ -200,7 +198,7 @@ def ranks_of(hub: Hub) -> Ranks:
     )
 
 
-def subscriber_of(hub: Hub) -> Subscriber:
+def subscriber_of(hub: HubParts) -> Subscriber:
     """What follows the KV events of replicas."""
     s = hub.settings
     return Subscriber(
@@ -219,7 +217,7 @@ def subscriber_of(hub: Hub) -> Subscriber:
     )
 
 
-def trust_of(hub: Hub, prompts: Prompts, asker: Asker) -> Trust:
+def trust_of(hub: HubParts, prompts: Prompts, asker: Asker) -> Trust:
     """What compares our token ids with those of replicas."""
     tokens = hub.settings.tokens
     return Trust(

@@ -5,6 +5,7 @@ child          a process that it starts, hub or worker; orders are what it is to
 hub_server     the hub's side: places for all workers, and is the hub's edges
 remote_placer  the worker's side: places through the hub, or by the ring while there is none
 hub_watch      whether the hub places
+lease          a lease, as a worker has it
 view           what a worker knows of replicas
 template_news  what a worker tells of templates
 link           a worker's connection; messages are what is said over it, codec makes them of facts and back

@@ -13,12 +13,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from router.core.placement.wanted import Wanted
-
-if TYPE_CHECKING:
-    from router.workers.remote_placer import RemoteLease
+from router.workers.lease import RemoteLease
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
 from router.workers.hub_watch import BROKEN, CHECK_PAGE, SILENT, HubWatch
+from router.workers.lease import RemoteLease
 from router.workers.link import HubLink
 from router.workers.template_news import TemplateNews
 from router.workers.view import LastView
@@ -33,25 +34,6 @@ PAGE_S = 5.0  # longest wait for a page of the hub's, such as the metrics of a l
 REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
-
-
-class RemoteLease:
-    """A lease of the hub's, or one that this worker opened alone."""
-
-    __slots__ = ("first_token_s", "id", "model", "receipt", "stands", "streams")
-
-    def __init__(self, id_: int, receipt: Receipt, wanted: Wanted) -> None:
-        self.id = id_
-        self.receipt = receipt
-        self.model = wanted.model
-        self.streams = wanted.ask.stream
-        self.first_token_s: float | None = None
-        self.stands = True  # the replica has not left since
-
-    @property
-    def replica(self) -> str:
-        """Id of the replica."""
-        return self.receipt.replica
 
 
 class RemotePlacer:

@@ -1,0 +1,52 @@
+"""What the parts of a hub may ask of it and of each other. `assembly` makes the parts, `hub` holds them."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Protocol
+
+from router.admin.observatory import Observatory
+from router.admin.pages import Pages
+from router.core.placement.router import Router
+from router.engines.discovery.static import StaticDiscovery
+from router.engines.discovery.together import Together
+from router.engines.kv_events.subscriber import Subscriber
+from router.hub.admitter import Admitter
+from router.hub.roster import ReplicaRoster
+from router.placer import Edges
+from router.prewarm.warmer import Warmer
+from router.settings.schema import Settings
+from router.telemetry.metrics import Metrics
+from router.telemetry.process_counts import Totals
+from router.telemetry.record import RequestRecord
+from router.tokens.encoder import Prompts
+
+
+class HubParts(Protocol):
+    """A hub, to its parts. None: that part is switched off."""
+
+    settings: Settings
+    upstream_key: str
+    tls: ssl.SSLContext | None
+    edges: Edges
+    router: Router
+    metrics: Metrics
+    totals: Totals
+    replicas: StaticDiscovery
+    discoveries: Together
+    pages: Pages
+    observatory: Observatory | None
+    admission: Admitter
+    warmer: Warmer
+    events: Subscriber | None
+    roster: ReplicaRoster
+    prompts: Prompts | None
+
+    def ready(self) -> bool:
+        """Whether requests should come here."""
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that ended."""
+
+    def failed(self, replica: str, kind: str) -> None:
+        """Count an attempt that failed."""

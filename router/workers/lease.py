@@ -1,0 +1,25 @@
+"""A worker's side of a lease."""
+
+from __future__ import annotations
+
+from router.core.facts.placements import Receipt
+from router.core.placement.wanted import Wanted
+
+
+class RemoteLease:
+    """A lease of the hub's, or one that this worker opened alone."""
+
+    __slots__ = ("first_token_s", "id", "model", "receipt", "stands", "streams")
+
+    def __init__(self, id_: int, receipt: Receipt, wanted: Wanted) -> None:
+        self.id = id_
+        self.receipt = receipt
+        self.model = wanted.model
+        self.streams = wanted.ask.stream
+        self.first_token_s: float | None = None
+        self.stands = True  # the replica has not left since
+
+    @property
+    def replica(self) -> str:
+        """Id of the replica."""
+        return self.receipt.replica
