@@ -22,7 +22,9 @@ def recipe(target: str) -> list[str]:
 
 def test_help_lists_every_target() -> None:
     """`make help` has a line for each target that is meant to be typed, with what stands behind it."""
-    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
     listed = [line.split()[0] for line in done.stdout.splitlines()]
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony is not None
