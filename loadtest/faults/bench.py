@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -157,7 +158,7 @@ class Run:
     def admin_port(self) -> int:
         """The port of warmroute's admin listener; 0 if it is not known."""
         said = LISTENING.search(self.process.output.read_text(errors="replace"))
-        return int(said[2]) if said else 0
+        return (urlsplit(said[2]).port or 0) if said else 0
 
     async def ask(
         self,

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,7 +17,7 @@ from loadtest.common import rivals
 from loadtest.common.report import Row, write_json
 from loadtest.faults import command as faults
 from loadtest.faults import matrix
-from loadtest.faults.bench import Bench, FaultAnswer, NotForThis, Scale, row
+from loadtest.faults.bench import Bench, FaultAnswer, NotForThis, Run, Scale, row
 from loadtest.faults.judge import verdict
 from loadtest.faults.report import print_report
 from loadtest.faults.report import verdict as verdict_of
@@ -288,3 +289,13 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
     for some, command in ((ours[1:], "faults"), (other, "faults"), *loose):
         write_json(file, command, some)
         assert pages.main(["--faults", str(file), "--root", str(tmp_path)]) == 1
+
+
+def test_the_ports_of_a_router_are_read_from_what_it_says(tmp_path: Path) -> None:
+    """A run finds the admin listener of warmroute in its output, and none in that of a rival."""
+    output = tmp_path / "output"
+    run = Run([], SimpleNamespace(output=output), 1, SimpleNamespace())  # type: ignore[arg-type]  # only its output is read
+    output.write_text("Starting rival on 8080\n")
+    assert run.admin_port == 0
+    output.write_text("listening http://127.0.0.1:8080 admin http://127.0.0.1:8001\n")
+    assert run.admin_port == 8001
