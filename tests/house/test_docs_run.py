@@ -31,7 +31,7 @@ from tests.house.documents import NAMES, ROOT, code_blocks, page
 
 ELSEWHERE = {
     r"docker|helm|kubectl|cosign|gh": "needs Docker, a cluster or a registry; tests/k8s and tests/supply have them",
-    r"vllm|python -m sglang": "needs an engine; tests/engines has both",
+    r"vllm|python -m sglang": "needs an engine; tests/real has both",
     r"pip|python3 -m venv": "installs from the network",
     r"make": "takes minutes; what a target is called is checked with all commands",
     r"python -m loadtest (agree|cost|faults|overhead|replay)": "measures for minutes; tests/loadtest runs it small",

@@ -15,7 +15,7 @@ from tests.real.router_process import Router, routing
 from tests.real.talk import word_tokens
 from tests.real.vllm_server import Replica, vllm_servers
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 CLIENT_TIMEOUT_S = 120.0
 CONNECTIONS_MAX = 100
 # With the servers' starts, which pytest counts to the first test that needs them.
@@ -31,7 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark this folder's tests, and skip them unless they were asked for: they take minutes."""
-    asked = any("engines" in word for word in (str(config.getoption("markexpr")), *config.args))
+    named = [config.invocation_params.dir / word.split("::")[0] for word in config.args]
+    asked = "engines" in str(config.getoption("markexpr")) or any(path.is_relative_to(HERE) for path in named)
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engines)
