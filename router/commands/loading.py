@@ -200,8 +200,6 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
 
 def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     problems = []
-    if not discovery.selector.strip():
-        problems.append("'discovery.selector': is needed with discovery.source kubernetes, such as app=vllm")
     if discovery.kubeconfig:
         try:
             Path(discovery.kubeconfig).read_bytes()

@@ -39,7 +39,8 @@ class DiscoverySettings:
     namespaces: tuple[str, ...] = ()
     """Namespaces of the pods; empty: the one that the router runs in."""
     selector: str = ""
-    """Label selector of the pods, such as `app=vllm`. Needed with `kubernetes`: no pod is taken by accident."""
+    """Label selector of the pods, such as `app=vllm`. Empty: pods that bear the labels of a known serving stack, and
+    no others, so that no pod is taken by accident."""
     port: str = ""
     """Port of the engines, by number or by the container port's name; a pod's annotation `warmroute/port` goes before.
     Empty: the container port named `http`, else the only one. With `dns` a number."""

@@ -230,7 +230,6 @@ PODS = {"discovery__source": "kubernetes", "discovery__selector": "app=vllm"}
         (DNS | {"discovery__port": ""}, "a number is needed"),
         (DNS | {"discovery__port": "65536"}, "neither a port number nor"),
         (DNS | {"discovery__dns_interval_s": 0}, "discovery.dns_interval_s"),
-        (PODS | {"discovery__selector": " "}, "'discovery.selector': is needed"),
         (PODS | {"discovery__port": "Http"}, "nor the name of a container port"),
         (PODS | {"discovery__port": "kv--events"}, "nor the name of a container port"),
         (PODS | {"discovery__port": "a-name-too-long1"}, "nor the name of a container port"),

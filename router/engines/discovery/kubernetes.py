@@ -1,4 +1,5 @@
-"""Replicas are pods, found by label selector through the API server, with the official client (`kubernetes.aio`).
+"""Replicas are pods, found through the API server with the official client (`kubernetes.aio`): by label selector, or by
+the labels of known serving stacks where there is none.
 
 This needs the extra `kubernetes`, and a Role that may list and watch pods in each namespace, nothing else. Of the
 client only its configuration (service account, kubeconfig) and its HTTP are used, not its models, which make objects
@@ -46,7 +47,7 @@ class Sought(Protocol):
 
     @property
     def selector(self) -> str:
-        """Label selector of the pods."""
+        """Label selector of the pods; empty for those of known stacks."""
 
     @property
     def port(self) -> str:
@@ -77,11 +78,10 @@ class KubernetesDiscovery:
 
     def __init__(self, settings: Sought, api: Api | None = None, random: Random | None = None) -> None:
         """Raises ValueError, with a message for people, if the extra is missing or the settings say too little."""
-        if not settings.selector.strip():
-            raise ValueError("discovery.selector: is needed with kubernetes, such as app=vllm")
         self._settings = settings
-        self._rule = Rule(settings.scheme, settings.port)
-        self._api = api or Client(settings.selector, settings.kubeconfig)
+        self._selector = settings.selector.strip()
+        self._rule = Rule(settings.scheme, settings.port, known_only=not self._selector)
+        self._api = api or Client(self._selector, settings.kubeconfig)
         self._namespaces = tuple(dict.fromkeys(settings.namespaces)) or (own_namespace(settings.kubeconfig),)
         self._random = random or Random()  # noqa: S311 - spreads retries
         self._followers: Sequence[PodFollower] = ()
@@ -144,10 +144,10 @@ class KubernetesDiscovery:
             await self._api.close()
 
     def _found_nothing(self) -> None:
-        """Log that the selector matches no pod: that is no failure, and nothing else would say so."""
+        """Log that no pod is a replica: that is no failure, and nothing else would say so."""
         fields = {
             "source": self.source,
-            "selector": self._settings.selector,
+            "selector": self._selector or "none, so pods of known stacks",
             "namespaces": ",".join(self._namespaces),
             "pods": sum(len(follower.view.pods) for follower in self._followers),
         }
@@ -281,7 +281,7 @@ class Client:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if auth.get("value"):
             headers["Authorization"] = auth["value"].strip()
-        query = {"labelSelector": self._selector} | query
+        query = ({"labelSelector": self._selector} if self._selector else {}) | query
         url = f"{rest.configuration.host}/api/v1/namespaces/{quote(namespace, safe='')}/pods?{urlencode(query)}"
         try:
             answer = await rest.request(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.core.facts.replicas import Replica
+from router.engines.discovery.stacks import only_works, stack_of
 
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
@@ -45,6 +46,7 @@ class _Metadata(_Identity, rename="camel"):
     deletion_timestamp: str | None = None
     creation_timestamp: str | None = None
     annotations: _Annotations | None = None
+    labels: dict[str, str] | None = None
 
 
 class _Port(msgspec.Struct, rename="camel"):
@@ -102,10 +104,12 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the engine is found in its pod: the settings `discovery.scheme` and `discovery.port`."""
+    """How the engine is found in its pod: the settings `discovery.scheme` and `discovery.port`, and whether only pods
+    of known stacks count because no selector has chosen."""
 
     scheme: str = "http"
     port: str = ""
+    known_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +149,19 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
     address = _address(pod.status.pod_ip or "")
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
         return PodSeen(name, version)
+    labels = pod.metadata.labels or {}
+    stack = stack_of(labels) if rule.known_only else None
+    if rule.known_only and stack is None:
+        return PodSeen(name, version)
+    if stack is not None and stack.port and not rule.port:
+        rule = Rule(rule.scheme, stack.port)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
     runs, ready = pod.status.phase == "Running", _ready(pod.status)
     try:
         replica, why = _replica(pod, address, rule, ready=ready)
     except _Unclear as unclear:
         claim = Claim("" if pod.spec.host_network else address, age, None)
-        return PodSeen(name, version, claim, str(unclear) if runs and ready else "")
+        return PodSeen(name, version, claim, str(unclear) if runs and ready and not only_works(labels) else "")
     if not runs:
         return PodSeen(name, version, Claim("" if pod.spec.host_network else address, age, None))
     if not ready:

@@ -231,8 +231,6 @@ async def test_own_namespace(api: ApiServer, tmp_path: Path) -> None:
         KubernetesDiscovery(DiscoverySettings("kubernetes", selector=SELECTOR))
     with pytest.raises(ValueError, match=r"discovery\.kubeconfig"):
         KubernetesDiscovery(DiscoverySettings("kubernetes", selector=SELECTOR, kubeconfig="/nowhere"))
-    with pytest.raises(ValueError, match=r"discovery\.selector"):
-        KubernetesDiscovery(DiscoverySettings("kubernetes", ("a",)))
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""Serving stacks whose pods are known by their labels, so that `discovery.selector` need not name them. Pure.
+
+Each stack is a set of labels that its charts or controllers give to engines' pods and to nothing else, and the port
+that its own router or gateway uses. Labels and ports were read in the sources named beside each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ROLE = "llm-d.ai/role"
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A serving stack: labels that all of its engines' pods have, and the engines' port by number or name."""
+
+    name: str
+    labels: Mapping[str, str]  # a value of "" stands for any value
+    port: str = ""  # "": the rule for pods that a selector finds
+
+
+STACKS = (
+    # helm/templates/_helpers.tpl (chart.engineCommonLabels) and deployment-vllm-multi.yaml, a6c01db of 2026-08-05:
+    # three ports, of which one is the engine's.
+    Stack("production-stack", {"app.kubernetes.io/component": "serving-engine", "model": ""}, "container-port"),
+    # config/llmisvcconfig (selector and targetPorts of the InferencePool), aaac4e2 of 2026-08-21. With prefill apart, a
+    # sidecar has port 8000 and the engine 8001.
+    Stack(
+        "kserve",
+        {"app.kubernetes.io/part-of": "llminferenceservice", "kserve.io/component": "workload"},
+        "8000",
+    ),
+    # modelServers.matchLabels and targetPorts of llm-d's InferencePool, by the present and the older label.
+    Stack("llm-d", {"llm-d.ai/inference-serving": "true"}, "8000"),
+    Stack("llm-d", {"llm-d.ai/inferenceServing": "true"}, "8000"),
+    # Labels of api/leaderworkerset/v1, 060ab4d of 2026-08-21. Only leaders serve, on the one port that they say.
+    Stack("leaderworkerset", {"leaderworkerset.sigs.k8s.io/name": "", WORKER_INDEX: "0"}),
+)
+
+
+def stack_of(labels: Mapping[str, str]) -> Stack | None:
+    """The first stack that has all of its labels among these; None where no stack is known, and for pods that take
+    prompts from other engines only (role `prefill`)."""
+    if labels.get(ROLE) == "prefill":
+        return None
+    return next((stack for stack in STACKS if _has(labels, stack.labels)), None)
+
+
+def only_works(labels: Mapping[str, str]) -> bool:
+    """Whether the pod is a worker of a group whose leader speaks for it, so that having no port is no mistake."""
+    return labels.get(WORKER_INDEX, "0") != "0"
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(key in labels and value in ("", labels[key]) for key, value in wanted.items())
