@@ -248,25 +248,3 @@ def test_prefill_is_done_when_content_begins() -> None:
     assert not ANTHROPIC.begun(event("message_start") + event("ping"))
     assert not ANTHROPIC.begun(b'{"text": "event: x\\n"}\n\n')
     assert ANTHROPIC.begun(event("ping") + event("content_block_start"))
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, "invalid_request_error"),
-        (401, "authentication_error"),
-        (403, "permission_error"),
-        (404, "not_found_error"),
-        (413, "request_too_large"),
-        (415, "invalid_request_error"),
-        (429, "rate_limit_error"),
-        (500, "api_error"),
-        (502, "api_error"),
-        (503, "overloaded_error"),
-        (504, "api_error"),
-    ],
-)
-def test_errors_have_anthropics_shape(status: int, kind: str) -> None:
-    """Clients find type and message where Anthropic puts them, and our code beside them."""
-    body = json.loads(ANTHROPIC.error(status, "some_code", 'say "why"', "model"))
-    assert body == {"type": "error", "error": {"type": kind, "message": 'say "why"', "code": "some_code"}}
