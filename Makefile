@@ -69,6 +69,7 @@ test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults again
 test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 4 GB of disk, some sixteen minutes
 	$(BIN)/python -m tests.real.install
 	$(BIN)/python -m tests.real.install_sglang
+	$(BIN)/python -m tests.real.install_litellm
 	$(BIN)/python -m pytest tests/real --timeout=900 -s $(ARGS)
 
 test-node: $(VENV)/.dev  ## the official clients for Node.js against streams that break; needs node and npm
