@@ -25,6 +25,7 @@ from router.settings.schema import SettingsError
 from tests.http.wire import CHAT
 from tests.support.discovered import Told, told
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, settings
+from tests.support.waiting import until
 
 __all__ = ["told"]
 LONG = "word " * 2_000
@@ -33,13 +34,6 @@ LONG = "word " * 2_000
 def body(prompt: str = LONG, *, stream: bool = True) -> dict[str, Any]:
     """A chat request."""
     return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": prompt}]}
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Return when it is true."""
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
