@@ -57,7 +57,7 @@ class Edge:
         self._shared_prompts = shared_prompts
         self._prompts: Prompts | None = None  # the hub's if it shares them, otherwise made here
         self._tracer: Tracer | None = None
-        self._observer = _observer(settings) if settings.observatory.enabled else None
+        self._observer = Observer(settings.observatory) if settings.observatory.enabled else None
         self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
@@ -167,7 +167,7 @@ class Edge:
         s = self._settings
         self._outbox = Outbox(asyncio.get_running_loop())
         if s.tracing.endpoint:
-            self._tracer = _tracer(s)
+            self._tracer = Tracer(s.tracing, scheme="https" if s.listen.tls_certificate else "http")
             self._stack.push_async_callback(self._tracer.close)  # closed last: answers that are cut have spans, too
         self.upstream = Upstream(
             _engine_limits(s),
@@ -250,29 +250,6 @@ class Edge:
         for record in ended:
             self._placer.report(record)
         logs.log_requests(ended)
-
-
-def _tracer(settings: Settings) -> Tracer:
-    tracing = settings.tracing
-    return Tracer(
-        tracing.endpoint,
-        sample_ratio=tracing.sample_ratio,
-        service_name=tracing.service_name,
-        queue_spans_max=tracing.queue_spans_max,
-        scheme="https" if settings.listen.tls_certificate else "http",
-    )
-
-
-def _observer(settings: Settings) -> Observer:
-    s = settings.observatory
-    return Observer(
-        memory_bytes_max=s.memory_bytes_max,
-        prompt_bytes_max=s.prompt_bytes_max,
-        templates_max=s.templates_max,
-        looks_per_s_max=s.looks_per_s_max,
-        compare_ms_per_s_max=s.compare_ms_per_s_max,
-        excerpts=s.excerpts,
-    )
 
 
 def _engine_limits(settings: Settings) -> EngineLimits:

@@ -22,6 +22,7 @@ from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import Chain
 from router.http.request import Request
+from router.settings.schema import ObservatorySettings
 
 # Size of either text, and of the body, up to which they are compared on the event loop. The body counts because all of
 # it must be decoded to name a place in it.
@@ -37,23 +38,17 @@ log = logging.getLogger(__name__)
 class Observer:
     """Sees the prompts of one process that serves clients."""
 
-    def __init__(
-        self,
-        *,
-        memory_bytes_max: int,
-        prompt_bytes_max: int,
-        templates_max: int,
-        compare_ms_per_s_max: float,
-        looks_per_s_max: float,
-        excerpts: bool,
-    ) -> None:
-        """The limits are settings (settings/schema.py: `observatory`)."""
-        self._watch = Watch(looks_per_s_max)
+    def __init__(self, settings: ObservatorySettings) -> None:
+        self._watch = Watch(settings.looks_per_s_max)
         self._watcher = Watcher(
-            memory_bytes_max, prompt_bytes_max, templates_max, excerpts=excerpts, seed=secrets.randbits(64)
+            settings.memory_bytes_max,
+            settings.prompt_bytes_max,
+            settings.templates_max,
+            excerpts=settings.excerpts,
+            seed=secrets.randbits(64),
         )
-        self._excerpts = excerpts
-        self._budget = Allowance(compare_ms_per_s_max / 1_000, time.monotonic())
+        self._excerpts = settings.excerpts
+        self._budget = Allowance(settings.compare_ms_per_s_max / 1_000, time.monotonic())
         self._failed = False
         self._comparing = 0  # comparisons that wait or run in the thread
         self.unexplained = 0  # prompts that were not looked at, or were suspect and not compared

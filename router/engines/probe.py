@@ -29,6 +29,7 @@ from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.engine_metrics import parse_load
 from router.core.placement.router import Router
 from router.engines import fetch
+from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,22 +73,18 @@ class Prober:
         on_lost: Callable[[str], None],
         *,
         on_ready: Callable[[str], None] = lambda _: None,
-        interval_s: float,
-        timeout_s: float,
-        api_key: str,
-        models_interval_s: float,
-        page_bytes_max: int,
+        settings: ProbeSettings,
         kv_tokens_max: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._router = router
         self._on_lost = on_lost
         self._on_ready = on_ready
-        self._interval_s = interval_s
-        self._models_rounds = max(1, round(models_interval_s / interval_s))
-        self._page_bytes_max = page_bytes_max
+        self._interval_s = settings.interval_s
+        self._models_rounds = max(1, round(settings.models_interval_s / settings.interval_s))
+        self._page_bytes_max = settings.page_bytes_max
         self._kv_tokens_max = kv_tokens_max
-        self._session = fetch.session(api_key, timeout_s, tls)
+        self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
         self._soon: dict[str, int] = {}  # rounds left at four times the pace, by replica
         self._wakes: dict[str, asyncio.Event] = {}
 

@@ -26,6 +26,7 @@ import msgspec
 from router.core.facts.replicas import Replica
 from router.core.fleet.engine_metrics import engines
 from router.engines import fetch
+from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -62,28 +63,19 @@ def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[
 
 
 class Ranks:
-    """Asks servers for their ranks, and again: soon where there was no answer, otherwise every `again_s`."""
+    """Asks servers for their ranks, and again: soon where there was no answer, otherwise every `models_interval_s`."""
 
-    def __init__(
-        self,
-        *,
-        interval_s: float,
-        again_s: float,
-        timeout_s: float,
-        api_key: str,
-        page_bytes_max: int,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._interval_s = interval_s
-        self._again_s = again_s
-        self._page_bytes_max = page_bytes_max
+    def __init__(self, settings: ProbeSettings, tls: ssl.SSLContext | None = None) -> None:
+        self._interval_s = settings.interval_s
+        self._again_s = settings.models_interval_s
+        self._page_bytes_max = settings.page_bytes_max
         self._counts: dict[str, int] = {}
         self._asked_s: dict[str, float] = {}  # time of the last answer, by base URL
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._instances: dict[str, str] = {}  # engines' instances, if discovery knows them, by base URL
         self._settled_s: dict[str, float] = {}  # end of the wait for a server that joins; 0: it was asked
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-        self._session = fetch.session(api_key, timeout_s, tls)
+        self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
 
     async def close(self) -> None:
         """Stop asking, and close all connections."""

@@ -170,32 +170,19 @@ def warmer_of(hub: HubParts) -> Warmer:
 
 def prober_of(hub: HubParts) -> Prober:
     """What asks replicas for health, models and load."""
-    s = hub.settings
     return Prober(
         hub.router,
         lambda id_: hub.roster.lost(id_),
         on_ready=lambda id_: hub.roster.ready(id_),
-        interval_s=s.probe.interval_s,
-        timeout_s=s.probe.timeout_s,
-        api_key=s.probe.api_key,
-        models_interval_s=s.probe.models_interval_s,
-        page_bytes_max=s.probe.page_bytes_max,
-        kv_tokens_max=s.routing.kv_tokens_max,
+        settings=hub.settings.probe,
+        kv_tokens_max=hub.settings.routing.kv_tokens_max,
         tls=hub.tls,
     )
 
 
 def ranks_of(hub: HubParts) -> Ranks:
     """What asks servers how many data-parallel ranks they have."""
-    probe = hub.settings.probe
-    return Ranks(
-        interval_s=probe.interval_s,
-        again_s=probe.models_interval_s,
-        timeout_s=probe.timeout_s,
-        api_key=probe.api_key,
-        page_bytes_max=probe.page_bytes_max,
-        tls=hub.tls,
-    )
+    return Ranks(hub.settings.probe, hub.tls)
 
 
 def subscriber_of(hub: HubParts) -> Subscriber:
@@ -219,12 +206,4 @@ def subscriber_of(hub: HubParts) -> Subscriber:
 
 def trust_of(hub: HubParts, prompts: Prompts, asker: Asker) -> Trust:
     """What compares our token ids with those of replicas."""
-    tokens = hub.settings.tokens
-    return Trust(
-        hub.router,
-        prompts,
-        asker,
-        ask_replicas=tokens.ask_replicas,
-        verify=tokens.verify,
-        verify_interval_s=tokens.verify_interval_s,
-    )
+    return Trust(hub.router, prompts, asker, hub.settings.tokens)

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from router import __version__
 from router.http.failures import say
 from router.http.request import Request
+from router.settings.schema import TracingSettings
 from router.telemetry.record import RequestRecord
 from router.telemetry.spans import Moments, Span, spans_of
 from router.telemetry.trace_context import (
@@ -83,17 +84,15 @@ def problems(endpoint: str) -> list[str]:
 class Tracer:
     """Begins and ends traces. It starts a thread, so make it after a fork and not before."""
 
-    def __init__(
-        self, endpoint: str, *, sample_ratio: float, service_name: str, queue_spans_max: int, scheme: str
-    ) -> None:
+    def __init__(self, settings: TracingSettings, *, scheme: str) -> None:
         """`scheme` is that of the listener. These variables of OpenTelemetry apply too: OTEL_EXPORTER_OTLP_HEADERS,
         _CERTIFICATE, _TIMEOUT, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY."""
-        self._ratio = sample_ratio
+        self._ratio = settings.sample_ratio
         self._scheme = scheme
         ids = random.Random(secrets.randbits(256))  # noqa: S311 - ids that must differ and may be guessed
         self._trace_id = partial(ids.getrandbits, TRACE_ID_BITS)
         self._bits = partial(ids.getrandbits, SPAN_ID_BITS)
-        self._outgoing = _Outgoing(endpoint, service_name, queue_spans_max)
+        self._outgoing = _Outgoing(settings)
 
     @property
     def dropped(self) -> int:
@@ -172,27 +171,27 @@ def _leave_out(request: Request, *names: bytes) -> None:
 class _Outgoing:
     """Spans on their way to the collector, in OpenTelemetry's types."""
 
-    def __init__(self, endpoint: str, service_name: str, queue_spans_max: int) -> None:
+    def __init__(self, settings: TracingSettings) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._resource = Resource.create(
             {
-                "service.name": service_name,
+                "service.name": settings.service_name,
                 "service.version": __version__,
                 "service.instance.id": secrets.token_hex(16),  # each worker is an instance
             }
         )
         self._scope = InstrumentationScope("warmroute", __version__)
-        self._spans_max = queue_spans_max
+        self._spans_max = settings.queue_spans_max
         self._put = self._full = 0
-        self._sending = _Sending(endpoint)
+        self._sending = _Sending(settings.endpoint)
         self._processor = BatchSpanProcessor(
             cast("SpanExporter", self._sending),
-            max_queue_size=queue_spans_max,
+            max_queue_size=settings.queue_spans_max,
             schedule_delay_millis=None if os.environ.get(DELAY_NAME) else DELAY_MS,  # None: the variable's value
-            max_export_batch_size=min(BATCH_SPANS_MAX, queue_spans_max),
+            max_export_batch_size=min(BATCH_SPANS_MAX, settings.queue_spans_max),
         )
 
     @property

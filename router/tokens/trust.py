@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from router.core.placement.router import Router
+from router.settings.schema import TokenSettings
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import Asker
 
@@ -22,22 +23,11 @@ UNKNOWN = "no tokenizer, and its replicas may not be asked"
 class Trust:
     """Tells the Router for every model whether its prompts can be turned into token ids."""
 
-    def __init__(
-        self,
-        router: Router,
-        prompts: Prompts,
-        asker: Asker,
-        *,
-        ask_replicas: bool,
-        verify: bool,
-        verify_interval_s: float,
-    ) -> None:
+    def __init__(self, router: Router, prompts: Prompts, asker: Asker, settings: TokenSettings) -> None:
         self._router = router
         self._prompts = prompts
         self._asker = asker
-        self._ask_replicas = ask_replicas
-        self._verify = verify
-        self._verify_interval_s = verify_interval_s
+        self._settings = settings
 
     async def watch(self) -> None:
         """Compare ids with those of replicas, model by model, until cancelled."""
@@ -46,7 +36,7 @@ class Trust:
         while True:
             for model in self._router.models.followed():
                 if clock() >= due_s.get(model, 0.0):
-                    again_s = self._verify_interval_s
+                    again_s = self._settings.verify_interval_s
                     if not await self._compare(model):
                         again_s = min(AGAIN_S, again_s)
                     due_s[model] = clock() + again_s
@@ -56,10 +46,10 @@ class Trust:
         """Whether the model's prompts can be turned into token ids; if not, it is compared again soon."""
         base, engine, replica = self._router.models.engine(model)
         if not self._prompts.knows(base):
-            why = await self._refused(replica, model) if self._ask_replicas else UNKNOWN
+            why = await self._refused(replica, model) if self._settings.ask_replicas else UNKNOWN
         elif not await self._prompts.prepare(base):
             return await self._compare(model)  # the tokenizer is now known to be useless: a replica is asked instead
-        elif not self._verify or not replica:
+        elif not self._settings.verify or not replica:
             why = ""
         else:
             why = await self._prompts.verify(base, engine, self._asker.of(replica, model)) or ""

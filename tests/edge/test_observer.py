@@ -18,6 +18,7 @@ from router.edge.observer import Allowance, Observer, Watch
 from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.placer import Placer
+from router.settings.schema import ObservatorySettings
 
 CHAT = "/v1/chat/completions"
 
@@ -39,16 +40,16 @@ class Resolving:
 
 
 def observer(
-    *, memory_bytes_max: int = 8 << 20, compare_ms_per_s_max: float = 1_000, looks_per_s_max: float = 1_000
+    *, memory_bytes_max: int = 8 << 20, compare_ms_per_s_max: int = 1_000, looks_per_s_max: int = 1_000
 ) -> Observer:
     """With room for what the tests say."""
     return Observer(
-        memory_bytes_max=memory_bytes_max,
-        prompt_bytes_max=1 << 20,
-        templates_max=16,
-        compare_ms_per_s_max=compare_ms_per_s_max,
-        looks_per_s_max=looks_per_s_max,
-        excerpts=False,
+        ObservatorySettings(
+            memory_bytes_max=memory_bytes_max,
+            templates_max=16,
+            compare_ms_per_s_max=compare_ms_per_s_max,
+            looks_per_s_max=looks_per_s_max,
+        )
     )
 
 

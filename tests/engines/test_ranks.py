@@ -18,6 +18,7 @@ from router.engines.ranks import Ranks, expand
 from router.http.exchange import EngineAnswer
 from router.http.failures import ReplicaLost
 from router.http.upstream import EngineLimits, Upstream
+from router.settings.schema import ProbeSettings
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, mute
 
@@ -34,7 +35,7 @@ SOURCES = {"0": {"publisher": "zmq"}, "1": {"publisher": "zmq"}}
 async def ranks() -> AsyncIterator[Ranks]:
     """Asks again at once."""
     async with asyncio.timeout(60):
-        found = Ranks(interval_s=0.01, again_s=0.0, timeout_s=5.0, api_key="k", page_bytes_max=1 << 20)
+        found = Ranks(ProbeSettings(interval_s=0.01, models_interval_s=0.0, api_key="k"))
         yield found
         await found.close()
 
@@ -58,16 +59,8 @@ async def router(engine: FakeEngine) -> Router:
 async def probe(router: Router, ids: Iterable[str]) -> list[str]:
     """One round of each; returns who was found lost."""
     lost: list[str] = []
-    prober = Prober(
-        router,
-        lost.append,
-        interval_s=9,
-        timeout_s=5,
-        api_key="",
-        models_interval_s=9,
-        page_bytes_max=1 << 20,
-        kv_tokens_max=0,
-    )
+    settings = ProbeSettings(interval_s=9.0, models_interval_s=9.0)
+    prober = Prober(router, lost.append, settings=settings, kv_tokens_max=0)
     for id_ in ids:
         await prober.probe(id_, models=True)
     await prober.close()
@@ -134,7 +127,7 @@ async def test_ranks_take_the_place_of_their_server(engine: FakeEngine, other: F
 
 async def test_a_server_is_asked_again_when_in_doubt(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known numbers are asked for seldom, but soon after the server was lost."""
-    seldom = Ranks(interval_s=0.01, again_s=3_600.0, timeout_s=5.0, api_key="", page_bytes_max=1 << 20)
+    seldom = Ranks(ProbeSettings(interval_s=0.01, models_interval_s=3_600.0))
     found = seldom.follow(sets_of(engine.url))
     assert len(await anext(found)) == 1
     engine.kv_event_sources = SOURCES
@@ -253,7 +246,7 @@ async def test_who_leaves_is_not_held_up(
     """A replica that leaves is gone at once, though another one joins that does not answer; that one joins when it has
     been waited for, and those that come meanwhile do not wait for it."""
     monkeypatch.setattr("router.engines.ranks.SETTLE_S", 3_600.0)
-    seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
+    seldom = Ranks(ProbeSettings(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0))
     sets = Told()
     async with Hung() as hung:
         found = seldom.follow(sets.watch())
@@ -278,7 +271,7 @@ async def test_who_leaves_is_not_held_up(
 async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
     """What was known of a former engine at an address is asked of the next at once; ranks keep what discovery knows. An
     instance that becomes known is no other engine."""
-    seldom = Ranks(interval_s=3_600.0, again_s=3_600.0, timeout_s=60.0, api_key="", page_bytes_max=1 << 20)
+    seldom = Ranks(ProbeSettings(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0))
     sets = Told()
     found = seldom.follow(sets.watch())
     sets.say(Replica(engine.url))

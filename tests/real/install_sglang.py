@@ -9,14 +9,15 @@ the kernels. It is a fixture for protocols: what it computes is not checked.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
-from tests.real.install import REPO, VENV, install, python_of, run
+from tests.real.install import REPO, VENV, install, run
 from tests.support import installing
+from tests.support.installing import python_of
 
 VENV_SGLANG = REPO / ".venv-sglang"
 SGLANG = "0.5.23"
@@ -54,30 +55,21 @@ def installed(venv: Path = VENV_SGLANG) -> bool:
     return installing.stamped(venv, stamp_text())
 
 
+def fill(venv: Path, engines: Path) -> None:
+    """Install SGLang into the environment."""
+    # Before the other environment is in sight: pip would take its packages for this one's.
+    run(f"sglang {SGLANG}", installing.pip(venv, "install", "--no-deps", f"sglang=={SGLANG}", *WANTED))
+    lay_paths(venv, engines)
+    code = "import sglang.launch_server, sglang.srt.entrypoints.http_server"
+    run("import SGLang's server", [str(python_of(venv)), "-c", code])
+
+
 def install_sglang(venv: Path = VENV_SGLANG, engines: Path = VENV) -> None:
     """Bring `venv` to what the tests need, `.venv-engines` first; InstallFailed with the step that broke."""
     install(engines)
-    if installed(venv):
-        print(f"[engines] sglang {SGLANG} is already in {venv}", flush=True)
-        return
-    python = str(python_of(venv))
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps"]
-    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
-    # Before the other environment is in sight: pip would take its packages for this one's.
-    run(f"sglang {SGLANG}", [*pip, f"sglang=={SGLANG}", *WANTED])
-    lay_paths(venv, engines)
-    run("import SGLang's server", [python, "-c", "import sglang.launch_server, sglang.srt.entrypoints.http_server"])
-    installing.stamp(venv, stamp_text())
-    print(f"[engines] ready in {venv}", flush=True)
-
-
-def main() -> int:
-    """The command line; 1 when a step failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.real.install_sglang", description="SGLang for CPU")
-    parser.add_argument("--venv", type=Path, default=VENV_SGLANG, help="default: .venv-sglang in the repository")
-    venv: Path = parser.parse_args().venv
-    return installing.finish("engines", lambda: install_sglang(venv.absolute()))
+    steps = partial(fill, engines=engines)
+    installing.make("engines", f"sglang {SGLANG} is", venv, stamp_text(), steps, done=installed(venv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(installing.command("engines", "tests.real.install_sglang", "SGLang for CPU", VENV_SGLANG, install_sglang))

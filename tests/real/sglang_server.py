@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from loadtest.common.processes import free_port
-from tests.real.install import model_dir, python_of
+from tests.real.install import model_dir
 from tests.real.install_sglang import VENV_SGLANG
 from tests.real.vllm_server import CONTEXT_TOKENS_MAX, MODEL, SEQUENCES_MAX, Replica
+from tests.support.installing import python_of
 
 PAGE_TOKENS = 16
 KV_PAGES = 1024

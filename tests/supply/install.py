@@ -29,18 +29,16 @@ def installed(venv: Path = VENV) -> bool:
     return installing.stamped(venv, stamp_text())
 
 
+def fill(venv: Path) -> None:
+    """Install the tools into the environment."""
+    run("tools", installing.pip(venv, "install", "-r", str(TOOLS)))
+    run("what makes the wheel", installing.pip(venv, "install", "--require-hashes", "-r", str(BUILD)))
+
+
 def install(venv: Path = VENV) -> None:
     """Bring `venv` to what the tests need; installing.InstallFailed with the step that broke."""
-    if installed(venv):
-        print(f"[supply] tools are already in {venv}", flush=True)
-        return
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-    run("make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
-    run("tools", [*pip, "-r", str(TOOLS)])
-    run("what makes the wheel", [*pip, "--require-hashes", "-r", str(BUILD)])
-    installing.stamp(venv, stamp_text())
-    print(f"[supply] ready in {venv}", flush=True)
+    installing.make("supply", "tools are", venv, stamp_text(), fill, done=installed(venv))
 
 
 if __name__ == "__main__":
-    sys.exit(installing.finish("supply", install))
+    sys.exit(installing.command("supply", "tests.supply.install", "tools of the supply chain", VENV, install))

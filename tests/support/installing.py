@@ -6,6 +6,7 @@ cut off counts as none.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -44,21 +45,40 @@ def run(what: str, step: str, command: list[str], timeout_s: float = STEP_TIMEOU
     return done.stdout
 
 
+def python_of(venv: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return venv / "bin" / "python"
+
+
+def pip(venv: Path, *words: str) -> list[str]:
+    """A command of the environment's pip."""
+    return [str(python_of(venv)), "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
+
+
 def stamped(venv: Path, text: str) -> bool:
     """Whether the environment was made from that."""
     stamp = venv / STAMP
     return stamp.is_file() and stamp.read_text(encoding="utf-8") == text
 
 
-def stamp(venv: Path, text: str) -> None:
-    """It is, from now on."""
+def make(what: str, contents: str, venv: Path, text: str, fill: Callable[[Path], None], *, done: bool) -> None:
+    """Make the environment anew, unless it is done, let `fill` install into it, and stamp it with what it was made
+    from. `contents` is for the line that says that it is there already."""
+    if done:
+        print(f"[{what}] {contents} already in {venv}", flush=True)
+        return
+    run(what, "make the environment", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    fill(venv)
     (venv / STAMP).write_text(text, encoding="utf-8")
+    print(f"[{what}] ready in {venv}", flush=True)
 
 
-def finish(what: str, install: Callable[[], None]) -> int:
-    """The end of a command line; 1 when a step failed."""
+def command(what: str, module: str, description: str, venv: Path, install: Callable[[Path], None]) -> int:
+    """The command line of an installer; 1 when a step failed. `venv` is the environment where none is named."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--venv", type=Path, default=venv, help=f"default: {venv.name} in the repository")
     try:
-        install()
+        install(parser.parse_args().venv.absolute())
     except InstallFailed as broken:
         print(f"[{what}] FAILED: {broken}", file=sys.stderr)
         return 1

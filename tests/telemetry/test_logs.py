@@ -27,31 +27,45 @@ FULL = record(
 )
 
 
-def test_a_request_as_json() -> None:
-    """A request's line has its fields in a fixed order, what is unknown left out, and the time in UTC."""
-    start = '{"time":"2025-11-21T17:31:20.042+00:00","level":"info","logger":"router.requests","message":"request",'
-    start += '"request_id":"a\\"b","route":"/v1/completions","model":"naïve","status":200,"ending":"ok",'
-    rest = '"ttft_ms":99.9,"replica":"http://r:1","reason":"spill","grade":"catching-up","prompt_tokens":100,'
-    rest += '"predicted_cached_tokens":64,"cached_tokens":null,"completion_tokens":20,'
-    rest += '"hit_tokens":64,"miss":{"spilled":30,"tail":6},'
-    rest += '"retries":["connect at http://r:2","lost at http://r:3"],"error":"engine_failed","detail":"It failed."}'
-
-    style = logs._Json()
-    assert style.request(AT_S, record()).decode() == start + '"duration_ms":1234.6}'
-    assert style.request(AT_S, FULL).decode() == start + '"duration_ms":1234.6,' + rest
-
-
-def test_a_request_as_text() -> None:
-    """As text a request's line is for people: the same fields, without what is unknown."""
-    start = '17:31:20.042 info    request request_id=a"b route=/v1/completions model=naïve status=200 ending=ok'
-    rest = " ttft_ms=99.9 replica=http://r:1 reason=spill grade=catching-up prompt_tokens=100"
-    rest += " predicted_cached_tokens=64 completion_tokens=20"
-    rest += " hit_tokens=64 miss=spilled=30, tail=6"
-    rest += " retries=connect at http://r:2, lost at http://r:3 error=engine_failed detail=It failed."
-
-    style = logs._Text()
-    assert style.request(AT_S, record()).decode() == start + " duration_ms=1234.6"
-    assert style.request(AT_S, FULL).decode() == start + " duration_ms=1234.6" + rest
+@pytest.mark.parametrize(
+    ("style", "known", "more", "end"),
+    [
+        (
+            logs._Json(),
+            (
+                '{"time":"2025-11-21T17:31:20.042+00:00","level":"info","logger":"router.requests","message":"request",'
+                '"request_id":"a\\"b","route":"/v1/completions","model":"naïve","status":200,"ending":"ok",'
+                '"duration_ms":1234.6'
+            ),
+            (
+                ',"ttft_ms":99.9,"replica":"http://r:1","reason":"spill","grade":"catching-up","prompt_tokens":100,'
+                '"predicted_cached_tokens":64,"cached_tokens":null,"completion_tokens":20,'
+                '"hit_tokens":64,"miss":{"spilled":30,"tail":6},'
+                '"retries":["connect at http://r:2","lost at http://r:3"],"error":"engine_failed","detail":"It failed."'
+            ),
+            "}",
+        ),
+        (
+            logs._Text(),
+            (
+                '17:31:20.042 info    request request_id=a"b route=/v1/completions model=naïve status=200 ending=ok'
+                " duration_ms=1234.6"
+            ),
+            (
+                " ttft_ms=99.9 replica=http://r:1 reason=spill grade=catching-up prompt_tokens=100"
+                " predicted_cached_tokens=64 completion_tokens=20 hit_tokens=64 miss=spilled=30, tail=6"
+                " retries=connect at http://r:2, lost at http://r:3 error=engine_failed detail=It failed."
+            ),
+            "",
+        ),
+    ],
+    ids=["json", "text"],
+)
+def test_a_request(style: logs._Json | logs._Text, known: str, more: str, end: str) -> None:
+    """A request's line has its fields in a fixed order, what is unknown left out: as JSON with the time in UTC, as text
+    the same for people."""
+    assert style.request(AT_S, record()).decode() == known + end
+    assert style.request(AT_S, FULL).decode() == known + more + end
 
 
 def test_a_traced_request() -> None:

@@ -23,7 +23,8 @@ from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
 from loadtest.simulate.world.turns import Turn
 from router.core.kv_events.decoding import Cleared, Event, EventBatch, Removed, Stored
-from router.core.kv_events.stream import Apply, AskReplay, Clear, KvStream, Regrade, Resume, Step, Suspend
+from router.core.kv_events.sink import pass_on
+from router.core.kv_events.stream import Apply, AskReplay, KvStream, Step
 from router.core.placement.router import Router
 
 BUFFER_BATCHES = 10_000  # batches that vLLM's publisher keeps for replays (buffer_steps)
@@ -175,14 +176,8 @@ class Follower:
                 knowledge.apply(name, event, now_s)
         elif isinstance(step, AskReplay):
             self._publisher.later(self._asked, step)
-        elif isinstance(step, Clear):
-            knowledge.clear(name, step.why, now_s)
-        elif isinstance(step, Suspend):
-            knowledge.suspend(name, step.why, now_s, doubt=step.doubt)
-        elif isinstance(step, Resume):
-            knowledge.resume(name, now_s)
-        elif isinstance(step, Regrade):
-            knowledge.grade(name, step.grade, step.why, now_s)
+        else:
+            pass_on(step, knowledge, name, now_s)
 
 
 def _packed(event: KvEvent) -> KvEvent:

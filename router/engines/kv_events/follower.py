@@ -14,24 +14,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from router.core.cache.lateness import Lateness
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
-from router.core.kv_events.decoding import Event, Removed, Stored, slices
-from router.core.kv_events.stream import (
-    Apply,
-    AskReplay,
-    Clear,
-    KvStream,
-    Regrade,
-    Resume,
-    Step,
-    StreamCounts,
-    StreamLimits,
-    Suspend,
-)
+from router.core.kv_events.decoding import Removed, Stored, slices
+from router.core.kv_events.sink import EventSink, pass_on
+from router.core.kv_events.steps import Apply, AskReplay, Clear, Regrade, Resume, StreamCounts, StreamLimits, Suspend
+from router.core.kv_events.stream import KvStream
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
 
@@ -40,28 +30,6 @@ log = logging.getLogger(__name__)
 YIELD_S = 0.0005  # work without a break, before the event loop goes on
 SLICE_BLOCKS = 256  # blocks applied without a break: about half a millisecond
 FIND_AGAIN_S = 1.0  # pause after a replica did not say where its events are
-
-
-class EventSink(Protocol):
-    """What events mean to the router."""
-
-    def apply(self, replica: str, event: Event, now_s: float) -> None:
-        """One event happened."""
-
-    def told(self, replica: str, until_s: float) -> None:
-        """All events before this time were applied, by the times in the replica's batches."""
-
-    def clear(self, replica: str, why: str, now_s: float) -> None:
-        """Forget all blocks: the cache is gone, or nothing about it is certain. Ends a suspension."""
-
-    def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
-        """Credit no block until `clear` or `resume`; `doubt` is explained in core/kv_events/steps.py."""
-
-    def resume(self, replica: str, now_s: float) -> None:
-        """The stream proved that nothing is missing: blocks count as before."""
-
-    def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
-        """Set how far the stream can be trusted: EXACT, CATCHING_UP, or ESTIMATED where there is none."""
 
 
 @dataclass(slots=True)
@@ -276,22 +244,17 @@ class Follower:
                 self._do(step, source)
             await self._breathe()
 
-    def _do(self, step: Step, source: Source) -> None:
-        now_s, sink, id_ = self._shared.clock(), self._sink, self.replica.id
+    def _do(self, step: AskReplay | Clear | Suspend | Resume | Regrade, source: Source) -> None:
         if isinstance(step, AskReplay):
             self._stop_replay()
             self._token = step.token
             with suppress(ValueError):  # an invalid address never answers
                 self._replay = self._shared.sockets.ask(source.replay, step.first)
                 self._replay.wakes(self.wake)
-        elif isinstance(step, Clear):
-            sink.clear(id_, step.why, now_s)
-        elif isinstance(step, Suspend):
-            sink.suspend(id_, step.why, now_s, doubt=step.doubt)
-        elif isinstance(step, Resume):
-            sink.resume(id_, now_s)
         elif isinstance(step, Regrade):
             self._grade(step.grade, step.why)
+        else:
+            pass_on(step, self._sink, self.replica.id, self._shared.clock())
 
     def _grade(self, grade: Grade, why: str) -> None:
         if why != self._why:

@@ -18,12 +18,13 @@ from yarl import URL
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import BATCH_BYTES_MAX
+from router.core.kv_events.sink import EventSink
 from router.core.kv_events.stream import StreamLimits
-from router.engines.kv_events.follower import YIELD_S, EventSink, Follower, StreamStats, Surroundings
+from router.engines.kv_events.follower import YIELD_S, Follower, StreamStats, Surroundings
 from router.engines.kv_events.sockets import Sockets, Subscription
 from router.engines.kv_events.sources import Finder, Source, same_peer
 
-__all__ = ["EventSink", "StreamStats", "Subscriber"]
+__all__ = ["StreamStats", "Subscriber"]
 
 log = logging.getLogger(__name__)
 

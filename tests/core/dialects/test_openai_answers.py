@@ -128,25 +128,6 @@ def test_the_event_that_was_asked_for_is_known() -> None:
     assert not OPENAI.is_usage_event(b"data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, "invalid_request_error"),
-        (401, "authentication_error"),
-        (403, "permission_error"),
-        (404, "not_found_error"),
-        (413, "invalid_request_error"),
-        (429, "rate_limit_error"),
-        (502, "server_error"),
-        (503, "server_error"),
-    ],
-)
-def test_errors_have_openais_shape(status: int, kind: str) -> None:
-    """Clients find message, type, param and code where OpenAI puts them."""
-    body = json.loads(OPENAI.error(status, "some_code", 'say "why"', "model"))
-    assert body == {"error": {"message": 'say "why"', "type": kind, "param": "model", "code": "some_code"}}
-
-
 def test_every_choice_must_finish() -> None:
     """Of several choices none may be cut: one that said something behind which no reason to finish came."""
 
