@@ -8,15 +8,16 @@ and as a plain SVG file, from the same rows; nothing is fetched to show either.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
+from statistics import median
 from textwrap import wrap
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -119,6 +120,11 @@ class Row:
     errors_by_kind: dict[str, int] = field(default_factory=dict)
     requests_by_replica: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def failed(self) -> int:
+        """Requests that failed, rejected ones included."""
+        return (self.errors or 0) + (self.rejected or 0)
+
     def as_dict(self) -> dict[str, Any]:
         """The fields that apply."""
         return {
@@ -142,6 +148,17 @@ def quantiles(name: str, values_s: Sequence[float]) -> dict[str, Any]:
     return {f"{name}_p{percent}_s": percentile(values_s, percent) for percent in (50, 90, 99)}
 
 
+def merged(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **more: Any) -> Row:  # noqa: ANN401 - fields
+    """Several runs as one: the first, with the medians and the sums of these fields, of rows that have them; and with
+    `more` fields. What was counted by kind or by replica is left out."""
+    made = replace(rows[0], **{"requests_by_replica": {}, "errors_by_kind": {}} | more)
+    for names, of in ((medians, median), (sums, sum)):
+        for name in names:
+            values = [value for row in rows if (value := getattr(row, name)) is not None]
+            setattr(made, name, of(values) if values else None)
+    return made
+
+
 # The envelope
 
 
@@ -159,6 +176,30 @@ def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[s
 
 
 # Table and chart in the terminal
+
+
+def report_console(width: int) -> Console:
+    """Where a report is printed: as wide as the terminal, or `width` columns where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def drawn(
+    heads: Iterable[str],
+    lines: Iterable[Iterable[str]],
+    title: str | None = None,
+    *,
+    left: Container[str] = ("workload", "router", "policy"),
+    no_wrap: bool = True,
+) -> Table:
+    """Lines of cells under their heads; columns of `left` are names, all others stand at the right as figures do."""
+    made = Table(title=title, title_justify="left")
+    for head in heads:
+        side: JustifyMethod = "left" if head in left else "right"
+        made.add_column(head, justify=side, no_wrap=no_wrap, overflow="ellipsis" if no_wrap else "fold")
+    for line in lines:
+        made.add_row(*line)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +250,11 @@ def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Ta
     columns = [c for c in COLUMNS if any(getattr(row, c.name) is not None for row in rows)]
     while _width(columns, rows) > width and (worst := max(columns, key=lambda c: c.rank)).rank > 0:
         columns.remove(worst)
-    drawn = Table(title=title, title_justify="left")
-    for column in columns:
-        label = column.name in {"workload", "load_name", "policy"}
-        drawn.add_column(column.title, justify="left" if label else "right", no_wrap=True)
+    made = drawn((column.title for column in columns), (), title, left={"workload", "load", "policy"})
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or following.workload != row.workload
-        drawn.add_row(*(shown(row, column) for column in columns), end_section=last)
-    return drawn
+        made.add_row(*(shown(row, column) for column in columns), end_section=last)
+    return made
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:

@@ -125,11 +125,7 @@ PARTS = (
         "figures",
         5,
         "times that tests come by",
-        (
-            _timed(),
-            Command((PYTHON, "-m", "tests.k8s.install")),
-            _timed("tests/k8s", "--timeout=600"),
-        ),
+        (_timed(), Command((PYTHON, "-m", "tests.k8s.install")), _timed("tests/k8s", "--timeout=600")),
         lines=True,
     ),
     Part(
@@ -166,12 +162,7 @@ PARTS = (
         "race",
         300,
         "every claim of the placement race, in simulated time",
-        (
-            Command(
-                (*LOADTEST, "simulate", "--race", "--seeds", "claim", "--check", "--json", "{json}"),
-                judges=True,
-            ),
-        ),
+        (Command((*LOADTEST, "simulate", "--race", "--seeds", "claim", "--check", "--json", "{json}"), judges=True),),
     ),
     Part(
         "events",

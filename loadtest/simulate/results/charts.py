@@ -7,7 +7,7 @@ its name at the right edge, joined by a thin line: two dozen names fit nowhere e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from loadtest.common.report import COLOURS, OTHER_COLOURS, Row
 from loadtest.simulate.results.claims import LEAST, WARM
-from loadtest.simulate.results.tables import seconds
-from loadtest.simulate.scenarios.table import LOADS
+from loadtest.simulate.results.tables import loads_in, seconds
 
 PLOT_WIDTH, LABELS_WIDTH, AXIS_WIDTH, GAP = 330, 230, 64, 30
 TOP, FOOT, LABEL_HEIGHT, PLOT_HEIGHT_MIN = 50, 54, 14, 260
@@ -53,7 +52,7 @@ def svg(rows: Sequence[Row], title: str) -> str:
     lines = []
     for workload in dict.fromkeys(row.workload or "" for row in rows):
         same = [row for row in rows if (row.workload or "") == workload]
-        loads = _loads(same)
+        loads = loads_in(same)
         middle = "at" if "at" in loads else loads[0]
         panels = [pareto([row for row in same if (row.load_name or "") == middle], f"{workload}, {middle}")]
         if len(loads) > 1:
@@ -75,7 +74,7 @@ def pareto(rows: Sequence[Row], title: str) -> Panel:
 
 def over_load(rows: Sequence[Row], title: str) -> Panel:
     """One line a policy: p90 TTFT at each load."""
-    loads = _loads(rows)
+    loads = loads_in(rows)
     at = {load: (i + 0.5) / len(loads) for i, load in enumerate(loads)}
     points: dict[str, list[tuple[float, float]]] = {}
     bounds = {row.policy for row in rows if row.bound}
@@ -84,11 +83,6 @@ def over_load(rows: Sequence[Row], title: str) -> Panel:
             points.setdefault(row.policy or "", []).append((at[row.load_name or ""], row.ttft_p90_s))
     series = tuple(Series(name, tuple(found), name in bounds) for name, found in points.items())
     return Panel(f"{title}, over load", "load", tuple((x, name) for name, x in at.items()), series)
-
-
-def _loads(rows: Iterable[Row]) -> list[str]:
-    found = dict.fromkeys(row.load_name or "" for row in rows)
-    return [*(name for name in LOADS if name in found), *(name for name in found if name not in LOADS)]
 
 
 def _drawn(lines: Sequence[Sequence[Panel]], title: str) -> str:
