@@ -272,12 +272,16 @@ async def _sized(
 # The command
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted(set(flags.several(flags.whole(1, 4_096))(text))))
+
+
 def parser() -> argparse.ArgumentParser:
     """All flags, with their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest sizing", description="CPU and memory that warmroute needs.")
-    add, default, numbers = made.add_argument, Sizes(), flags.several(flags.whole(1, 4_096))
-    add("--replicas", type=numbers, default=default.replicas, metavar="N,N", help="behind the router (4,32,128)")
-    add("--streams", type=numbers, default=default.streams, metavar="N,N", help="open at a time (100,300,1000)")
+    add, default = made.add_argument, Sizes()
+    add("--replicas", type=_numbers, default=default.replicas, metavar="N,N", help="behind the router (4,32,128)")
+    add("--streams", type=_numbers, default=default.streams, metavar="N,N", help="open at a time (100,300,1000)")
     add("--seconds", type=float, default=default.window_s, metavar="S", help="length of a window (5)")
     add("--rate", type=float, default=default.rate_per_s, metavar="N", help="events a second of a stream (30)")
     add("--workers", type=int, default=1, metavar="N", help="passed on to `warmroute serve` (1)")
@@ -291,9 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: 1 where requests failed, 2 where something could not be measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
-    replicas, numbers = (tuple(sorted(set(given))) for given in (options.replicas, options.streams))
     more = (options.workers, options.index_bytes_max, tuple(options.flag))
-    sizes = Sizes(replicas, numbers, options.seconds, options.rate, *more)
+    sizes = Sizes(options.replicas, options.streams, options.seconds, options.rate, *more)
     try:
         rows = uvloop.run(measure(sizes, Console(stderr=True)))
     except (load.LoadError, ProcessError, rivals.RivalError, OSError) as error:
