@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from router.core.admission.windows import AdmissionLimits, NoLimits
 from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.http.request import Connection, Request
 from router.hub.local_placer import LocalPlacer
+from router.settings.schema import Settings
+
+
+def warm_router(**more: Any) -> Router:  # noqa: ANN401 - arguments of Router
+    """A router with the policy `warm` and the default limits, unless `more` has others."""
+    routing = Settings().routing
+    names = ("index_bytes_max", "memory_max", "blocks_max_default")
+    return Router(POLICIES["warm"](), **{name: getattr(routing, name) for name in names} | more)
 
 
 def local_placer(router: Router, clock: Callable[[], float], limits: AdmissionLimits | None = None) -> LocalPlacer:

@@ -1,8 +1,8 @@
 """What an instrument found: rows, the JSON envelope around them, a table and a chart.
 
 Every instrument reports rows of one shape, so that runs compare across instruments, routers and commits.
-Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal
-and as a plain SVG file, from the same rows; nothing is fetched to show either.
+Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal here, and
+as pictures in svg.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from statistics import median
-from textwrap import wrap
 from typing import Any
 
 from rich.console import Console, JustifyMethod
@@ -271,8 +269,8 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for column in CHARTED:
         lines += ["", column.title]
-        for workload, group in _groups(rows):
-            top = _largest(group, column)
+        for workload, group in grouped(rows):
+            top = largest(group, column)
             for i, row in enumerate(group):
                 value = getattr(row, column.name)
                 bar = "█" * max(1, round(BAR_CHARACTERS * value / top)) if value and top else ""
@@ -281,7 +279,7 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _groups(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
+def grouped(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
     """Rows by workload, or by case, where rows without this column are left out: cases differ in what applies."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -290,16 +288,16 @@ def _groups(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str
     return list(groups.items())
 
 
-def _largest(rows: Sequence[Row], column: Column) -> float:
+def largest(rows: Sequence[Row], column: Column) -> float:
     """What a full bar stands for: all tokens for a share, the largest value of the group otherwise."""
     if column.name.endswith("_rate"):
         return 1.0
     return max((getattr(row, column.name) or 0.0 for row in rows), default=0.0)
 
 
-def print_report(console: Console, rows: Sequence[Row], title: str | None = None) -> None:
+def print_report(console: Console, rows: Sequence[Row]) -> None:
     """The table and, where there is something to compare, the chart."""
-    console.print(table(rows, title, console.width))
+    console.print(table(rows, width=console.width))
     if len(rows) > 1:
         console.print("\n".join(chart_lines(rows)), highlight=False, markup=False, soft_wrap=True)
 
@@ -320,64 +318,3 @@ def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[
     with Progress(*columns, console=console, refresh_per_second=4) as bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.update(task, completed=done)
-
-
-# Chart as SVG
-
-PANEL_WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, GROUP_GAP, TOP = 470, 90, 60, 20, 34, 78
-NOTE_CHARACTERS = 140
-COLOURS = {"round_robin": "#9aa5b1", "warm": "#e4572e", "nginx": "#9aa5b1", "warmroute": "#e4572e"}
-OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
-
-
-def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str], charted: Sequence[Column] = CHARTED) -> str:
-    """The charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
-    panels = [(column, _groups(rows, column)) for column in charted]
-    notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
-    heights = [sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups) for _, groups in panels]
-    body_height = max(heights, default=0)
-    height = TOP + body_height + 24 + 17 * len(notes)
-    width = PANEL_WIDTH * len(charted) + 40
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-            f' viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">'
-        ),
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _svg_text(20, 30, title, 'font-size="17" font-weight="600"'),
-    ]
-    for i, (column, groups) in enumerate(panels):
-        parts += _svg_panel(20 + i * PANEL_WIDTH, groups, column)
-    for i, note in enumerate(notes):
-        style = 'font-size="12" fill="#5f6b7a"'
-        parts.append(_svg_text(20, TOP + body_height + 24 + 17 * i, note, style))
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _svg_panel(left: int, groups: Sequence[tuple[str, Sequence[Row]]], column: Column) -> list[str]:
-    parts = [_svg_text(left, TOP - 18, column.title, 'font-weight="600"')]
-    room = PANEL_WIDTH - LABEL_WIDTH - VALUE_WIDTH - 20
-    y = TOP
-    for workload, group in groups:
-        top = _largest(group, column)
-        parts.append(_svg_text(left, y + 12, workload, 'fill="#5f6b7a"'))
-        y += 20
-        for i, row in enumerate(group):
-            size = room * (getattr(row, column.name) or 0.0) / top if top else 0.0
-            label = row.policy or row.router or ""
-            colour = COLOURS.get(label, OTHER_COLOURS[i % len(OTHER_COLOURS)])
-            parts += [
-                _svg_text(left + LABEL_WIDTH - 8, y + 14, label, 'text-anchor="end"'),
-                (
-                    f'<rect x="{left + LABEL_WIDTH}" y="{y + 2}" width="{size:.1f}" height="{BAR_HEIGHT - 4}"'
-                    f' rx="2" fill="{colour}"/>'
-                ),
-                _svg_text(left + LABEL_WIDTH + int(size) + 6, y + 14, shown(row, column)),
-            ]
-            y += BAR_HEIGHT
-        y += GROUP_GAP - 20
-    return parts
-
-
-def _svg_text(x: int, y: int, text: str, style: str = "") -> str:
-    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'

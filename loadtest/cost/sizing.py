@@ -73,7 +73,6 @@ class Watched:
     """What a watch over a running router has seen so far."""
 
     rss_mb: float = 0.0
-    scrapes: int = 0
     errors: list[str] = field(default_factory=list)
 
 
@@ -109,7 +108,6 @@ async def watched(address: load.Address, pid: int, every_s: float) -> AsyncItera
         while True:
             try:
                 await scrape(address)
-                seen.scrapes += 1
             except load.LoadError as error:
                 seen.errors.append(str(error))
             await asyncio.sleep(every_s)
@@ -227,13 +225,9 @@ class Subject:
             errors=errors.total(),
             errors_by_kind=dict(errors),
             rss_mb=seen.rss_mb,
-            cpu_cores=_cores(measured),
+            cpu_cores=measured.cpu_s / max(1e-9, measured.window_s),
             duration_s=measured.window_s,
         )
-
-
-def _cores(measured: load.Measured) -> float:
-    return measured.cpu_s / max(1e-9, measured.window_s)
 
 
 async def measure(sizes: Sizes, console: Console) -> list[Row]:

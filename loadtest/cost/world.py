@@ -20,15 +20,13 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from loadtest.common.placers import asked, ignore, join, local_placer
+from loadtest.common.placers import asked, ignore, join, local_placer, warm_router
 from router.core.cache.knowledge import Knowledge
 from router.core.dialects import PATHS
 from router.core.facts.placements import Ending, Grade, Outcome, Usage
 from router.core.facts.replicas import Load
 from router.core.fleet.lease import Lease
 from router.core.kv_events.decoding import decode, slices
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
 from router.core.prompts.blocks import chain_of, token_chain
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.edge.question import Question
@@ -122,12 +120,7 @@ class PricedRouter:
         offload_bytes_min = sys.maxsize if one_thread else settings.limits.offload_bytes_min
         self.now_s = 1_000.0
         self.profiler: cProfile.Profile | None = None
-        self.router = Router(
-            POLICIES["warm"](),
-            index_bytes_max=settings.routing.index_bytes_max,
-            memory_max=settings.routing.memory_max,
-            blocks_max_default=settings.routing.blocks_max_default,
-        )
+        self.router = warm_router()
         self.prompts = Prompts(
             {MODEL: str(folder)},
             deadline_s=60.0,

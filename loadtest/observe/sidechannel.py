@@ -18,7 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtest.common.placers import asked, join, local_placer
+from loadtest.common.placers import asked, join, local_placer, warm_router
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.engine.model import EngineModel
@@ -26,8 +26,6 @@ from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Limits
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.facts.replicas import Load
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
 from router.edge.reader import Reader, ReadingRules
 from router.settings.keys import Caller, Tenant
 
@@ -57,7 +55,7 @@ class SharedRouter:
         self._rng = random.Random(seed)
         self._now_s = 1_000.0
         calibration = CALIBRATIONS["llama-3.1-8b-a100"]
-        self._router = Router(POLICIES["warm"](), index_bytes_max=64 << 20, memory_max=4_096, blocks_max_default=4_096)
+        self._router = warm_router(index_bytes_max=64 << 20, memory_max=4_096, blocks_max_default=4_096)
         load = Load(kv_tokens_max=KV_TOKENS, block_tokens=Limits().block_tokens)
         replicas = join(self._router, REPLICAS, MODEL, load)
         self._engines = {name: EngineModel(calibration.times, KV_TOKENS, Limits()) for name in replicas}

@@ -33,7 +33,6 @@ from loadtest.common.processes import ProcessError, engines, router, until_signa
 from loadtest.common.report import Row, percentile, print_report, quantiles, write_json
 from loadtest.observe.agents import Conversation, ReleaseClock
 
-HOST = "127.0.0.1"
 MODEL = "qwen3-32b"
 CALIBRATION = "qwen3-32b-2xh100"
 PHASE_S_MAX = 55.0  # three of them stay under three minutes

@@ -14,8 +14,9 @@ from statistics import median
 
 from rich.console import Console
 
-from loadtest.common.report import Column, Row, drawn, percentile, svg_chart
+from loadtest.common.report import Column, Row, drawn, percentile
 from loadtest.common.rivals import OURS, RIVALS, YARDSTICK
+from loadtest.common.svg import svg_chart
 from loadtest.overhead.load import Measured
 
 SLACK_TTFT_MS = 10.0  # allowance at a slack of 1: the p99 of a second of probes varies by milliseconds

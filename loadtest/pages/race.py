@@ -169,13 +169,9 @@ def ladder_block(document: dict[str, Any]) -> str:
 
 def _measured(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
-    command = _without_folders(document["command"])
+    words = shlex.split(document["command"])  # whoever runs it again has other folders
+    command = shlex.join(Path(word).name if word.startswith("/") else word for word in words)
     return [f"Measured on {document['date'][:10]} with `{command}` on {where(document)}; {versions}."]
-
-
-def _without_folders(command: str) -> str:
-    """Whoever runs it again has other folders."""
-    return shlex.join(Path(word).name if word.startswith("/") else word for word in shlex.split(command))
 
 
 def _raced(document: dict[str, Any]) -> list[Row]:

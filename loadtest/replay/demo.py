@@ -24,7 +24,8 @@ from rich.console import Console
 
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError, engines, router, until_signal
-from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
+from loadtest.common.report import Row, print_report, progress_bar, write_json
+from loadtest.common.svg import svg_chart
 from loadtest.common.traces import TraceError, shipped_trace
 from loadtest.replay.run import ReplaySettings, run_replay
 

@@ -13,7 +13,8 @@ from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
 
-from loadtest.common.report import COLOURS, OTHER_COLOURS, Row
+from loadtest.common.report import Row
+from loadtest.common.svg import COLOURS, OTHER_COLOURS
 from loadtest.simulate.results.claims import LEAST, WARM
 from loadtest.simulate.results.tables import loads_in, seconds
 
@@ -89,7 +90,7 @@ def _drawn(lines: Sequence[Sequence[Panel]], title: str) -> str:
     width = 20 + PANEL_WIDTH * max((len(panels) for panels in lines), default=1)
     parts, y = [_text(20, 30, title, size=17, weight=600)], 44.0
     for panels in lines:
-        height = _plot_height(panels)
+        height = max(PLOT_HEIGHT_MIN, LABEL_HEIGHT * max(len(panel.series) for panel in panels))
         for i, panel in enumerate(panels):
             parts += _panel(panel, 20 + i * PANEL_WIDTH, y, height)
         y += TOP + height + FOOT
@@ -98,10 +99,6 @@ def _drawn(lines: Sequence[Sequence[Panel]], title: str) -> str:
         ' font-family="system-ui, sans-serif" font-size="12">'
     )
     return "\n".join([head, f'<rect width="{width}" height="{y:.0f}" fill="#ffffff"/>', *parts, "</svg>", ""])
-
-
-def _plot_height(panels: Sequence[Panel]) -> float:
-    return max(PLOT_HEIGHT_MIN, LABEL_HEIGHT * max(len(panel.series) for panel in panels))
 
 
 def _panel(panel: Panel, left: float, top: float, height: float) -> list[str]:

@@ -163,11 +163,6 @@ def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
     return cells
 
 
-def p90_s(row: Row) -> float:
-    """Seconds to the first token, over 0."""
-    return TTFT.of(row)
-
-
 def _mean_log(seeds: Seeds, figure: Figure = TTFT) -> float:
     return fmean(log(figure.of(row)) for row in seeds.values())
 

@@ -156,7 +156,8 @@ def _judged(ladder: str, policy: str | None, rate: int, goal: str, expected: flo
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
     """What must be seen in rows of single runs, whether it is, and how far off the published figures are."""
     lines = [
-        f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}: got {row.got:.3g}, {_verdict(row)}"
+        f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}:"
+        f" got {row.got:.3g}, {'seen' if row.ok else 'missed'}"
         for row in judge(rows)
     ]
     for what, name, figures in (
@@ -172,10 +173,6 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
             (least, where), (most, there) = ratios[0], ratios[-1]
             lines.append(f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of what was published")
     return lines
-
-
-def _verdict(row: Row) -> str:
-    return "seen" if row.ok else "missed"
 
 
 def _published(row: Row, figures: dict[int, dict[str, float]]) -> float | None:

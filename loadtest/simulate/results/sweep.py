@@ -80,12 +80,12 @@ CONSTANTS = (
 )
 
 
-def entrants(constants: Sequence[Constant] = CONSTANTS, policy: str = WARM) -> tuple[Entrant, ...]:
-    """The policy as it is, and once for each other value."""
+def entrants(constants: Sequence[Constant] = CONSTANTS) -> tuple[Entrant, ...]:
+    """`warm` as it is, and once for each other value."""
     return (
-        Entrant(policy),
+        Entrant(WARM),
         *(
-            Entrant(policy, f"{constant.name} = {value:g}, not {constant.own():g}", changed)
+            Entrant(WARM, f"{constant.name} = {value:g}, not {constant.own():g}", changed)
             for constant in constants
             for value in constant.others()
             for changed in [tuple((module, constant.name, value) for module in (constant.module, *constant.also))]
