@@ -12,17 +12,14 @@ With `--peers` the simulation is left out: a race of real routers on one slice.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 from loadtest.agree.cases import PEERS, POLICIES, RULES, SLICES, AgreeCase, cases_of, shipped
 from loadtest.agree.over_http import HttpRun, over_http
@@ -30,7 +27,6 @@ from loadtest.agree.report import (
     HEADS,
     HTTP,
     SIMULATED,
-    AgreeRun,
     Comparison,
     Pooled,
     agreement_table,
@@ -42,8 +38,8 @@ from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE, judged, median_row, table_cells, verdict_lines
 from loadtest.common import flags, rivals
 from loadtest.common.client import ReplayError
-from loadtest.common.processes import ProcessError
-from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.processes import ProcessError, until_signal
+from loadtest.common.report import Row, drawn, progress_bar, report_console, write_json
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.rules import ROWS
@@ -73,8 +69,7 @@ class Agreement:
 
     def http(self, number: int) -> Pooled:
         """A case's runs over HTTP as one."""
-        parts = [AgreeRun(run.row, run.sent, run.counted) for run in self._runs[number]]
-        return pooled(parts, self._cases[number].settings, HTTP)
+        return pooled(self._runs[number], self._cases[number].settings, HTTP)
 
     def raced(self, number: int) -> Row:
         """A case's runs as the race of peers tells them."""
@@ -110,9 +105,7 @@ class Agreement:
 
 async def agree(options: argparse.Namespace, command: str) -> int:
     """All runs, the table, and whether they agree."""
-    console, errors = Console(), Console(stderr=True)
-    if not console.is_terminal:
-        console.width = PAGE_WIDTH
+    console, errors = report_console(PAGE_WIDTH), Console(stderr=True)
     if options.install_rivals:
         rivals.install(options.rivals)
     cases = cases_of(options, errors)
@@ -150,12 +143,7 @@ def _print(console: Console, cells: Sequence[Sequence[str]], *, as_markdown: boo
     if as_markdown:
         console.print(markdown(cells), highlight=False, markup=False, soft_wrap=True)
         return
-    drawn = Table()
-    for number, head in enumerate(cells[0]):
-        drawn.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
-    for line in cells[1:]:
-        drawn.add_row(*line)
-    console.print(drawn)
+    console.print(drawn(cells[0], cells[1:]))
 
 
 def _tell_peers(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> int:
@@ -166,37 +154,16 @@ def _tell_peers(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> 
     return 1 if slower or any(row.errors or row.rejected for row in rows) else 0
 
 
-async def _until_signal(options: argparse.Namespace, command: str) -> int:
-    """Cancelled by the first SIGINT or SIGTERM, so that every child is stopped on the way out."""
-    loop, task = asyncio.get_running_loop(), asyncio.create_task(agree(options, command))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return 130
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; with --check 1 when worlds disagree, with --peers and --check when somebody beats us."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     options.rows = options.rows or (PEERS if options.peers else (*POLICIES, *RULES))
     try:
-        return uvloop.run(_until_signal(options, " ".join(["python -m loadtest agree", *arguments])))
+        return uvloop.run(until_signal(agree(options, " ".join(["python -m loadtest agree", *arguments]))))
     except (ProcessError, ReplayError, TraceError, rivals.RivalError, OSError) as error:
         print(f"agree: {error}", file=sys.stderr)
         return 2
-
-
-def _among(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def names(text: str) -> tuple[str, ...]:
-        chosen = tuple(text.split(","))
-        if unknown := set(chosen) - set(known):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
-        return chosen
-
-    return names
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,9 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add, rows, count = parser.add_argument, (*POLICIES, *RULES), flags.whole(1, 10_000)
     slices = (*SLICES, *TABLE)
-    add("--workloads", type=_among(slices), default=tuple(SLICES), metavar="NAMES", help=f"of {','.join(slices)}")
+    add("--workloads", type=flags.among(slices), default=tuple(SLICES), metavar="NAMES", help=f"of {','.join(slices)}")
     add("--table", dest="workloads", action="store_const", const=tuple(TABLE), help=f"all of {','.join(TABLE)}")
-    add("--rows", type=_among(rows), metavar="NAMES", help=f"of {','.join(rows)}")
+    add("--rows", type=flags.among(rows), metavar="NAMES", help=f"of {','.join(rows)}")
     add("--peers", action="store_true", help="only over HTTP: real routers raced, p90 TTFT as multiples of ours")
     add("--runs", type=count, default=5, metavar="N", help="over HTTP, put together (5)")
     add("--simulations", type=count, default=15, metavar="N", help="simulated runs, put together (15)")

@@ -3,10 +3,8 @@ replayed through it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,12 +15,12 @@ from statistics import fmean
 import aiohttp
 import msgspec
 
+from loadtest.agree.report import AgreeRun
 from loadtest.common import rivals
 from loadtest.common.client import read_counters
-from loadtest.common.processes import START_TIMEOUT_S, Process, engines, free_port, router, started
-from loadtest.common.report import Row
+from loadtest.common.processes import Process, engines, free_port, router, started, until_ready
 from loadtest.common.traces import Trace
-from loadtest.replay.run import Progress, ReplaySettings, Sent, replayed
+from loadtest.replay.run import Progress, ReplaySettings, replayed
 from router.settings.schema import AdmissionSettings
 
 HOST = "127.0.0.1"
@@ -48,15 +46,11 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpRun:
+class HttpRun(AgreeRun):
     """One replay over HTTP."""
 
-    row: Row
-    sent: list[Sent]
     urls: tuple[str, ...]
     """URLs of the replicas, in order."""
-    counted: list[tuple[float, float]]
-    """By replica: prompt tokens looked up in its cache, and tokens found there."""
     wire_s: float
     """Mean simulated seconds that first tokens took beyond what the engines say: client, router and HTTP, which burn
     real time, times the time scale. What a router says that it had them wait is left out."""
@@ -87,7 +81,7 @@ async def over_http(
     answers = [each.answer for each in sent if each.answer.ttft_s is not None]
     waited = [((each.ttft_s or 0.0) - each.waited_s) * settings.time_scale for each in answers]
     wire_s = max(0.0, fmean(waited) - engines_s) if waited else 0.0
-    return HttpRun(row, sent, tuple(urls), counted, wire_s)
+    return HttpRun(row, sent, counted, tuple(urls), wire_s)
 
 
 async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -> float:
@@ -127,17 +121,14 @@ async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]
 async def _ready(process: Process, url: str, replicas: int) -> None:
     """Wait until the router sees all replicas: they register one by one, and until then the first would get
     everything."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    async with aiohttp.ClientSession() as session:
-        while time.monotonic() < deadline_s:
-            if not process.running:
-                raise process.error("ended before it was ready")
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+
+        async def missing() -> str:
             try:
-                async with session.get(url + READINESS, timeout=aiohttp.ClientTimeout(total=5)) as response:
-                    said = msgspec.json.decode(await response.read(), type=_Readiness)
-                if response.status == 200 and said.healthy_workers == replicas:
-                    return
+                async with session.get(url + READINESS) as response:
+                    seen = msgspec.json.decode(await response.read(), type=_Readiness).healthy_workers
             except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
-                pass
-            await asyncio.sleep(READY_EVERY_S)
-    raise process.error(f"was not ready within {START_TIMEOUT_S:g} s")
+                return f"{READINESS} does not answer"
+            return "" if response.status == 200 and seen == replicas else f"it sees {seen} of {replicas} replicas"
+
+        await until_ready(process, missing, READY_EVERY_S)

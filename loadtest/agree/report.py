@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from rich.table import Table
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, drawn
 from loadtest.common.rivals import OURS
 from loadtest.replay.run import ReplaySettings, Sent, row_of
 
@@ -87,6 +87,7 @@ class AgreeRun:
     row: Row
     sent: Sequence[Sent]
     counted: Sequence[tuple[float, float]]
+    """By replica: prompt tokens looked up in its cache, and tokens found there."""
 
 
 def pooled(parts: Sequence[AgreeRun], settings: ReplaySettings, case: str) -> Pooled:
@@ -109,14 +110,11 @@ def pooled(parts: Sequence[AgreeRun], settings: ReplaySettings, case: str) -> Po
 
 def agreement_table(comparisons: Sequence[Comparison]) -> Table:
     """Both rows of each case, how far they are apart, and how far single runs are."""
-    drawn = Table(title="over HTTP / simulated", title_justify="left")
-    for title in ("workload", "router", "policy"):
-        drawn.add_column(title, no_wrap=True)
-    for title in ("token hits", "apart", "TTFT p50", "TTFT p90", "apart", "runs apart", "on the way", ""):
-        drawn.add_column(title, justify="right", no_wrap=True)
+    heads = ("token hits", "apart", "TTFT p50", "TTFT p90", "apart", "runs apart", "on the way", "")
+    made = drawn(("workload", "router", "policy", *heads), (), "over HTTP / simulated")
     for each in comparisons:
         http, simulated = each.http.row, each.simulated.row
-        drawn.add_row(
+        made.add_row(
             http.workload,
             http.router,
             http.policy,
@@ -129,7 +127,7 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
             f"{each.wire_s:.2f} s",
             "ok" if each.ok else "missed",
         )
-    return drawn
+    return made
 
 
 HEADS = ("workload", "router", "policy", "token hits", "TTFT p90", "to ours", "in time", "errors")
@@ -151,7 +149,7 @@ def peer_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                 f"{row.ttft_p90_s or 0:.2f} s",
                 "-" if ratio is None else f"{ratio:.2f} x",
                 "-" if (share := in_time(row)) is None else f"{100 * share:.1f} %",
-                str((row.errors or 0) + (row.rejected or 0)),
+                str(row.failed),
             )
         )
     return lines

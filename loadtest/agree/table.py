@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import median
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, merged
 from loadtest.common.rivals import OURS
 from loadtest.common.traces import Request, Session, Trace
 from loadtest.replay.run import ReplaySettings
@@ -141,15 +140,9 @@ SUMS = ("requests", "errors", "rejected")
 
 def median_row(rows: Sequence[Row]) -> Row:
     """Several runs as one: the median of each figure, and the sum of what is counted."""
-    merged = replace(rows[0], requests_by_replica={}, errors_by_kind={})
-    for names, of in ((MEDIANS, median), (SUMS, sum)):
-        for name in names:
-            values = [value for row in rows if (value := getattr(row, name)) is not None]
-            setattr(merged, name, of(values) if values else None)
     p90s = [row.ttft_p90_s or 0.0 for row in rows]
-    merged.ttft_p90_least_s, merged.ttft_p90_most_s = min(p90s), max(p90s)
-    merged.note = f"medians of {len(rows)} runs"
-    return merged
+    note = f"medians of {len(rows)} runs"
+    return merged(rows, MEDIANS, SUMS, ttft_p90_least_s=min(p90s), ttft_p90_most_s=max(p90s), note=note)
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
@@ -186,9 +179,9 @@ def _verdict(ours: Row, others: Sequence[Row], figure: Figure) -> Row:
 
 
 def _failed(ours: Row, others: Sequence[Row]) -> Row:
-    best = min(others, key=_failures)
+    best = min(others, key=lambda row: row.failed)
     base = Row(workload=ours.workload, router=best.router, policy=best.policy, case=JUDGED, goal=FAILED)
-    most, got = _failures(best), _failures(ours)
+    most, got = best.failed, ours.failed
     return replace(base, expected=most, got=got, ok=got <= most)
 
 
@@ -200,10 +193,6 @@ def _at_engines(ours: Row, others: Sequence[Row]) -> list[Row]:
     best = min(known, key=lambda row: row.ttft_engine_p90_s or 0.0)
     base = Row(workload=ours.workload, router=best.router, policy=best.policy, case=JUDGED, goal=AT_ENGINES)
     return [replace(base, expected=1 + WITHIN, got=ours.ttft_engine_p90_s / (best.ttft_engine_p90_s or 1.0))]
-
-
-def _failures(row: Row) -> int:
-    return (row.errors or 0) + (row.rejected or 0)
 
 
 def _figure(row: Row, figure: Figure) -> float:
@@ -230,7 +219,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "on the way": lambda row: _seconds(row.wire_s),
     "e2e p90": lambda row: f"{row.e2e_p90_s or 0:.1f} s",
     "output tokens/s": lambda row: f"{row.output_tokens_per_s or 0:,.0f}",
-    "errors": lambda row: str(_failures(row)),
+    "errors": lambda row: str(row.failed),
 }
 
 

@@ -1,8 +1,10 @@
-"""What engines that only pretend say: events, pages and whole responses in the shapes of vLLM 0.32."""
+"""What engines that only pretend say: events, pages and whole responses in the shapes of vLLM 0.32; and what they look
+for in heads and bodies."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,9 @@ ID = "chatcmpl-7f3c9a52d1e84b06a1c4e95f20b7d863"
 CONTEXT_TOKENS = 4_000_000
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
+LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
+CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
+ASKS_STREAM = re.compile(rb'"stream":\s*true')
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"

@@ -29,6 +29,7 @@ TAIL_BYTES = 4_096
 FIRST_CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s*"[^"]')
 ERROR_EVENT = re.compile(rb'(?:^|\n)data:\s*\{"error"')
 SET_UP_TIMEOUT_S = 10.0
+READ_BUFFER_BYTES = 1 << 18
 
 COUNTERS = (("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"), ("sglang:prompt_tokens", "sglang:cached_tokens"))
 """Per engine: prompt tokens looked up in its prefix cache, and those found there."""
@@ -202,6 +203,16 @@ def _answer(scan: StreamScan, due: float, failure: str, rejected: bool, replica:
 
 
 # Around a run
+
+
+def many_at_once() -> aiohttp.ClientSession:
+    """A session for a `Client`: connections without a limit, which are kept open, and answers as they were sent."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=SET_UP_TIMEOUT_S),
+        read_bufsize=READ_BUFFER_BYTES,
+        auto_decompress=False,
+    )
 
 
 async def first_model(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> str:

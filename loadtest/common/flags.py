@@ -1,13 +1,16 @@
-"""Numbers on the command lines of instruments, each with the least and the most that it may be.
+"""Numbers and lists on the command lines of instruments, each with the least and the most, or all, that it may be.
 
-Each function makes what argparse calls a type: where the text is no such number, argparse names the flag, says what was
+Each function makes what argparse calls a type: where the text is no such thing, argparse names the flag, says what was
 expected and exits with 2.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -52,3 +55,23 @@ def positive(most: float = float("inf")) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def several(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A list with commas, of what `one` takes."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        return tuple(map(one, text.split(",")))
+
+    return parse
+
+
+def among(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """A list with commas, of known names."""
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise ArgumentTypeError(f"{text}: not among {', '.join(known)}")
+        return text
+
+    return several(name)

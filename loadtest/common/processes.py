@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -207,21 +207,28 @@ async def router(
     arguments += [word for setting in settings for word in ("--set", setting)]
     async with started("the router", [sys.executable, *arguments, *flags]) as process:
         (listening,) = await process.said(LISTENING)
-        await _ready(process, listening[1])
+        async with aiohttp.ClientSession() as session:
+
+            async def missing() -> str:
+                with suppress(aiohttp.ClientError):
+                    async with session.get(f"{listening[1]}/readyz") as response:
+                        return "" if response.status == 200 else f"/readyz answers {response.status}"
+                return "/readyz does not answer"
+
+            await until_ready(process, missing)
         yield listening[1], listening[2]
 
 
-async def _ready(process: Process, url: str) -> None:
+async def until_ready(process: Process, missing: Callable[[], Awaitable[str]], every_s: float = LOOK_S) -> None:
+    """Wait until nothing is `missing`, which says what is. Raises ProcessError where that takes longer than
+    START_TIMEOUT_S, or the process ends before."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    async with aiohttp.ClientSession() as session:
-        while process.running:
-            with suppress(aiohttp.ClientError):
-                async with session.get(f"{url}/readyz") as response:
-                    if response.status == 200:
-                        return
-            if time.monotonic() > deadline_s:
-                raise process.error(f"was not ready within {START_TIMEOUT_S:g} s")
-            await asyncio.sleep(LOOK_S)
+    while process.running:
+        if not (what := await missing()):
+            return
+        if time.monotonic() > deadline_s:
+            raise process.error(f"was not ready within {START_TIMEOUT_S:g} s: {what}")
+        await asyncio.sleep(every_s)
     raise process.error("ended before it was ready")
 
 
@@ -237,6 +244,25 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago."""
     return free_ports(1)[0]
+
+
+async def until_signal(work: Coroutine[Any, Any, int]) -> int:
+    """The exit status of the work. The first SIGINT or SIGTERM cancels it, so that every child is stopped on the way
+    out, and the status is then 128 and the signal's number."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+    received: list[signal.Signals] = []
+
+    def cancel(number: signal.Signals) -> None:
+        if not received:
+            task.cancel()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return 128 + received[0] if received else 1
 
 
 def until_stopped(serving: Coroutine[Any, Any, None]) -> int:

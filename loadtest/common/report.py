@@ -1,22 +1,21 @@
 """What an instrument found: rows, the JSON envelope around them, a table and a chart.
 
 Every instrument reports rows of one shape, so that runs compare across instruments, routers and commits.
-Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal
-and as a plain SVG file, from the same rows; nothing is fetched to show either.
+Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal here, and
+as pictures in svg.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from html import escape
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from textwrap import wrap
+from statistics import median
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -119,6 +118,11 @@ class Row:
     errors_by_kind: dict[str, int] = field(default_factory=dict)
     requests_by_replica: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def failed(self) -> int:
+        """Requests that failed, rejected ones included."""
+        return (self.errors or 0) + (self.rejected or 0)
+
     def as_dict(self) -> dict[str, Any]:
         """The fields that apply."""
         return {
@@ -142,6 +146,17 @@ def quantiles(name: str, values_s: Sequence[float]) -> dict[str, Any]:
     return {f"{name}_p{percent}_s": percentile(values_s, percent) for percent in (50, 90, 99)}
 
 
+def merged(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **more: Any) -> Row:  # noqa: ANN401 - fields
+    """Several runs as one: the first, with the medians and the sums of these fields, of rows that have them; and with
+    `more` fields. What was counted by kind or by replica is left out."""
+    made = replace(rows[0], **{"requests_by_replica": {}, "errors_by_kind": {}} | more)
+    for names, of in ((medians, median), (sums, sum)):
+        for name in names:
+            values = [value for row in rows if (value := getattr(row, name)) is not None]
+            setattr(made, name, of(values) if values else None)
+    return made
+
+
 # The envelope
 
 
@@ -159,6 +174,30 @@ def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[s
 
 
 # Table and chart in the terminal
+
+
+def report_console(width: int) -> Console:
+    """Where a report is printed: as wide as the terminal, or `width` columns where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def drawn(
+    heads: Iterable[str],
+    lines: Iterable[Iterable[str]],
+    title: str | None = None,
+    *,
+    left: Container[str] = ("workload", "router", "policy"),
+    no_wrap: bool = True,
+) -> Table:
+    """Lines of cells under their heads; columns of `left` are names, all others stand at the right as figures do."""
+    made = Table(title=title, title_justify="left")
+    for head in heads:
+        side: JustifyMethod = "left" if head in left else "right"
+        made.add_column(head, justify=side, no_wrap=no_wrap, overflow="ellipsis" if no_wrap else "fold")
+    for line in lines:
+        made.add_row(*line)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +248,11 @@ def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Ta
     columns = [c for c in COLUMNS if any(getattr(row, c.name) is not None for row in rows)]
     while _width(columns, rows) > width and (worst := max(columns, key=lambda c: c.rank)).rank > 0:
         columns.remove(worst)
-    drawn = Table(title=title, title_justify="left")
-    for column in columns:
-        label = column.name in {"workload", "load_name", "policy"}
-        drawn.add_column(column.title, justify="left" if label else "right", no_wrap=True)
+    made = drawn((column.title for column in columns), (), title, left={"workload", "load", "policy"})
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or following.workload != row.workload
-        drawn.add_row(*(shown(row, column) for column in columns), end_section=last)
-    return drawn
+        made.add_row(*(shown(row, column) for column in columns), end_section=last)
+    return made
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
@@ -233,8 +269,8 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for column in CHARTED:
         lines += ["", column.title]
-        for workload, group in _groups(rows):
-            top = _largest(group, column)
+        for workload, group in grouped(rows):
+            top = largest(group, column)
             for i, row in enumerate(group):
                 value = getattr(row, column.name)
                 bar = "█" * max(1, round(BAR_CHARACTERS * value / top)) if value and top else ""
@@ -243,7 +279,7 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _groups(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
+def grouped(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
     """Rows by workload, or by case, where rows without this column are left out: cases differ in what applies."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -252,16 +288,16 @@ def _groups(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str
     return list(groups.items())
 
 
-def _largest(rows: Sequence[Row], column: Column) -> float:
+def largest(rows: Sequence[Row], column: Column) -> float:
     """What a full bar stands for: all tokens for a share, the largest value of the group otherwise."""
     if column.name.endswith("_rate"):
         return 1.0
     return max((getattr(row, column.name) or 0.0 for row in rows), default=0.0)
 
 
-def print_report(console: Console, rows: Sequence[Row], title: str | None = None) -> None:
+def print_report(console: Console, rows: Sequence[Row]) -> None:
     """The table and, where there is something to compare, the chart."""
-    console.print(table(rows, title, console.width))
+    console.print(table(rows, width=console.width))
     if len(rows) > 1:
         console.print("\n".join(chart_lines(rows)), highlight=False, markup=False, soft_wrap=True)
 
@@ -282,64 +318,3 @@ def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[
     with Progress(*columns, console=console, refresh_per_second=4) as bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.update(task, completed=done)
-
-
-# Chart as SVG
-
-PANEL_WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, GROUP_GAP, TOP = 470, 90, 60, 20, 34, 78
-NOTE_CHARACTERS = 140
-COLOURS = {"round_robin": "#9aa5b1", "warm": "#e4572e", "nginx": "#9aa5b1", "warmroute": "#e4572e"}
-OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
-
-
-def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str], charted: Sequence[Column] = CHARTED) -> str:
-    """The charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
-    panels = [(column, _groups(rows, column)) for column in charted]
-    notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
-    heights = [sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups) for _, groups in panels]
-    body_height = max(heights, default=0)
-    height = TOP + body_height + 24 + 17 * len(notes)
-    width = PANEL_WIDTH * len(charted) + 40
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-            f' viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">'
-        ),
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _svg_text(20, 30, title, 'font-size="17" font-weight="600"'),
-    ]
-    for i, (column, groups) in enumerate(panels):
-        parts += _svg_panel(20 + i * PANEL_WIDTH, groups, column)
-    for i, note in enumerate(notes):
-        style = 'font-size="12" fill="#5f6b7a"'
-        parts.append(_svg_text(20, TOP + body_height + 24 + 17 * i, note, style))
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _svg_panel(left: int, groups: Sequence[tuple[str, Sequence[Row]]], column: Column) -> list[str]:
-    parts = [_svg_text(left, TOP - 18, column.title, 'font-weight="600"')]
-    room = PANEL_WIDTH - LABEL_WIDTH - VALUE_WIDTH - 20
-    y = TOP
-    for workload, group in groups:
-        top = _largest(group, column)
-        parts.append(_svg_text(left, y + 12, workload, 'fill="#5f6b7a"'))
-        y += 20
-        for i, row in enumerate(group):
-            size = room * (getattr(row, column.name) or 0.0) / top if top else 0.0
-            label = row.policy or row.router or ""
-            colour = COLOURS.get(label, OTHER_COLOURS[i % len(OTHER_COLOURS)])
-            parts += [
-                _svg_text(left + LABEL_WIDTH - 8, y + 14, label, 'text-anchor="end"'),
-                (
-                    f'<rect x="{left + LABEL_WIDTH}" y="{y + 2}" width="{size:.1f}" height="{BAR_HEIGHT - 4}"'
-                    f' rx="2" fill="{colour}"/>'
-                ),
-                _svg_text(left + LABEL_WIDTH + int(size) + 6, y + 14, shown(row, column)),
-            ]
-            y += BAR_HEIGHT
-        y += GROUP_GAP - 20
-    return parts
-
-
-def _svg_text(x: int, y: int, text: str, style: str = "") -> str:
-    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.common import flags
-from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.report import Row, drawn, progress_bar, write_json
 from loadtest.cost.conversations import TOOLS, Talks, tokenizer_folder
 from loadtest.cost.growth import growth_rows
 from loadtest.cost.world import (
@@ -266,15 +266,13 @@ def event_rows(runs: int, told: Callable[[int], None]) -> list[Row]:
 
 def table(rows: Sequence[Row], title: str) -> Table:
     """Cases, goals and what was got."""
-    drawn = Table(title=title, title_justify="left")
-    for head, justify in (("case", "left"), ("got", "right"), ("goal", "right"), ("", "left")):
-        drawn.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    made = drawn(("case", "got", "goal", ""), (), title, left={"case", ""})
     for row in rows:
         got = row.got or 0.0
         shown = f"{got:,.0f}" if got >= 100 else f"{got:.3f}"
         case = row.case if row.replicas is None else f"{row.case}, {row.replicas:,} replicas"
-        drawn.add_row(case, shown, row.goal or "", "" if row.ok is None else "ok" if row.ok else "missed")
-    return drawn
+        made.add_row(case, shown, row.goal or "", "" if row.ok is None else "ok" if row.ok else "missed")
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -307,22 +305,13 @@ def _reported(rows: list[Row], title: str, options: argparse.Namespace, argv: Se
     return 1 if options.check and any(row.ok is False for row in rows) else 0
 
 
-def _sizes(text: str) -> list[int]:
-    whole = flags.whole(1, REPLICAS_MAX)
-    return [whole(part) for part in text.split(",")]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest cost", description="CPU that exact knowledge costs.")
     add = parser.add_argument
     add("--runs", type=flags.whole(1), default=5, metavar="N", help="medians are of so many (5)")
     add("--tokenizer", type=Path, metavar="PATH", help="a model's folder; default: one trained on this machine")
-    add(
-        "--replicas",
-        type=_sizes,
-        metavar="N,N,...",
-        help="instead: what placing costs with so many, such as 8,64,256,1000",
-    )
+    sizes, text = flags.several(flags.whole(1, REPLICAS_MAX)), "what placing costs with so many, such as 8,64,256,1000"
+    add("--replicas", type=sizes, metavar="N,N,...", help=f"instead: {text}")
     add("--check", action="store_true", help="exit 1 when a goal is missed")
     add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")
     add("--json", type=Path, metavar="FILE", help="write the rows")

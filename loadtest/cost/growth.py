@@ -24,18 +24,16 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import router.core.placement.router
+from loadtest.common.placers import warm_router
 from loadtest.common.report import Row
 from loadtest.cost.world import BLOCK_TOKENS, MODEL, CostError, batch, follow, stored, token_ids
 from router.core.facts.placements import Ending, Grade, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.lease import Lease
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
-from router.settings.schema import Settings
 
 PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # goals for other numbers of replicas are in proportion
 EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # times of a placement by estimate: of its goal, and of the time it took
@@ -59,15 +57,8 @@ class Fleet:
     """A router with so many replicas, each with a stream open, and a clock that is moved by hand."""
 
     def __init__(self, replicas: int, *, exact: bool = False) -> None:
-        routing = Settings().routing
         self.now_s, self._rng, self._exact = 1_000.0, random.Random(1), exact
-        self.router = Router(
-            POLICIES["warm"](),
-            index_bytes_max=routing.index_bytes_max,
-            memory_max=routing.memory_max,
-            blocks_max_default=routing.blocks_max_default,
-            slow_start_s=SLOW_START_S,
-        )
+        self.router = warm_router(slow_start_s=SLOW_START_S)
         self.ids = [_url(n) for n in range(replicas)]
         self.router.replace([Replica(id_) for id_ in self.ids])
         for id_ in self.ids:

@@ -24,27 +24,13 @@ import aiohttp
 import uvloop
 from rich.console import Console
 
-from loadtest.common import rivals
+from loadtest.common import flags, rivals
 from loadtest.common.processes import Process, ProcessError
-from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb, spent, usage
 from loadtest.cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, print_report
-from loadtest.overhead import bodies
+from loadtest.overhead import bodies, load
 from loadtest.overhead.command import OverheadBench, Plan, bench, stop_when_told
-from loadtest.overhead.load import (
-    ANSWER_TIMEOUT_S,
-    Address,
-    Connection,
-    Connections,
-    LoadError,
-    Loop,
-    Measured,
-    StreamLoad,
-    Tally,
-    closed_loop,
-    streams,
-    until,
-)
 from loadtest.overhead.upstream import RATE_PER_S
 from router.settings.schema import Settings
 
@@ -87,11 +73,10 @@ class Watched:
     """What a watch over a running router has seen so far."""
 
     rss_mb: float = 0.0
-    scrapes: int = 0
     errors: list[str] = field(default_factory=list)
 
 
-async def scrape(address: Address) -> str:
+async def scrape(address: load.Address) -> str:
     """The router's /metrics. Raises LoadError."""
     timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
     try:
@@ -100,22 +85,22 @@ async def scrape(address: Address) -> str:
             session.get(f"http://{address[0]}:{address[1]}/metrics") as response,
         ):
             if response.status != 200:
-                raise LoadError(f"/metrics answered {response.status}")
+                raise load.LoadError(f"/metrics answered {response.status}")
             return await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise LoadError(f"/metrics did not answer: {error}") from error
+        raise load.LoadError(f"/metrics did not answer: {error}") from error
 
 
-async def index_bytes(address: Address) -> int:
+async def index_bytes(address: load.Address) -> int:
     """Bytes that the router says its index takes. Raises LoadError."""
     found = _INDEX_BYTES.search(await scrape(address))
     if found is None:
-        raise LoadError("/metrics does not say what the index takes")
+        raise load.LoadError("/metrics does not say what the index takes")
     return int(float(found[1]))
 
 
 @asynccontextmanager
-async def watched(address: Address, pid: int, every_s: float) -> AsyncIterator[Watched]:
+async def watched(address: load.Address, pid: int, every_s: float) -> AsyncIterator[Watched]:
     """Scrape the router every so many seconds, at once for the first time, and look at its memory, for a block."""
     seen = Watched()
 
@@ -123,8 +108,7 @@ async def watched(address: Address, pid: int, every_s: float) -> AsyncIterator[W
         while True:
             try:
                 await scrape(address)
-                seen.scrapes += 1
-            except LoadError as error:
+            except load.LoadError as error:
                 seen.errors.append(str(error))
             await asyncio.sleep(every_s)
 
@@ -151,7 +135,7 @@ async def watched(address: Address, pid: int, every_s: float) -> AsyncIterator[W
 class Subject:
     """A warmroute that runs, in front of so many replicas."""
 
-    def __init__(self, sizes: Sizes, replicas: int, address: Address, process: Process) -> None:
+    def __init__(self, sizes: Sizes, replicas: int, address: load.Address, process: Process) -> None:
         self._sizes, self._replicas, self._address, self._process = sizes, replicas, address, process
         self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
 
@@ -161,7 +145,7 @@ class Subject:
         async with watched(self._address, pid, window_s) as seen:
             before = usage(pid)
             await asyncio.sleep(window_s)
-            measured = Measured(window_s=window_s)
+            measured = load.Measured(window_s=window_s)
             measured.close(spent(before, usage(pid)))
         return self._row(IDLE, measured, seen)
 
@@ -171,9 +155,9 @@ class Subject:
 
     async def _short(self, case: str) -> Row:
         pid, window_s = self._process.pid, self._sizes.window_s
-        load = Loop("short", SHORT_LANES, SHORT_WARM_S, window_s)
+        asked = load.Loop("short", SHORT_LANES, SHORT_WARM_S, window_s)
         async with watched(self._address, pid, window_s) as seen:
-            measured = await closed_loop(self._address, load, pid, next(self._numbers))
+            measured = await load.closed_loop(self._address, asked, pid, next(self._numbers))
         row = self._row(case, measured, seen)
         row.requests_per_s = measured.requests / max(1e-9, measured.window_s)
         row.cpu_us_per_request = measured.cpu_s * 1e6 / measured.requests if measured.requests else None
@@ -182,9 +166,10 @@ class Subject:
     async def streams(self, number: int) -> Row:
         """The row of `number` streams at a time."""
         sizes, pid = self._sizes, self._process.pid
-        load = StreamLoad(number, sizes.window_s, 0.0, sizes.rate_per_s, STARTING_S + number * STARTING_PER_STREAM_S)
+        starting_s = STARTING_S + number * STARTING_PER_STREAM_S
+        asked = load.StreamLoad(number, sizes.window_s, 0.0, sizes.rate_per_s, starting_s)
         async with watched(self._address, pid, sizes.window_s) as seen:
-            measured = await streams([self._address], load, pid, next(self._numbers))
+            measured = await load.streams([self._address], asked, pid, next(self._numbers))
         row = self._row(STREAMS, measured, seen)
         row.load, row.load_unit = float(number), "streams"
         row.cpu_us_per_chunk = measured.cpu_s * 1e6 / measured.events if measured.events else None
@@ -202,11 +187,11 @@ class Subject:
 
     async def _fill(self) -> int:
         """Send long prompts until the index grows no more. Returns its bytes; raises LoadError."""
-        template, first, tally = bodies.single(FILL_BYTES), next(self._numbers), Tally()
+        template, first, tally = bodies.single(FILL_BYTES), next(self._numbers), load.Tally()
         numbers, going = count(first), True
-        async with Connections([self._address], FILL_LANES, tally) as lanes:
+        async with load.Connections([self._address], FILL_LANES, tally) as lanes:
 
-            def ask(lane: Connection) -> None:
+            def ask(lane: load.Connection) -> None:
                 if going and not lane.lost:
                     lane.ask(template.request(next(numbers)), None)
 
@@ -221,14 +206,14 @@ class Subject:
                 if size >= FULL_SHARE * limit or size - before < STILL_SHARE * limit:
                     break
             going = False
-            await until(
-                lambda: not any(lane.busy for lane in lanes), ANSWER_TIMEOUT_S, "long prompts were not answered"
+            await load.until(
+                lambda: not any(lane.busy for lane in lanes), load.ANSWER_TIMEOUT_S, "long prompts were not answered"
             )
         if tally.errors:
-            raise LoadError(f"while the index was filled: {dict(tally.errors)}")
+            raise load.LoadError(f"while the index was filled: {dict(tally.errors)}")
         return size
 
-    def _row(self, case: str, measured: Measured, seen: Watched) -> Row:
+    def _row(self, case: str, measured: load.Measured, seen: Watched) -> Row:
         errors = measured.errors.copy()
         for said in seen.errors:
             errors[said] += 1
@@ -240,13 +225,9 @@ class Subject:
             errors=errors.total(),
             errors_by_kind=dict(errors),
             rss_mb=seen.rss_mb,
-            cpu_cores=_cores(measured),
+            cpu_cores=measured.cpu_s / max(1e-9, measured.window_s),
             duration_s=measured.window_s,
         )
-
-
-def _cores(measured: Measured) -> float:
-    return measured.cpu_s / max(1e-9, measured.window_s)
 
 
 async def measure(sizes: Sizes, console: Console) -> list[Row]:
@@ -286,10 +267,7 @@ async def _sized(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    found = tuple(sorted({int(number) for number in text.split(",")}))
-    if not all(1 <= number <= 4_096 for number in found):
-        raise argparse.ArgumentTypeError(f"{text}: each must be between 1 and 4096")
-    return found
+    return tuple(sorted(set(flags.several(flags.whole(1, 4_096))(text))))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -311,25 +289,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: 1 where requests failed, 2 where something could not be measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
-    sizes = Sizes(
-        options.replicas,
-        options.streams,
-        options.seconds,
-        options.rate,
-        options.workers,
-        options.index_bytes_max,
-        tuple(options.flag),
-    )
+    more = (options.workers, options.index_bytes_max, tuple(options.flag))
+    sizes = Sizes(options.replicas, options.streams, options.seconds, options.rate, *more)
     try:
         rows = uvloop.run(measure(sizes, Console(stderr=True)))
-    except (LoadError, ProcessError, rivals.RivalError, OSError) as error:
+    except (load.LoadError, ProcessError, rivals.RivalError, OSError) as error:
         print(f"sizing: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    shown = Console()
     try:
-        print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
+        print_report(report_console(PAGE_WIDTH), rows)
     except SizingError as error:
         print(f"sizing: {error}", file=sys.stderr)
         return 2

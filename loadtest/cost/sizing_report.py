@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from statistics import linear_regression, median
 
 from rich.console import Console
-from rich.table import Table
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, drawn
 
 IDLE, SHORT, STREAMS, FULL = "idle", "short", "streams", "full_index"
 HEADERS = ("replicas", "load", "CPU, cores", "CPU, µs per chunk or request", "memory, MB")
@@ -156,12 +155,10 @@ def rule_lines(rows: Sequence[Row]) -> list[str]:
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
     """The table, the rule, and what went wrong."""
-    drawn = Table(title="what warmroute needs (whole process tree)", title_justify="left")
-    for header in HEADERS:
-        drawn.add_column(header, justify="left" if header == "load" else "right")
-    for i, row in enumerate(rows):
-        drawn.add_row(*cells(row), end_section=rows[i + 1 : i + 2] != [] and rows[i + 1].replicas != row.replicas)
-    console.print(drawn)
+    made = drawn(HEADERS, (), "what warmroute needs (whole process tree)", left={"load"}, no_wrap=False)
+    for row, after in zip(rows, [*rows[1:], None], strict=False):
+        made.add_row(*cells(row), end_section=after is not None and after.replicas != row.replicas)
+    console.print(made)
     for line in rule_lines(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for row in rows:

@@ -15,25 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from loadtest.common.placers import asked, ignore, join, local_placer, warm_router
 from router.core.cache.knowledge import Knowledge
 from router.core.dialects import PATHS
 from router.core.facts.placements import Ending, Grade, Outcome, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.replicas import Load
 from router.core.fleet.lease import Lease
 from router.core.kv_events.decoding import decode, slices
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
 from router.core.prompts.blocks import chain_of, token_chain
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.edge.question import Question
 from router.edge.reader import Reader, ReadingRules
-from router.http.request import Connection, Request
-from router.hub.local_placer import LocalPlacer
 from router.settings.schema import Settings
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import RUNS_MAX, Tokens
@@ -123,45 +120,22 @@ class PricedRouter:
         offload_bytes_min = sys.maxsize if one_thread else settings.limits.offload_bytes_min
         self.now_s = 1_000.0
         self.profiler: cProfile.Profile | None = None
-        self.router = Router(
-            POLICIES["warm"](),
-            index_bytes_max=settings.routing.index_bytes_max,
-            memory_max=settings.routing.memory_max,
-            blocks_max_default=settings.routing.blocks_max_default,
-        )
+        self.router = warm_router()
         self.prompts = Prompts(
             {MODEL: str(folder)},
             deadline_s=60.0,
             cache_bytes_max=settings.tokens.cache_bytes_max,
             offload_bytes_min=offload_bytes_min,
         )
-        self.placer = LocalPlacer(
-            self.router,
-            clock=lambda: self.now_s,
-            event_wait_s=0.0,
-            response_ids_max=100,
-            observe=_ignore,
-            failed=_ignore,
-            refused=_ignore,
-            page=_no_page,
-            limits=settings.admission,
-        )
+        self.placer = local_placer(self.router, lambda: self.now_s, settings.admission)
         tokens = Tokens(self.prompts, None, offload_bytes_min=offload_bytes_min)
         self.reader = Reader(self.placer, tokens, ReadingRules(offload_bytes_min))
         self._keys = KeyCache(RUNS_MAX)
         self._stored: dict[str, set[int]] = {}
-        self._join()
-
-    def _join(self) -> None:
-        names = [f"http://10.0.0.{number}:8000" for number in range(REPLICAS)]
-        self.router.replace([Replica(name) for name in names])
-        for name in names:
-            self.router.observe_health(name, ok=True)
-            self.router.observe_models(name, [ServedModel(MODEL, owned_by="vllm")])
-            self.router.observe_load(name, Load(kv_tokens_max=4_000_000, block_tokens=BLOCK_TOKENS))
+        self.replicas = join(self.router, REPLICAS, MODEL, Load(kv_tokens_max=4_000_000, block_tokens=BLOCK_TOKENS))
+        for name in self.replicas:
             self.router.knowledge.grade(name, Grade.EXACT, "joined at batch 0", self.now_s)
         self.router.models.observe_tokens(MODEL, "")
-        self.replicas = names
 
     def close(self) -> None:
         """Stop the threads of the reader and the prompts."""
@@ -192,7 +166,7 @@ class PricedRouter:
 
     async def decide(self, body: bytes) -> Decision:
         """One request through the router's own code, whole."""
-        request = _request(body)
+        request = asked(CHAT, body)
         begun_s = self._begin()
         question = await self.reader.understand(request, "cost")
         understood_s = self._end(begun_s)
@@ -223,7 +197,7 @@ class PricedRouter:
         keys += rest(prompt, BLOCK_TOKENS, keys)
         self._keys.learn(prompt, BLOCK_TOKENS, keys, known)
         mark()
-        question = await self.reader.understand(_request(body), "cost")
+        question = await self.reader.understand(asked(CHAT, body), "cost")
         question.wanted.tokens = prompt
         placed = self._place(question)
         spent = [after - before for before, after in pairwise(marks)]
@@ -238,7 +212,7 @@ class PricedRouter:
             raise CostError("the prompt was placed by estimate: no tokens")
         self.now_s += 1.0
         begun_s = self._begin()
-        lease = self.placer.ask(wanted, frozenset(), _ignore)
+        lease = self.placer.ask(wanted, frozenset(), ignore)
         place_s = self._end(begun_s)
         if not isinstance(lease, Lease):
             raise CostError("an idle fleet is said to be full")
@@ -261,20 +235,3 @@ class PricedRouter:
         if self.profiler:
             self.profiler.disable()
         return spent_s
-
-
-def _request(body: bytes) -> Request:
-    request = Request(cast("Connection", None))  # nobody is answered
-    request.method, request.target, request.path = "POST", CHAT, CHAT
-    request.bring([body], len(body))
-    request.lines = [(b"content-type", b"Content-Type", b"application/json")]
-    request.fields = {b"content-type": b"application/json"}
-    return request
-
-
-def _ignore(*_: object) -> None:
-    """Count nothing."""
-
-
-async def _no_page(_: str) -> None:
-    """No page is shown."""

@@ -163,12 +163,8 @@ def parser() -> argparse.ArgumentParser:
     add("--calibration", choices=sorted(CALIBRATIONS), default="qwen3-32b-2xh100", help="how long steps take")
     add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="what a KV cache holds; else the calibration's")
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
-    add(
-        "--max-model-len",
-        type=flags.whole(2, COUNT_MAX),
-        default=argparse.SUPPRESS,
-        help="longest prompt + answer; else the calibration's",
-    )
+    longest, text = flags.whole(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
+    add("--max-model-len", type=longest, default=argparse.SUPPRESS, help=text)
     add("--max-num-batched-tokens", type=whole, default=limits.batched_tokens_max, help="tokens in one step")
     add("--max-num-seqs", type=whole, default=limits.sequences_max, help="requests in one batch")
     add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated per wall seconds")
@@ -193,17 +189,12 @@ def settings(argv: Sequence[str]) -> EngineSettings:
     )
     events = KvEventsSettings(args.kv_events_port, args.kv_replay_port, args.kv_events_topic)
     return EngineSettings(
-        replicas=args.replicas,
-        host=args.host,
-        port=args.port,
-        model=args.model,
+        **{name: getattr(args, name) for name in ("replicas", "host", "port", "model", "time_scale", "tell_ttft")},
         calibration=calibration,
         kv_tokens=getattr(args, "kv_tokens", None),
         limits=limits,
-        time_scale=args.time_scale,
         tick_s=args.tick_ms / 1e3,
         kv_events=events if args.kv_events else None,
-        tell_ttft=args.tell_ttft,
     )
 
 

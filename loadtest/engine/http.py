@@ -307,7 +307,7 @@ class Surface:
     async def _metrics(self, _http: web.Request) -> web.Response:
         replica = self._replica
         page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s)
-        return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=page.encode(), headers={"Content-Type": answers.METRICS_KIND})
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[bytes]:

@@ -22,8 +22,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from loadtest.common import flags
+from loadtest.common.report import drawn, report_console
 from loadtest.evidence.parts import PARTS, Command, Part
 from router.telemetry import envelope
 
@@ -114,15 +115,14 @@ def name_of(row: Row) -> str:
 
 def print_table(console: Console, found: Mapping[str, Row]) -> None:
     """A line a figure, then how many of each part's are as promised, and those that are not."""
-    drawn = Table(title="evidence", title_justify="left")
-    for head in ("part", "figure", "expected", "got", ""):
-        drawn.add_column(head, justify="right" if head in {"expected", "got"} else "left", overflow="fold")
+    heads = ("part", "figure", "expected", "got", "")
+    made = drawn(heads, (), "evidence", left={"part", "figure", ""}, no_wrap=False)
     for name, part in found.items():
         for row in part["rows"]:
             numbers = ["-" if row.get(key) is None else f"{row[key]:,.6g}" for key in ("expected", "got")]
-            drawn.add_row(name, escape(name_of(row)), *numbers, "ok" if row["ok"] else "missed")
-        drawn.add_section()
-    console.print(drawn)
+            made.add_row(name, escape(name_of(row)), *numbers, "ok" if row["ok"] else "missed")
+        made.add_section()
+    console.print(made)
     for name, part in found.items():
         rows = part["rows"]
         took = f"{part['seconds']:.0f} s at {part['commit']}"
@@ -159,8 +159,7 @@ def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = 
         found[part.name] = {"commit": commit, "seconds": round(time.monotonic() - began_s, 1), "rows": rows}
         write(folder, command, found)
     told = {part.name: found[part.name] for part in wanted if part.name in found}
-    shown = Console()
-    print_table(shown if shown.is_terminal else Console(width=PAGE_WIDTH), told)
+    print_table(report_console(PAGE_WIDTH), told)
     for line in failed:
         print(f"not measured: {line}")
     if failed:
@@ -168,21 +167,14 @@ def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = 
     return 1 if options.check and not all(row["ok"] for part in told.values() for row in part["rows"]) else 0
 
 
-def _only(text: str) -> list[str]:
-    names, known = text.split(","), [part.name for part in PARTS]
-    if unknown := set(names) - set(known):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
-    return names
-
-
 def parser() -> argparse.ArgumentParser:
     """All flags, with their defaults."""
     made = argparse.ArgumentParser(
         prog="python -m loadtest evidence", description="All that measures time or rates, and one table of it."
     )
-    add = made.add_argument
+    add, names = made.add_argument, flags.among([part.name for part in PARTS])
     add("--list", action="store_true", help="say what parts there are, and how long they take")
-    add("--only", type=_only, default=[], metavar="PART,PART", help="these parts (all)")
+    add("--only", type=names, default=(), metavar="PART,PART", help="these parts (all)")
     add("--again", action="store_true", help="also what was measured at this commit")
     add("--check", action="store_true", help="exit 1 where a figure is missed")
     add("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"where rows and logs are kept ({FOLDER})")

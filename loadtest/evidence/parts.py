@@ -48,6 +48,10 @@ def tests(*words: str, **environment: str) -> Command:
     return Command((*PYTEST, *words), judges=True, environment=environment)
 
 
+def _loadtest(*words: str) -> Command:
+    return Command((*LOADTEST, *words, "--json", "{json}"), judges=True)
+
+
 def _timed(*words: str) -> Command:
     return tests("-m", "figures", *words, FIGURES_FILE="{json}")
 
@@ -80,33 +84,19 @@ DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))
 COMPILED = Command(("make", "compiled"), optional=True)
 
 PARTS = (
-    Part(
-        "cost",
-        5,
-        "CPU of decisions and of following KV events",
-        (Command((*LOADTEST, "cost", "--check", "--json", "{json}"), judges=True),),
-    ),
+    Part("cost", 5, "CPU of decisions and of following KV events", (_loadtest("cost", "--check"),)),
     Part(
         "overhead",
         20,
         "what routers cost, beside the rivals",
-        (
-            Command(("sh", "-c", NGINX), optional=True),
-            COMPILED,
-            Command((*LOADTEST, "overhead", "--install-rivals", "--check", "--json", "{json}"), judges=True),
-        ),
+        (Command(("sh", "-c", NGINX), optional=True), COMPILED, _loadtest("overhead", "--install-rivals", "--check")),
     ),
-    Part(
-        "faults",
-        20,
-        "faults, overload and abuse, with every promised second",
-        (COMPILED, Command((*LOADTEST, "faults", "--json", "{json}"), judges=True)),
-    ),
+    Part("faults", 20, "faults, overload and abuse, with every promised second", (COMPILED, _loadtest("faults"))),
     Part(
         "soak",
         12,
         "chaos for ten minutes: what is left of it, and memory",
-        (COMPILED, Command((*LOADTEST, "faults", "--soak", "600", "--json", "{json}"), judges=True)),
+        (COMPILED, _loadtest("faults", "--soak", "600")),
     ),
     Part(
         "demo",
@@ -125,11 +115,7 @@ PARTS = (
         "figures",
         5,
         "times that tests come by",
-        (
-            _timed(),
-            Command((PYTHON, "-m", "tests.k8s.install")),
-            _timed("tests/k8s", "--timeout=600"),
-        ),
+        (_timed(), Command((PYTHON, "-m", "tests.k8s.install")), _timed("tests/k8s", "--timeout=600")),
         lines=True,
     ),
     Part(
@@ -144,34 +130,19 @@ PARTS = (
         ),
         lines=True,
     ),
-    Part(
-        "sizing",
-        20,
-        "CPU and memory for so many replicas and streams",
-        (Command((*LOADTEST, "sizing", "--json", "{json}"), judges=True),),
-    ),
+    Part("sizing", 20, "CPU and memory for so many replicas and streams", (_loadtest("sizing"),)),
     Part(
         "agree",
         60,
         "the same slice over HTTP and in the simulation",
-        (Command((*LOADTEST, "agree", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
+        (_loadtest("agree", "--install-rivals", "--check"),),
     ),
-    Part(
-        "peers",
-        60,
-        "real routers raced over HTTP",
-        (Command((*LOADTEST, "agree", "--peers", "--install-rivals", "--check", "--json", "{json}"), judges=True),),
-    ),
+    Part("peers", 60, "real routers raced over HTTP", (_loadtest("agree", "--peers", "--install-rivals", "--check"),)),
     Part(
         "race",
         300,
         "every claim of the placement race, in simulated time",
-        (
-            Command(
-                (*LOADTEST, "simulate", "--race", "--seeds", "claim", "--check", "--json", "{json}"),
-                judges=True,
-            ),
-        ),
+        (_loadtest("simulate", "--race", "--seeds", "claim", "--check"),),
     ),
     Part(
         "events",

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from loadtest.common import rivals
-from loadtest.common.processes import LISTENING, START_TIMEOUT_S, Process, free_port, started
+from loadtest.common.processes import LISTENING, Process, free_port, started, until_ready
 from loadtest.common.report import Row
 from loadtest.faults.upstream import answers
 
@@ -262,17 +262,15 @@ class Bench:
 
     async def _ready(self, run: Run, *, asked: bool) -> None:
         """Wait until as many answers in a row as there are replicas are fine, then forget them."""
-        deadline_s, fine, said = time.monotonic() + START_TIMEOUT_S, 0, ""
-        while fine < max(3, len(run.upstreams)):
-            if not run.process.running:
-                raise run.process.error("ended before it was ready")
-            if time.monotonic() > deadline_s:
-                raise run.process.error(f"was not ready within {START_TIMEOUT_S:g} s: {said}")
-            answer = await run.ask(timeout_s=5.0, stream=False) if asked else await self._listens(run)
-            said = answer.kind
-            fine = fine + 1 if answer.ok else 0
-            if not answer.ok:
-                await asyncio.sleep(READY_EVERY_S)
+
+        async def missing() -> str:
+            for _ in range(max(3, len(run.upstreams))):
+                answer = await run.ask(timeout_s=5.0, stream=False) if asked else await self._listens(run)
+                if not answer.ok:
+                    return answer.kind
+            return ""
+
+        await until_ready(run.process, missing, READY_EVERY_S)
         await asyncio.sleep(SETTLE_S)
         await run.all("clear")
 
@@ -340,3 +338,8 @@ def row(
         errors_by_kind=errors,
         note=note or None,
     )
+
+
+def failures(goal: int, case: str, found: Sequence[FaultAnswer], *, note: str = "") -> Row:
+    """A row of how many of these answers were not fine, which none may be."""
+    return row(goal, case, 0, sum(not answer.ok for answer in found), found=found, note=note)

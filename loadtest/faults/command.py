@@ -26,9 +26,9 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest.common import rivals
+from loadtest.common import flags, rivals
 from loadtest.common.processes import ProcessError
-from loadtest.common.report import Row, write_json
+from loadtest.common.report import Row, report_console, write_json
 from loadtest.faults.bench import Bench, NotForThis, Scale
 from loadtest.faults.matrix import GOALS, Rows
 from loadtest.faults.report import print_report
@@ -107,7 +107,7 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
                 rows = await soak(bench, options.soak, options.seed)
                 found += _named(bench, rows)
             else:
-                found += await measure(bench, options.rows, console, GOALS)
+                found += await measure(bench, list(map(int, options.rows)), console, GOALS)
     return found
 
 
@@ -125,8 +125,8 @@ def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
 def parser() -> argparse.ArgumentParser:
     """All flags, with their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest faults", description="Faults, overload and abuse, by goal.")
-    add = made.add_argument
-    add("--rows", type=_goals, default=list(GOALS), metavar="N,N", help=f"of {','.join(map(str, GOALS))} (all)")
+    add, goals = made.add_argument, list(map(str, GOALS))
+    add("--rows", type=flags.among(goals), default=goals, metavar="N,N", help=f"of {','.join(goals)} (all)")
     add("--full", action="store_true", help="at full size; it takes an hour")
     add("--counts", action="store_true", help="judge counts and orders alone, at half the size")
     add("--slack", type=float, default=1.0, metavar="F", help="times may be over by this factor (1)")
@@ -141,16 +141,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _goals(text: str) -> list[int]:
-    try:
-        wanted = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: numbers are expected") from None
-    if unknown := set(wanted) - GOALS.keys():
-        raise argparse.ArgumentTypeError(f"{sorted(unknown)}: not among {', '.join(map(str, GOALS))}")
-    return wanted
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. 1 when a row of warmroute's was missed, 2 when a command line was wrong."""
     arguments = list(sys.argv[2:] if argv is None else argv)
@@ -162,13 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    shown = Console()
-    print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
+    print_report(report_console(PAGE_WIDTH), rows)
     if options.json:
-        write_json(
-            options.json,
-            shlex.join(["faults", *arguments]),
-            rows,
-            rivals.versions(options.rivals) | rivals.ours_version(),
-        )
+        versions = rivals.versions(options.rivals) | rivals.ours_version()
+        write_json(options.json, shlex.join(["faults", *arguments]), rows, versions)
     return 1 if any(row.ok is False and row.router == rivals.OURS for row in rows) else 0

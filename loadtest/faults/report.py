@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, drawn
 from loadtest.common.rivals import OURS
 
 Cases = dict[tuple[str, str], Row]
@@ -31,13 +30,11 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
     routers = list(dict.fromkeys(row.router or "" for row in rows))
     for router in sorted(routers, key=lambda name: name != OURS):
         own = sorted((row for row in rows if row.router == router), key=lambda row: int(row.goal or 0))
-        drawn = Table(title=f"{router}: faults, overload, abuse", title_justify="left")
-        for head in ("goal", "case", "expected", "got", "", "note"):
-            right = head in {"goal", "expected", "got"}
-            drawn.add_column(head, justify="right" if right else "left", overflow="fold", ratio=None)
+        heads = ("goal", "case", "expected", "got", "", "note")
+        made = drawn(heads, (), f"{router}: faults, overload, abuse", left={"case", "", "note"}, no_wrap=False)
         for row, after in zip(own, [*own[1:], None], strict=True):
             note = "; ".join(part for part in (row.note, str(row.errors_by_kind) if row.errors_by_kind else "") if part)
-            drawn.add_row(
+            made.add_row(
                 row.goal,
                 escape(row.case or ""),
                 number(row.expected),
@@ -46,7 +43,7 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
                 escape(note[:300]),
                 end_section=after is None or after.goal != row.goal,
             )
-        console.print(drawn)
+        console.print(made)
     for router in routers:
         own = [row for row in rows if row.router == router]
         console.print(f"{router}: {kept(own)} rows as promised", highlight=False)

@@ -21,7 +21,7 @@ from statistics import median
 
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
-from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, at_rate, row, until
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, at_rate, failures, row, until
 from loadtest.faults.rows.leaving import at_rest, gauges, request
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID
@@ -198,31 +198,16 @@ async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
     growth_mb = slope(soaked.rss_mb, seconds_s)
     threads = max(soaked.threads, default=0) - min(soaked.threads, default=0)
     chaos = f"{soaked.faults.total()} faults, {soaked.ended.total()} requests: {dict(soaked.ended.most_common(6))}"
-    memory = row(
-        19,
-        f"... RSS, MB more every {RSS_SLOPE_PER_S:g} s",
-        RSS_SLOPE_MAX_MB,
-        growth_mb,
-        note=f"at most {max(soaked.rss_mb, default=0.0):.0f} MB",
-    )
+    grows, most = f"... RSS, MB more every {RSS_SLOPE_PER_S:g} s", f"at most {max(soaked.rss_mb, default=0.0):.0f} MB"
+    memory = row(19, grows, RSS_SLOPE_MAX_MB, growth_mb, note=most)
+    buggy = f"soak of {seconds_s:g} s: bugs and unretrieved exceptions in the log"
+    more, held = None if fds is None else fds - before, f"at most {max(soaked.fds, default=0)}"
     return [
-        row(
-            19,
-            f"soak of {seconds_s:g} s: bugs and unretrieved exceptions in the log",
-            0,
-            bugs.total(),
-            note=f"{dict(bugs) or ''} {chaos}",
-        ),
+        row(19, buggy, 0, bugs.total(), note=f"{dict(bugs) or ''} {chaos}"),
         row(19, "... gauges of what is under way, afterwards", 0, left, ok=left == 0),
-        row(
-            19,
-            "... file descriptors more than before",
-            FDS_MAX,
-            None if fds is None else fds - before,
-            note=f"at most {max(soaked.fds, default=0)}",
-        ),
+        row(19, "... file descriptors more than before", FDS_MAX, more, note=held),
         row(19, "... threads, most less fewest", THREADS_MAX, threads),
         *([] if bench.scale.counts else [memory]),  # a rate, which minutes of the machine alone can tell
         row(19, "... reloads, at least one", 1, soaked.reloads, ok=soaked.reloads > 0 and alive),
-        row(19, "... requests that fail, once all is well again", 0, sum(not a.ok for a in asked), found=asked),
+        failures(19, "... requests that fail, once all is well again", asked),
     ]

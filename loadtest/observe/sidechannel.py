@@ -17,20 +17,16 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
+from loadtest.common.placers import asked, join, local_placer, warm_router
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.engine.model import EngineModel
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Limits
 from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
+from router.core.facts.replicas import Load
 from router.edge.reader import Reader, ReadingRules
-from router.http.request import Connection, Request
-from router.hub.local_placer import LocalPlacer
 from router.settings.keys import Caller, Tenant
 
 PATH, MODEL = "/v1/completions", "sim"
@@ -59,27 +55,13 @@ class SharedRouter:
         self._rng = random.Random(seed)
         self._now_s = 1_000.0
         calibration = CALIBRATIONS["llama-3.1-8b-a100"]
-        names = [f"http://10.0.0.{n}:8000" for n in range(REPLICAS)]
-        self._engines = {name: EngineModel(calibration.times, KV_TOKENS, Limits()) for name in names}
-        self._router = Router(POLICIES["warm"](), index_bytes_max=64 << 20, memory_max=4_096, blocks_max_default=4_096)
-        self._router.replace([Replica(name) for name in names])
-        for name in names:
-            self._router.observe_health(name, ok=True)
-            self._router.observe_models(name, [ServedModel(MODEL, owned_by="vllm")])
-            self._router.observe_load(name, Load(kv_tokens_max=KV_TOKENS, block_tokens=Limits().block_tokens))
-        placer = LocalPlacer(
-            self._router,
-            clock=lambda: self._now_s,
-            event_wait_s=0.0,
-            response_ids_max=1,
-            observe=_ignore,
-            failed=_ignore,
-            refused=_ignore,
-            page=_no_page,
-        )
+        self._router = warm_router(index_bytes_max=64 << 20, memory_max=4_096, blocks_max_default=4_096)
+        load = Load(kv_tokens_max=KV_TOKENS, block_tokens=Limits().block_tokens)
+        replicas = join(self._router, REPLICAS, MODEL, load)
+        self._engines = {name: EngineModel(calibration.times, KV_TOKENS, Limits()) for name in replicas}
+        self._placer = local_placer(self._router, lambda: self._now_s)
         secret = self._rng.randbytes(32).hex()
-        self._reader = Reader(placer, None, ReadingRules(1 << 30), secret=secret)
-        self._placer = placer
+        self._reader = Reader(self._placer, None, ReadingRules(1 << 30), secret=secret)
         self._ids = 0
         names = ["victim", "curious"]
         self._victim, self._curious = (Caller(name, tenant=Tenant(name, isolated=isolated)) for name in names)
@@ -100,7 +82,7 @@ class SharedRouter:
     async def _ask(self, caller: Caller, prompt: str) -> tuple[float, int]:
         """One request, answered whole: time to its first token, and cached tokens."""
         body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS}).encode()
-        question = await self._reader.understand(_request(body), "probe", caller)
+        question = await self._reader.understand(asked(PATH, body), "probe", caller)
         lease = await self._placer.place(question.wanted, frozenset())
         engine, data = self._engines[lease.replica], prompt.encode()
         self._ids += 1
@@ -117,21 +99,6 @@ class SharedRouter:
         self._router.finish(lease, Outcome(Ending.OK, usage), self._now_s)
         self._now_s += self._rng.expovariate(2.0)
         return ttft_s, cached
-
-
-def _request(body: bytes) -> Request:
-    request = Request(cast("Connection", None))  # nobody is answered
-    request.method, request.target, request.path = "POST", PATH, PATH
-    request.bring([body], len(body))
-    return request
-
-
-def _ignore(*_: object) -> None:
-    """What nobody counts here."""
-
-
-async def _no_page(_: str) -> None:
-    """No page is shown."""
 
 
 async def probes(count: int, *, isolated: bool, seed: int = 1) -> list[Probe]:

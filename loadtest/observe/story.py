@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import random
 import shutil
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -29,19 +28,17 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import flags
-from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, ReplayError
-from loadtest.common.processes import ProcessError, engines, router
+from loadtest.common.client import Answer, Client, ReplayError, many_at_once
+from loadtest.common.processes import ProcessError, engines, router, until_signal
 from loadtest.common.report import Row, percentile, print_report, quantiles, write_json
 from loadtest.observe.agents import Conversation, ReleaseClock
 
-HOST = "127.0.0.1"
 MODEL = "qwen3-32b"
 CALIBRATION = "qwen3-32b-2xh100"
 PHASE_S_MAX = 55.0  # three of them stay under three minutes
 THINK_S = (0.5, 3.0)
 SETTLING = 1 / 3  # the first part of a phase, which is not judged
 TIMEOUT_S = 120.0
-READ_BUFFER_BYTES = 1 << 18
 BAR_CELLS = 30
 PICTURE = (1280, 800)  # pixels; it is as high as what stands above the table of replicas
 SETTLED_S = 4.0  # the page asks every two seconds
@@ -268,11 +265,7 @@ async def story(options: argparse.Namespace, command: str, driver: Any = None) -
     console, settings = Console(), _settings(options)
     async with (
         serving(settings, options.port, options.admin_port) as (url, admin_url),
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=SET_UP_TIMEOUT_S),
-            read_bufsize=READ_BUFFER_BYTES,
-        ) as session,
+        many_at_once() as session,
     ):
         page = f"{admin_url}/dashboard"
         console.print(f"dashboard: {page}", highlight=False, soft_wrap=True)
@@ -301,16 +294,12 @@ async def serving(settings: StorySettings, port: int, admin_port: int) -> AsyncI
         yield both
 
 
-async def _until_signal(options: argparse.Namespace, command: str) -> int:
-    """The story, cancelled by SIGINT or SIGTERM, so that every child is stopped on the way out."""
+async def _told(options: argparse.Namespace, command: str) -> int:
+    """The story, with a browser where a picture is wanted; whoever ends one that is kept has seen it well."""
     driver = browser() if options.screenshot else None
-    task = asyncio.create_task(story(options, command, driver))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
-        return await task
-    except asyncio.CancelledError:
-        return 0 if options.keep else 130
+        status = await until_signal(story(options, command, driver))
+        return 0 if options.keep and status > 128 else status
     finally:
         if driver is not None:
             driver.quit()
@@ -321,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        return uvloop.run(_until_signal(options, " ".join(["story", *arguments])))
+        return uvloop.run(_told(options, " ".join(["story", *arguments])))
     except (ProcessError, ReplayError, OSError) as error:
         print(f"story: {error}", file=sys.stderr)
         return 2

@@ -21,7 +21,6 @@ import shlex
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -32,22 +31,10 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.common.processes import READY, START_TIMEOUT_S, Process, ProcessError, free_port, started
-from loadtest.common.report import Row, progress_bar, write_json
+from loadtest.common.processes import READY, Process, ProcessError, free_port, started, until_ready
+from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb
-from loadtest.overhead import answers, bodies, observatory, slow_and_long, workers
-from loadtest.overhead.load import (
-    Address,
-    Connections,
-    LoadError,
-    Loop,
-    Measured,
-    StreamLoad,
-    Tally,
-    closed_loop,
-    streams,
-    until,
-)
+from loadtest.overhead import answers, bodies, load, observatory, slow_and_long, workers
 from loadtest.overhead.options import parser
 from loadtest.overhead.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
@@ -82,13 +69,13 @@ class OverheadBench:
     def __init__(self, plan: Plan, folder: Path, urls: Sequence[str]) -> None:
         self._plan, self._folder, self.urls = plan, folder, urls
         self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
-        self._direct: dict[tuple[int, str], Measured] = {}
+        self._direct: dict[tuple[int, str], load.Measured] = {}
         self.turns: dict[tuple[str, str], list[CaseRun]] = {}
         self.extras: list[Row] = []
         self.absent: dict[str, str] = {}
 
     @property
-    def replicas(self) -> list[Address]:
+    def replicas(self) -> list[load.Address]:
         """The addresses at which the upstream listens."""
         return [("127.0.0.1", int(url.rpartition(":")[2])) for url in self.urls]
 
@@ -148,7 +135,7 @@ class OverheadBench:
         told()
         return [replace(row, replicas=len(self.urls))]
 
-    async def _streamed(self, number: int) -> Measured:
+    async def _streamed(self, number: int) -> load.Measured:
         """Streams through warmroute with so many workers."""
         async with self.running(rivals.ours(number, self._plan.flags)) as (address, process):
             return await self.measure(CASES[workers.CASE], [address], process)
@@ -177,7 +164,7 @@ class OverheadBench:
                 raise
             self.absent[router.name] = str(error)
 
-    async def measure(self, case: Case, addresses: Sequence[Address], process: Process | None) -> Measured:
+    async def measure(self, case: Case, addresses: Sequence[load.Address], process: Process | None) -> load.Measured:
         """One case; without a process there is no window, only times to the first event."""
         first, pid = next(self._numbers), process.pid if process else None
         window_s, rate_per_s = self._plan.window_s, self._plan.rate_per_s
@@ -185,20 +172,21 @@ class OverheadBench:
         gc.disable()  # ours would be in the times to the first event
         try:
             if case.streams:
-                load = StreamLoad(case.concurrency, window_s if process else 0.0, PROBES_S, rate_per_s)
-                return await streams(addresses, load, pid, first)
-            return await closed_loop(addresses[0], Loop(case.name, case.concurrency, WARM_S, window_s), pid or 0, first)
-        except LoadError as error:
+                begun = load.StreamLoad(case.concurrency, window_s if process else 0.0, PROBES_S, rate_per_s)
+                return await load.streams(addresses, begun, pid, first)
+            asked = load.Loop(case.name, case.concurrency, WARM_S, window_s)
+            return await load.closed_loop(addresses[0], asked, pid or 0, first)
+        except load.LoadError as error:
             if process is not None and not process.running:
                 raise process.error(f"ended in case {case.name}") from error
-            failed = Measured()
+            failed = load.Measured()
             failed.errors[str(error)] += 1
             return failed
         finally:
             gc.enable()
 
     @asynccontextmanager
-    async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[Address, Process]]:
+    async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[load.Address, Process]]:
         """The router, once it answers. Raises ProcessError, RivalError."""
         address = ("127.0.0.1", free_port())
         async with started(router.name, router.words(address[1], self.urls, self._folder), self._folder) as process:
@@ -206,24 +194,20 @@ class OverheadBench:
             await asyncio.sleep(IDLE_S)
             yield address, process
 
-    async def _ready(self, process: Process, address: Address) -> None:
+    async def _ready(self, process: Process, address: load.Address) -> None:
         request = bodies.single(bodies.SHORT_BYTES).request(0)
-        deadline_s, said = time.monotonic() + START_TIMEOUT_S, "does not listen"
-        while time.monotonic() < deadline_s:
-            if not process.running:
-                raise process.error("ended before it was ready")
-            tally = Tally()
+
+        async def missing() -> str:
+            tally = load.Tally()
             try:
-                async with Connections([address], 1, tally) as [connection]:
+                async with load.Connections([address], 1, tally) as [connection]:
                     connection.ask(request, answers.answer(bodies.SHORT_BYTES))
-                    await until(lambda: not connection.busy, 5.0, "does not answer")
-                if tally.done:
-                    return
-                said = f"answers with {dict(tally.errors)}"
-            except LoadError as error:
-                said = str(error)
-            await asyncio.sleep(READY_EVERY_S)
-        raise process.error(f"was not ready within {START_TIMEOUT_S:g} s: {said}")
+                    await load.until(lambda: not connection.busy, 5.0, "does not answer")
+            except load.LoadError as error:
+                return str(error)
+            return "" if tally.done else f"answers with {dict(tally.errors)}"
+
+        await until_ready(process, missing, READY_EVERY_S)
 
     def rows(self) -> list[Row]:
         """All rows: figures, goals, and what was measured of warmroute alone."""
@@ -292,26 +276,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             uvloop.run(profile(plan, CASES[options.profile], options.flag))
             return 0
         rows = uvloop.run(measure(plan, console))
-    except (LoadError, ProcessError, rivals.RivalError, OSError) as error:
+    except (load.LoadError, ProcessError, rivals.RivalError, OSError) as error:
         print(f"overhead: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     command = shlex.join(["overhead", *arguments])
-    shown = Console()
-    print_report(shown if shown.is_terminal else Console(width=PAGE_WIDTH), rows)
-    native = (
-        "with native code, as in the image" if rivals.compiled() else "pure Python: `make compiled` has not been run"
-    )
-    print(f"warmroute is measured {native}")
+    print_report(report_console(PAGE_WIDTH), rows)
+    kind = "with native code, as in the image" if rivals.compiled() else "pure Python: `make compiled` has not been run"
+    print(f"warmroute is measured {kind}")
     if options.json:
         write_json(options.json, command, rows, rivals.versions(options.rivals) | rivals.ours_version())
     if options.chart:
-        write_chart(
-            options.chart,
-            rows,
-            [f"python -m loadtest overhead: medians of {options.rounds} rounds of {options.seconds:g} s"],
-        )
+        note = f"python -m loadtest overhead: medians of {options.rounds} rounds of {options.seconds:g} s"
+        write_chart(options.chart, rows, [note])
     wrong = any(row.errors and row.router == rivals.OURS for row in rows)
     return 1 if wrong or (options.check and any(row.ok is False for row in rows)) else 0
 
@@ -322,14 +300,5 @@ def _plan(options: argparse.Namespace) -> Plan:
     names = options.routers.split(",") if options.routers else list(there)
     if unknown := [name for name in names if name not in there]:
         raise rivals.RivalError(f"{', '.join(unknown)}: not among {', '.join(there)} (see --install-rivals, --router)")
-    return Plan(
-        tuple(options.cases.split(",")),
-        tuple(there[name] for name in names),
-        options.rounds,
-        options.replicas,
-        options.seconds,
-        options.rate,
-        tuple(options.flag),
-        options.slack,
-        again=options.check,
-    )
+    routers, sizes = tuple(there[name] for name in names), (options.replicas, options.seconds, options.rate)
+    return Plan(options.cases, routers, options.rounds, *sizes, tuple(options.flag), options.slack, again=options.check)

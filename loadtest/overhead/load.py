@@ -8,13 +8,12 @@ with what the upstream sent, byte for byte, outside of the windows; whatever dif
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.common.answers import LAST_CHUNK
+from loadtest.common.answers import CHUNKED, LAST_CHUNK, LENGTH
 from loadtest.common.usage import Spent, spent, usage
 from loadtest.overhead import answers, bodies
 
@@ -25,8 +24,6 @@ ERRORS_MAX = 1_000  # a closed loop that only fails ends there
 
 Address = tuple[str, int]
 
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 _CHUNKED_LEFT = -1
 
 
@@ -129,8 +126,8 @@ class Connection(asyncio.Protocol):
             return
         head, self._in_head = data[: end - 2], False
         self._pieces = [head, data[end:]]
-        length = _LENGTH.search(head)
-        if length is None and not _CHUNKED.search(head):
+        length = LENGTH.search(head)
+        if length is None and not CHUNKED.search(head):
             self._finish("neither length nor chunks")
             return
         self._left = int(length[1]) if length else _CHUNKED_LEFT

@@ -10,17 +10,11 @@ from loadtest.overhead.report import CASES, EXTRAS
 from loadtest.overhead.upstream import RATE_PER_S
 
 
-def _cases(text: str) -> str:
-    if unknown := set(text.split(",")) - {*CASES, *EXTRAS}:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join([*CASES, *EXTRAS])}")
-    return text
-
-
 def parser() -> argparse.ArgumentParser:
     """All flags, with their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest overhead", description="What routers cost, side by side.")
-    add, everything = made.add_argument, ",".join([*CASES, *EXTRAS])
-    add("--cases", type=_cases, default=everything, metavar="NAMES", help=f"of {everything} (all)")
+    add, every = made.add_argument, (*CASES, *EXTRAS)
+    add("--cases", type=flags.among(every), default=every, metavar="NAMES", help=f"of {','.join(every)} (all)")
     add("--routers", metavar="NAMES", help="only these, of warmroute, nginx and the rivals installed (all)")
     takes = "one more; CMD takes {port}, and {urls} or {replicas}"
     add("--router", action="append", default=[], metavar="NAME=CMD", help=takes)
@@ -30,9 +24,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rate", type=flags.positive(1_000), default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
     add("--workers", type=flags.whole(1, 100), metavar="N", help="passed on to `warmroute serve`")
     add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
-    add(
-        "--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are installed (.venv-rivals)"
-    )
+    add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
     add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
     add("--profile", choices=tuple(CASES), help="only run this case at warmroute under cProfile")
     add("--check", action="store_true", help="measure what misses its goal again, and exit 1 if it is missed")

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
-from loadtest.common.report import Column, Row, percentile, svg_chart
+from loadtest.common.report import Column, Row, drawn, percentile
 from loadtest.common.rivals import OURS, RIVALS, YARDSTICK
+from loadtest.common.svg import svg_chart
 from loadtest.overhead.load import Measured
 
 SLACK_TTFT_MS = 10.0  # allowance at a slack of 1: the p99 of a second of probes varies by milliseconds
@@ -239,18 +239,12 @@ def measured(rows: Sequence[Row]) -> list[Row]:
 def print_report(console: Console, rows: Sequence[Row]) -> None:
     """Tables of what was measured, and of the goals."""
     figures = measured(rows)
-    drawn = Table(title=TITLE, title_justify="left")
-    for head in HEADS:
-        drawn.add_column(head, justify="left" if head in {"case", "router"} else "right", no_wrap=True)
-    for i, row in enumerate(figures):
-        drawn.add_row(
-            *cells(figures, row), end_section=figures[i + 1 : i + 2] != [] and figures[i + 1].case != row.case
-        )
+    made = drawn(HEADS, (), TITLE, left={"case", "router"})
+    for row, after in zip(figures, [*figures[1:], None], strict=False):
+        made.add_row(*cells(figures, row), end_section=after is not None and after.case != row.case)
     if figures:
-        console.print(drawn)
-    judged = Table(title="goals", title_justify="left")
-    for head in ("", "goal", "expected", "got", ""):
-        judged.add_column(head, justify="right" if head in {"expected", "got"} else "left")
+        console.print(made)
+    judged = drawn(("", "goal", "expected", "got", ""), (), "goals", left={"", "goal"}, no_wrap=False)
     for row in rows:
         if row.goal is not None:
             verdict = "not judged" if row.ok is None else "ok" if row.ok else "missed"

@@ -30,18 +30,7 @@ from loadtest.common.answers import LAST_CHUNK
 from loadtest.common.processes import started
 from loadtest.common.report import Row, percentile
 from loadtest.common.usage import rss_mb
-from loadtest.overhead import answers, bodies
-from loadtest.overhead.load import (
-    ANSWER_TIMEOUT_S,
-    Address,
-    Connection,
-    Connections,
-    LoadError,
-    StreamLoad,
-    Tally,
-    streams,
-    until,
-)
+from loadtest.overhead import answers, bodies, load
 
 FLOOD_BYTES = 150_000_000
 STALL_S, STALLED_S, STALL_TIMEOUT_S = 0.2, 1.0, 20.0
@@ -58,9 +47,9 @@ SENDER_GRACE_S = 60.0
 # A client that does not read
 
 
-async def slow_reader(address: Address, pid: int, replicas: Sequence[Address], rate_per_s: float) -> Row:
+async def slow_reader(address: load.Address, pid: int, replicas: Sequence[load.Address], rate_per_s: float) -> Row:
     """The row; `got` is by how many MB the router's memory grew at most. Raises LoadError."""
-    await streams([address], StreamLoad(20, 0.2, 0.2, rate_per_s), None, 1)
+    await load.streams([address], load.StreamLoad(20, 0.2, 0.2, rate_per_s), None, 1)
     loop, before_mb = asyncio.get_running_loop(), rss_mb(pid)
     with socket.socket() as client:
         client.setblocking(False)
@@ -74,7 +63,7 @@ async def slow_reader(address: Address, pid: int, replicas: Sequence[Address], r
             async with asyncio.timeout(READ_TIMEOUT_S):
                 events = await _read_all(client)
         except TimeoutError:
-            raise LoadError(f"slow_reader: the rest did not come within {READ_TIMEOUT_S:g} s") from None
+            raise load.LoadError(f"slow_reader: the rest did not come within {READ_TIMEOUT_S:g} s") from None
     errors = {}
     if written >= FLOOD_BYTES:
         errors["the upstream was never stopped"] = 1
@@ -93,7 +82,7 @@ async def slow_reader(address: Address, pid: int, replicas: Sequence[Address], r
     )
 
 
-async def _stalled(pid: int, before_mb: float, replicas: Sequence[Address]) -> tuple[float, int]:
+async def _stalled(pid: int, before_mb: float, replicas: Sequence[load.Address]) -> tuple[float, int]:
     """Wait until no more is taken of the stream. Returns (MB grown at most, bytes taken)."""
     deadline_s = time.monotonic() + STALL_TIMEOUT_S
     grew_mb, taken, since_s = 0.0, -1, time.monotonic()
@@ -105,10 +94,10 @@ async def _stalled(pid: int, before_mb: float, replicas: Sequence[Address]) -> t
         elif now and time.monotonic() - since_s >= STALLED_S:
             return grew_mb, taken
         await asyncio.sleep(STALL_S)
-    raise LoadError("slow_reader: the stream neither stopped nor ended")
+    raise load.LoadError("slow_reader: the stream neither stopped nor ended")
 
 
-async def written(replica: Address) -> int:
+async def written(replica: load.Address) -> int:
     """Bytes of the latest flood that the upstream could write."""
     reader, writer = await asyncio.open_connection(*replica)
     try:
@@ -141,7 +130,7 @@ async def _read_all(client: socket.socket) -> int:
 # Prompts of 8 MB
 
 
-async def long_prompts(address: Address, folder: Path, seconds_s: float, rounds: int) -> Row:
+async def long_prompts(address: load.Address, folder: Path, seconds_s: float, rounds: int) -> Row:
     """The row; `got` is the p99 of /healthz in ms, the median of the rounds. Raises LoadError, ProcessError."""
     p99s_ms, done, errors = list[float](), 0, Counter[str]()
     for _ in range(rounds):
@@ -163,37 +152,37 @@ async def long_prompts(address: Address, folder: Path, seconds_s: float, rounds:
 
 
 async def health_beside_long_prompts(
-    address: Address, folder: Path, seconds_s: float
+    address: load.Address, folder: Path, seconds_s: float
 ) -> tuple[list[float], int, dict[str, int]]:
     """Seconds that each /healthz took, prompts answered meanwhile, and errors. Raises LoadError, ProcessError."""
-    tally, times_s = Tally(), list[float]()
+    tally, times_s = load.Tally(), list[float]()
     command = [sys.executable, "-m", "loadtest.overhead.slow_and_long", str(address[1]), "--seconds", str(seconds_s)]
-    async with Connections([address], HEALTH_LANES, tally) as lanes, started("sender", command, folder) as sender:
-        await sender.said(re.compile("sending"), timeout_s=ANSWER_TIMEOUT_S)
+    async with load.Connections([address], HEALTH_LANES, tally) as lanes, started("sender", command, folder) as sender:
+        await sender.said(re.compile("sending"), timeout_s=load.ANSWER_TIMEOUT_S)
         idle = list(lanes)
         for lane in lanes:
             lane.done = lambda _, lane=lane: answered(lane)  # type: ignore[misc]
 
-        def answered(lane: Connection) -> None:
+        def answered(lane: load.Connection) -> None:
             times_s.append(time.perf_counter() - lane.asked_s)
             idle.append(lane)
 
         due_s, end_s = time.perf_counter(), time.perf_counter() + seconds_s
         while due_s < end_s:
-            await until(lambda: bool(idle), ANSWER_TIMEOUT_S, "/healthz was not answered")
+            await load.until(lambda: bool(idle), load.ANSWER_TIMEOUT_S, "/healthz was not answered")
             idle.pop().ask(HEALTH, None)
             due_s += HEALTH_EVERY_S
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        await until(lambda: not sender.running, SENDER_GRACE_S, "prompts of 8 MB were not answered")
+        await load.until(lambda: not sender.running, SENDER_GRACE_S, "prompts of 8 MB were not answered")
         said = json.loads(sender.output.read_text().splitlines()[-1])
     return times_s, said["done"], {**tally.errors, **said["errors"]}
 
 
-async def send(port: int, seconds_s: float, concurrency: int, size: int) -> Tally:
+async def send(port: int, seconds_s: float, concurrency: int, size: int) -> load.Tally:
     """Send prompts of this size, so many at a time."""
-    tally = Tally()
+    tally = load.Tally()
     template = bodies.single(size)
-    async with Connections([("127.0.0.1", port)], concurrency, tally) as connections:
+    async with load.Connections([("127.0.0.1", port)], concurrency, tally) as connections:
         print("sending", flush=True)
         end_s, number = time.monotonic() + seconds_s, 0
 
@@ -206,7 +195,7 @@ async def send(port: int, seconds_s: float, concurrency: int, size: int) -> Tall
         for i, connection in enumerate(connections):
             connection.done = lambda _, i=i: ask(i)  # type: ignore[misc]
             ask(i)
-        await until(lambda: not any(c.busy for c in connections), seconds_s + SENDER_GRACE_S, "no answer")
+        await load.until(lambda: not any(c.busy for c in connections), seconds_s + SENDER_GRACE_S, "no answer")
     return tally
 
 
@@ -219,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.nice(PENALTY)
     try:
         tally = uvloop.run(send(options.port, options.seconds, PROMPTS, PROMPT_BYTES))
-    except LoadError as error:
+    except load.LoadError as error:
         print(json.dumps({"done": 0, "errors": {str(error): 1}}), flush=True)
         return 1
     print(json.dumps({"done": tally.done, "errors": dict(tally.errors)}), flush=True)

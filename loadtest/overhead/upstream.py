@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from loadtest.common.answers import LAST_CHUNK, NOT_FOUND, plain
+from loadtest.common.answers import ASKS_STREAM, CHUNKED, LAST_CHUNK, LENGTH, NOT_FOUND, plain
 from loadtest.common.processes import until_stopped
 from loadtest.overhead import answers
 
@@ -31,9 +31,6 @@ HEAD_BYTES_MAX = 64 << 10
 BACKLOG = 1_024
 READY = "ready http://{host}:{port}"
 
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
-_STREAM = re.compile(rb'"stream":\s*true')
 _TOKENS = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
 _FLOOD = re.compile(rb'"flood_bytes":\s*(\d+)')
 
@@ -135,8 +132,8 @@ class CheapReplica(asyncio.Protocol):
                 self._transport.abort()
             return
         self._held, self._head = b"", data[:end]
-        length = _LENGTH.search(self._head)
-        self._left = int(length[1]) if length else -1 if _CHUNKED.search(self._head) else 0
+        length = LENGTH.search(self._head)
+        self._left = int(length[1]) if length else -1 if CHUNKED.search(self._head) else 0
         self._first = self._last = self._before_last = b""
         self._size = 0
         self._body(data[end + 4 :])
@@ -165,7 +162,7 @@ class CheapReplica(asyncio.Protocol):
         path = path.partition(b"?")[0]
         if path in answers.ASKED and method == b"POST":
             ends = self._first[:ENDS_BYTES] + b" " + (self._before_last[-ENDS_BYTES:] + self._last)[-ENDS_BYTES:]
-            if not _STREAM.search(ends):
+            if not ASKS_STREAM.search(ends):
                 self._transport.write(answers.response(self._size))
             else:
                 self._stream(ends)

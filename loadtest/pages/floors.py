@@ -23,12 +23,6 @@ def _floors_of(contracts: list[dict[str, Any]], container: str, title: str) -> s
         if contract.get("type") == "layers" and contract.get("containers") == [container]:
             layers: list[str] = contract["layers"]
             rooms = [" ".join(f"`{room.strip()}`" for room in layer.split("|")) for layer in layers]
-            return table(
-                [f"floor of `{title}`", "rooms"], [[str(n), row] for n, row in zip(_down(rooms), rooms, strict=True)]
-            )
+            numbers = map(str, reversed(range(len(rooms))))  # the ground floor is 0
+            return table([f"floor of `{title}`", "rooms"], zip(numbers, rooms, strict=True))
     raise PageError(f"pyproject.toml has no contract of layers for {container}")
-
-
-def _down(rooms: list[str]) -> range:
-    """Numbers of floors, the ground floor being 0."""
-    return range(len(rooms) - 1, -1, -1)

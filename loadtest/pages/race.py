@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ _OTHER_CLUSTER = (
 
 def rows_table() -> str:
     """Every row of the race with its source and defaults."""
-    return table(("row", "source, version and defaults"), ((f"`{name}`", _about(name)) for name in ROWS))
+    return table(("row", "source, version and defaults"), ((f"`{name}`", str(row)) for name, row in ROWS.items()))
 
 
 SCENARIO_HEADS = ("scenario", "what", "replicas", "requests", "load `at`", "TTFT limit")
@@ -60,10 +60,6 @@ def _scenario_cells(name: str, make: Make) -> tuple[str, ...]:
         f"{made.load:.3g} {made.load_unit}",
         f"{made.ttft_limit_s:g} s",
     )
-
-
-def _about(name: str) -> str:
-    return ("(bound) " if ROWS[name].bound else "") + ROWS[name].source
 
 
 def race_block(document: dict[str, Any]) -> str:
@@ -173,13 +169,9 @@ def ladder_block(document: dict[str, Any]) -> str:
 
 def _measured(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
-    command = _without_folders(document["command"])
+    words = shlex.split(document["command"])  # whoever runs it again has other folders
+    command = shlex.join(Path(word).name if word.startswith("/") else word for word in words)
     return [f"Measured on {document['date'][:10]} with `{command}` on {where(document)}; {versions}."]
-
-
-def _without_folders(command: str) -> str:
-    """Whoever runs it again has other folders."""
-    return shlex.join(Path(word).name if word.startswith("/") else word for word in shlex.split(command))
 
 
 def _raced(document: dict[str, Any]) -> list[Row]:
@@ -208,19 +200,19 @@ def _simulated_with(document: dict[str, Any], command: str) -> str:
 def _command(rows: Sequence[Row]) -> str:
     """What makes these rows; names that are all there are go without saying."""
     words = ["simulate", "--race", "--seeds", *_seeds(sorted({row.seed for row in rows if row.seed is not None}))]
-    workloads = _names(row.workload for row in rows)
+    workloads, loads = (tables.names_in(getattr(row, name) for row in rows) for name in ("workload", "load_name"))
     for flag, known, found in (
         ("--scenario", SCENARIOS, workloads),
-        ("--load", {load for name in workloads for load in loads_of(name)}, _names(row.load_name for row in rows)),
-        ("--policy", ROWS, _names(row.policy for row in rows)),
+        (
+            "--load",
+            {load for name in workloads for load in loads_of(name)},
+            loads,
+        ),
+        ("--policy", ROWS, tables.names_in(row.policy for row in rows)),
     ):
         if set(found) != set(known):
             words += [flag, *found]
     return shlex.join(words)
-
-
-def _names(found: Iterable[str | None]) -> list[str]:
-    return [name for name in dict.fromkeys(found) if name is not None]
 
 
 def _seeds(found: Sequence[int]) -> list[str]:

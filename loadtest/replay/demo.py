@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -24,8 +23,9 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common.client import ReplayError
-from loadtest.common.processes import ProcessError, engines, router
-from loadtest.common.report import Row, print_report, progress_bar, svg_chart, write_json
+from loadtest.common.processes import ProcessError, engines, router, until_signal
+from loadtest.common.report import Row, print_report, progress_bar, write_json
+from loadtest.common.svg import svg_chart
 from loadtest.common.traces import TraceError, shipped_trace
 from loadtest.replay.run import ReplaySettings, run_replay
 
@@ -201,31 +201,12 @@ def free_or_any(port: int, console: Console) -> int:
     return port
 
 
-async def _until_signal(options: argparse.Namespace, command: str) -> int:
-    """The demo, cancelled by the first SIGINT or SIGTERM, so that every child is stopped on the way out."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.create_task(demo(options, command))
-    received: list[signal.Signals] = []
-
-    def cancel(number: signal.Signals) -> None:
-        if not received:
-            task.cancel()
-        received.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, cancel, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return 128 + received[0] if received else 1
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all requests of all runs were answered."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        return uvloop.run(_until_signal(options, " ".join(["warmroute demo", *arguments])))
+        return uvloop.run(until_signal(demo(options, " ".join(["warmroute demo", *arguments]))))
     except (ProcessError, ReplayError, TraceError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

@@ -20,13 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import aiohttp
-
-from loadtest.common.client import SET_UP_TIMEOUT_S, Answer, Client, Endpoint, ReplayError, first_model, read_counters
+from loadtest.common.client import Answer, Client, Endpoint, ReplayError, first_model, many_at_once, read_counters
 from loadtest.common.report import Row, percentile, quantiles
 from loadtest.common.traces import REQUESTS_MAX, Request, Session, Trace
-
-READ_BUFFER_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +73,7 @@ async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | 
     mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
     if mode == "open" and trace.kind != "open":
         raise ReplayError("sessions have no common clock: replay them in closed loop")
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    off = aiohttp.ClientTimeout(total=None, sock_connect=SET_UP_TIMEOUT_S)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=off, read_bufsize=READ_BUFFER_BYTES, auto_decompress=False
-    ) as session:
+    async with many_at_once() as session:
         client = Client(
             session,
             settings.url,

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadtest.common.report import Row, progress_bar, table, write_json
+from loadtest.common.report import Row, progress_bar, report_console, table, write_json
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
@@ -166,7 +166,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> int:
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = report_console(WIDTH)
     merged = over_seeds(rows)
     if options.json:
         write_json(options.json, command, [*rows, *merged])  # whatever becomes of the claims: it may have taken hours
@@ -226,7 +226,7 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
     judged = ladder.judge(rows)
     if options.json:
         write_json(options.json, command, [*rows, *judged])
-    ladder.print_ladders(Console(width=None if sys.stdout.isatty() else WIDTH), rows)
+    ladder.print_ladders(report_console(WIDTH), rows)
     print("\n".join(ladder.verdict_lines(rows)))
     return 1 if options.check and not all(row.ok for row in judged) else 0
 
@@ -234,9 +234,5 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
 def _list() -> None:
     print("scenarios:", *(f"  {name}" for name in [*SCENARIOS, *LADDERS]), sep="\n")
     print("loads:", *(f"  {name:10} {share:g}" for name, share in LOADS.items()), sep="\n")
-    print("policies:", *(f"  {name:28} {_about(name)}" for name in ROWS), sep="\n")
+    print("policies:", *(f"  {name:28} {row}" for name, row in ROWS.items()), sep="\n")
     print("calibrations:", *(f"  {name}" for name in CALIBRATIONS), sep="\n")
-
-
-def _about(name: str) -> str:
-    return ("(bound) " if ROWS[name].bound else "") + ROWS[name].source

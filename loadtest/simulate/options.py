@@ -36,24 +36,13 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="say what scenarios, policies and calibrations there are")
     add("--race", action="store_true", help="all scenarios at their loads, judged by what must be seen of warm")
     add("--sweep", action="store_true", help="warm under other values of its constants")
-    add(
-        "--ladder",
-        nargs="*",
-        type=_stage,
-        metavar="QPS",
-        help="llm-d's ladder beside what was published; all stages or some",
-    )
+    stages = "llm-d's ladder beside what was published; all stages or some"
+    add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
-    add(
-        "--load",
-        nargs="+",
-        default=[],
-        type=_load,
-        metavar="LOAD",
-        help=f"{', '.join(LOADS)}, or a share of what is sustained",
-    )
+    share = f"{', '.join(LOADS)}, or a share of what is sustained"
+    add("--load", nargs="+", default=[], type=_load, metavar="LOAD", help=share)
     add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
     add("--requests", type=flags.whole(1), metavar="N", help="only N of a workload, after its warm-up")
     replicas = flags.whole(1, REPLICAS_MAX)

@@ -244,9 +244,7 @@ async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> No
         assert [wire.asked for wire in generating(engine)] == [10]
         waiting.clear()
         clients = [await asked(app) for _ in range(10)]
-        while len(engine.seen) < 20:
-            engine.heard.clear()
-            await engine.heard.wait()
+        await engine.asked(20)
         waiting.set()
         for client in clients:
             assert (await client.answer()).body == RECORDED["chat"].body
@@ -295,9 +293,7 @@ async def test_free_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
         await client.answer(1)
         assert free(app) == 1
         client.ask(post(body=ASKED))
-        while len(engine.seen) < 3:
-            engine.heard.clear()
-            await engine.heard.wait()
+        await engine.asked(3)
         upstream.forget(engine.url)
         go_on.set()
         assert (await client.answer(2)).status == 200

@@ -232,7 +232,7 @@ async def test_clients_that_leave(ends: str, monkeypatch: pytest.MonkeyPatch) ->
             client = await connect(app.url)
             client.ask(raw[:place])
             if place == len(raw):
-                await heard(engine, 1)
+                await engine.asked(1)
             _leave(client, ends)
             while app.edge._server.clients:
                 await asyncio.sleep(0)
@@ -276,13 +276,6 @@ def _leave(client: Client, ends: str) -> None:
     client.transport.close()
 
 
-async def heard(engine: RawEngine, count: int) -> None:
-    """Wait until the engine has so many requests."""
-    while len(engine.seen) < count:
-        engine.heard.clear()
-        await engine.heard.wait()
-
-
 @pytest.mark.parametrize("body_bytes", [100, 200_000])
 @on_uvloop
 async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +291,7 @@ async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPa
     async with RawEngine(hold) as engine, proxied(engine, monkeypatch) as app:
         client = await connect(app.url)
         client.ask(post(body=body) * 100, *["POST"] * 100)
-        await heard(engine, 1)
+        await engine.asked(1)
         (server_side,) = app.edge._server.clients
         while not server_side._holding:
             await asyncio.sleep(0)
@@ -342,7 +335,7 @@ async def test_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not server_side.overdue(now_s + 74)
         assert server_side.overdue(now_s + 76) == "idle"
         client.ask(post())
-        await heard(engine, 1)
+        await engine.asked(1)
         assert not server_side.overdue(now_s + 77)
         assert not server_side.overdue(now_s + 10_000)
         client.transport.abort()

@@ -160,6 +160,12 @@ class RawEngine:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
+    async def asked(self, count: int) -> None:
+        """Wait until that many requests have come."""
+        while len(self.seen) < count:
+            self.heard.clear()
+            await self.heard.wait()
+
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         tasks = [wire.task for wire in self.wires if wire.task is not None]

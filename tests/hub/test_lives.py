@@ -17,6 +17,7 @@ from aiohttp import ClientSession
 
 from router.app import App
 from router.core.facts.replicas import Replica
+from router.core.fleet.lease import Lease
 from router.engines.discovery import Status
 from router.http.failures import ReplicaLeft
 from router.http.upstream import EngineLimits, Upstream
@@ -24,6 +25,7 @@ from router.settings.schema import SettingsError
 from tests.http.wire import CHAT
 from tests.support.discovered import Told, told
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, settings
+from tests.support.waiting import until
 
 __all__ = ["told"]
 LONG = "word " * 2_000
@@ -32,13 +34,6 @@ LONG = "word " * 2_000
 def body(prompt: str = LONG, *, stream: bool = True) -> dict[str, Any]:
     """A chat request."""
     return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": prompt}]}
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Return when it is true."""
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -193,6 +188,21 @@ async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: 
             await until(lambda: idle(app))
 
 
+def once_placed(app: App, url: str, act: Callable[[], object]) -> list[Lease]:
+    """Act whenever a request was placed on that replica. Returns their leases, as they come."""
+    place, taken = app.hub.placer.place, list[Lease]()
+
+    async def then_act(*asked: Any) -> Any:
+        placed = await place(*asked)
+        if placed.replica == url:
+            taken.append(placed)
+            act()
+        return placed
+
+    app.hub.placer.place = then_act  # type: ignore[method-assign]  # for this test alone
+    return taken
+
+
 @pytest.mark.inside
 @pytest.mark.parametrize("stays_known", [False, True])
 async def test_a_request_whose_replica_left_before_it_was_sent(
@@ -203,17 +213,8 @@ async def test_a_request_whose_replica_left_before_it_was_sent(
     async with FakeEngine() as stays, FakeEngine() as leaves:
         both = Replica(stays.url, "1"), Replica(leaves.url, "2")
         async with routing(told, *both, routing__policy="round_robin", upstream__retries_max=0) as app:
-            place, taken = app.hub.placer.place, []
-
-            async def late(*asked: Any) -> Any:
-                lease = await place(*asked)
-                if lease.replica == leaves.url:
-                    taken.append(lease)
-                    after = [replace(both[1], ready=False)] if stays_known else []
-                    app.hub.roster.replace(frozenset([both[0], *after]))
-                return lease
-
-            app.hub.placer.place = late  # type: ignore[method-assign]
+            after = [replace(both[1], ready=False)] if stays_known else []
+            taken = once_placed(app, leaves.url, lambda: app.hub.roster.replace(frozenset([both[0], *after])))
             for _ in range(2):
                 async with client.post(app.url + CHAT, json=body()) as response:
                     assert response.status == 200
@@ -233,17 +234,9 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
         none = {"upstream__retries_max": 0, "upstream__retry_ratio": 0.0, "upstream__retry_floor_per_s": 0.0}
         async with routing(told, *both, routing__policy="round_robin", **none) as app:
             app.edge._budget.tokens = 0.0
-            place, taken = app.hub.placer.place, []
-
-            async def then_leave(*asked: Any) -> Any:
-                lease = await place(*asked)
-                if lease.replica == leaves.url:
-                    taken.append(lease)
-                    # A connection takes a turn of the loop at least, and this comes first in the next.
-                    asyncio.get_running_loop().call_soon(app.hub.roster.replace, frozenset(both[:1]))
-                return lease
-
-            app.hub.placer.place = then_leave  # type: ignore[method-assign]
+            # A connection takes a turn of the loop at least, and what is called soon comes first in the next.
+            soon = asyncio.get_running_loop().call_soon
+            taken = once_placed(app, leaves.url, lambda: soon(app.hub.roster.replace, frozenset(both[:1])))
             for _ in range(2):
                 async with client.post(app.url + CHAT, json=body()) as response:
                     assert (response.status, await response.read()) == (200, b"".join(events()))

@@ -16,10 +16,11 @@ from aiohttp import ClientSession
 from router.app import App
 from router.core.facts.replicas import Replica
 from router.settings.schema import SettingsError
-from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page, until
+from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, Reply, idle, mute, reset, running, settings, status
 from tests.support.keyring import Keyring
+from tests.support.waiting import until
 from tests.workers.test_processes import command
 
 

@@ -12,8 +12,9 @@ from aiohttp import ClientSession, web
 from loadtest.engine.command import Engines
 from router.core.facts.misses import Template
 from router.prewarm.sending import PromptSender
-from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page, until
+from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.fakes import FakeEngine, idle, mute, ok, running
+from tests.support.waiting import until
 
 
 async def test_the_first_request_of_a_warmed_prompt_is_a_hit(client: ClientSession, engines: Engines) -> None:

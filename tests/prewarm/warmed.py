@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import ClientSession
@@ -16,13 +14,6 @@ CHAT = "/v1/chat/completions"
 
 
 HEAD = "You answer in few words, and never in rhyme. " * 100
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Return when it is true."""
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 def chat(*texts: str, model: str = "m", head: str = HEAD) -> dict[str, Any]:

@@ -21,12 +21,6 @@ OK = Outcome(Ending.OK, Usage(10, 2, 4))
 NOBODY: frozenset[str] = frozenset()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the hub listens."""
-    return tmp_path / "hub"
-
-
 def want(tenant: str = "", priority: Priority = Priority.NORMAL, **more: Any) -> Wanted:
     """A small request."""
     return Wanted(Ask("m"), "m", None, "k", body_tokens=10, tenant=tenant, priority=priority, body_bytes=7, **more)

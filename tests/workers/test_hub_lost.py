@@ -24,12 +24,6 @@ OK = Outcome(Ending.OK, Usage(10, 2, 4))
 NOBODY: frozenset[str] = frozenset()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the hub listens."""
-    return tmp_path / "hub"
-
-
 def want(key: str = "k", model: str | None = "m", response_id: str | None = None) -> Wanted:
     """A small request."""
     tokens = TokenPrompt(bytes(400), "", b"")

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 
 from tests.support.fakes import FakeEngine, half_then_waits
+from tests.support.waiting import alive
 from tests.workers.stubs import until
 
 HUB = "hub"
@@ -96,14 +97,6 @@ async def command(
         await process.wait()
         await reading
         shutil.rmtree(folder)
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def body(prompt: str = "hi", *, stream: bool = False) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from loadtest.common.answers import plain
 from loadtest.common.processes import ProcessError, free_port, started
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
-from loadtest.faults.bench import Bench, Run, at_rate, row, until
+from loadtest.faults.bench import Bench, Run, at_rate, failures, row, until
 from loadtest.faults.upstream import answers
 
 TOKEN = "a-token-of-the-admins-alone"  # noqa: S105 - of a router that lives for seconds
@@ -126,18 +126,15 @@ def _vectors(canary: int, allowed: int) -> list[str]:
     urls = [f"http://{host}:{canary}" for host in hosts]
     urls += [f"http://{host}:{allowed}" for host in hosts[1:]]
     ours = f"127.0.0.1:{allowed}"
-    urls += [
-        f"http://{ours}@127.0.0.1:{canary}",
-        f"http://127.0.0.1:{canary}#@{ours}",
-        f"http://127.0.0.1:{canary}\\@{ours}",
-    ]
-    urls += [
+    bad = f"http://127.0.0.1:{canary}"
+    urls += [f"http://{ours}@127.0.0.1:{canary}", f"{bad}#@{ours}", f"{bad}\\@{ours}"]
+    return [
+        *urls,
         "http://169.254.169.254/latest/meta-data",
         "file:///etc/passwd",
         f"gopher://{ours}/",
         f"http://{ours}/../x",
     ]
-    return urls
 
 
 async def _open_admin(bench: Bench) -> Row:
@@ -166,16 +163,11 @@ async def slow_clients(bench: Bench) -> list[Row]:
         asked = await at_rate(10, int(10 * HEAD_TIMEOUT_S), lambda _: run.ask())
         heads_s, bodies_s = [await t for t in heads], [await t for t in bodies]
     slack = bench.scale.slack
+    half_open = f"{clients} half-open heads: seconds until all are closed"
     return [
-        row(
-            23,
-            f"{clients} half-open heads: seconds until all are closed",
-            HEAD_TIMEOUT_S + 1,
-            _last(heads_s),
-            slack=slack,
-        ),
+        row(23, half_open, HEAD_TIMEOUT_S + 1, _last(heads_s), slack=slack),
         row(23, "10 bodies of 50 bytes/s: seconds until all are closed", SLOW_BODY_MAX_S, _last(bodies_s), slack=slack),
-        row(23, "... others' errors meanwhile", 0, sum(not a.ok for a in asked), found=asked),
+        failures(23, "... others' errors meanwhile", asked),
     ]
 
 
@@ -220,9 +212,8 @@ async def bombs(bench: Bench) -> list[Row]:
         bomb_mib = bench.scale.of(BOMB_MIB, FULL_BOMB_MIB)
         bomb = gzip.compress(b" " * (bomb_mib << 20), 9)
         status, grew_mb = await _sent(run, lambda: bomb, {"content-encoding": "gzip"})
-        found.append(
-            row(23, f"gzip of {len(bomb) >> 10} KiB that holds {bomb_mib} MiB: status", 415, status, ok=status == 415)
-        )
+        name = f"gzip of {len(bomb) >> 10} KiB that holds {bomb_mib} MiB: status"
+        found.append(row(23, name, 415, status, ok=status == 415))
         found.append(row(23, "... RSS growth, MB", round(BOMB_RSS_MAX_MB, 1), grew_mb))
         nested = answers.APIS["chat"].request("%", stream=False)
         body = json.dumps(nested).replace('"%"', "[" * LEVELS + "]" * LEVELS).encode()

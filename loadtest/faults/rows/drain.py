@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from loadtest.common.report import Row
-from loadtest.faults.bench import Bench, Run, row
+from loadtest.faults.bench import Bench, Run, failures, row
 
 STREAMS, STREAM_S, TOKEN_S = 8, 6.0, 0.1
 LAME_DUCK_S, FULL_LAME_DUCK_S = 3.0, 20.0
@@ -41,7 +41,7 @@ async def terminated(bench: Bench) -> list[Row]:
     return [
         row(12, "SIGTERM: ms until readiness says no", READY_MAX_MS, unready_ms, slack=slack),
         row(12, f"... of {connects} connects in {lame_s - BEFORE_CLOSING_S:g} s refused", 0, refused),
-        row(12, f"... of {STREAMS} streams not whole", 0, sum(not a.ok for a in asked), found=asked),
+        failures(12, f"... of {STREAMS} streams not whole", asked),
         row(12, "... exit status", 0, code, ok=code == 0),
         row(12, "... seconds to the exit after the last stream", EXIT_MAX_S, took_s, slack=slack),
     ]

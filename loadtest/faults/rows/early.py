@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from loadtest.common.report import Row, percentile
-from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, failures, row
 
 REPLICAS = 4
 BUDGET, FLOOR_PER_S = 1.2, 10.0
@@ -40,7 +40,7 @@ async def _deaths(run: Run, fault: str, requests: int) -> list[Row]:
     repeats = sum(n - 1 for records in attempts.values() for n in Counter(r["at"] for r in records).values())
     name = f"{fault} before the first byte, 1 of {REPLICAS} replicas"
     return [
-        row(1, f"{name}: client errors", 0, sum(not a.ok for a in asked), found=asked, note=f"{faults} faults"),
+        failures(1, f"{name}: client errors", asked, note=f"{faults} faults"),
         row(1, f"{name}: attempts of a request", 2, max(map(len, attempts.values()), default=None)),
         row(1, f"{name}: same replica again", 0, repeats, ok=repeats == 0 and faults > 0),
     ]
@@ -62,7 +62,7 @@ async def _refused(run: Run, requests: int) -> Row:
     asked = await at_rate(100, requests, lambda i: run.ask(stream=i % 2 == 0))
     done.set()
     await flapping
-    return row(1, "refused, one replica after another: client errors", 0, sum(not a.ok for a in asked), found=asked)
+    return failures(1, "refused, one replica after another: client errors", asked)
 
 
 async def retry_budget(bench: Bench) -> list[Row]:
@@ -104,7 +104,7 @@ async def _one_rests(run: Run, status: str) -> list[Row]:
     asked_there = row(3, f"{name}: tries there in 2.5 s", 1, tries)
     if not tries:
         asked_there.ok, asked_there.note = None, "n/a: nothing was placed there"
-    return [asked_there, row(3, f"{name}: client errors", 0, sum(not a.ok for a in asked), found=asked)]
+    return [asked_there, failures(3, f"{name}: client errors", asked)]
 
 
 async def _all_rest(run: Run, status: str, slack: float) -> list[Row]:
@@ -120,25 +120,13 @@ async def _all_rest(run: Run, status: str, slack: float) -> list[Row]:
         a.status == 429 and a.headers.get("retry-after", "").isdigit() and 0 < int(a.headers["retry-after"]) <= smallest
         for a in asked
     )
-    p99_ms = percentile([1e3 * (a.ended_s - a.began_s) for a in rested], 99)
+    said = Counter((a.kind, a.headers.get("retry-after")) for a in asked)
+    p99_ms, shed = percentile([1e3 * (a.ended_s - a.began_s) for a in rested], 99), "" if rested else "none was shed"
     return [
         row(3, f"{name}: attempts of {len(first) + len(asked)} requests", REPLICAS, attempts.total()),
         row(3, f"{name}: attempts of one request", 2, max(attempts.values(), default=0)),
-        row(
-            3,
-            f"{name}: not 429 with at most {smallest} s",
-            0,
-            len(asked) - right,
-            note=f"{dict(Counter((a.kind, a.headers.get('retry-after')) for a in asked))}",
-        ),
-        row(
-            3,
-            f"{name}: p99 of the answer, ms",
-            SHED_P99_MAX_MS,
-            p99_ms,
-            slack=slack,
-            note="" if rested else "none was shed",
-        ),
+        row(3, f"{name}: not 429 with at most {smallest} s", 0, len(asked) - right, note=f"{dict(said)}"),
+        row(3, f"{name}: p99 of the answer, ms", SHED_P99_MAX_MS, p99_ms, slack=slack, note=shed),
     ]
 
 

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from loadtest.common.report import Row
-from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, failures, row
 from loadtest.faults.judge import verdict
 
 TOUCH_MAX = 0.02
@@ -49,23 +49,11 @@ async def _shunned(bench: Bench, run: Run, fault: str, seconds_s: float) -> list
     # How soon it is found out is a matter of time, and so is how often it is tried again.
     timed = bench.scale.slack if bench.scale.counts else None
     before = f"of {len(first)} in the {seconds_s:g} s before, {sum(not a.ok for a in first)} failed"
+    most, slack = (0, None) if fault in ("rst", "slow") else (TOUCH_MAX, timed)
+    case = f"1 of {len(run.upstreams)} {name[fault]}: part of requests that touch it"
     return [
-        row(
-            8,
-            f"1 of {len(run.upstreams)} {name[fault]}: part of requests that touch it",
-            TOUCH_MAX,
-            touched,
-            slack=timed,
-            note=before,
-        ),
-        row(
-            8,
-            "... part of requests that fail",
-            0 if fault in ("rst", "slow") else TOUCH_MAX,
-            failed / len(asked),
-            slack=None if fault in ("rst", "slow") else timed,
-            found=asked,
-        ),
+        row(8, case, TOUCH_MAX, touched, slack=timed, note=before),
+        row(8, "... part of requests that fail", most, failed / len(asked), slack=slack, found=asked),
     ]
 
 
@@ -86,19 +74,17 @@ async def _long_prefill(run: Run) -> list[Row]:
     return [
         row(8, f"prefill of {LONG_PREFILL_S:g} s: attempts", 1, len(records), found=[answer]),
         row(8, "... its replica afterwards: part of requests, at least", SHARE_MIN, share, ok=share >= SHARE_MIN),
-        row(8, "... short requests that fail meanwhile", 0, sum(not a.ok for a in short), found=short),
+        failures(8, "... short requests that fail meanwhile", short),
     ]
 
 
 async def killed(bench: Bench) -> list[Row]:
     """Goal 9: kill -9 under load, and back two seconds later."""
     rate_per_s, after_s, away_s, rest_s = 50, 2.0, 2.0, 8.0
-    found = []
     async with bench.running(4) as run:
         victim = run.upstreams[0]
-        load = asyncio.create_task(
-            at_rate(rate_per_s, int(rate_per_s * (after_s + away_s + rest_s)), lambda _: run.ask(token_s=0.02))
-        )
+        requests = int(rate_per_s * (after_s + away_s + rest_s))
+        load = asyncio.create_task(at_rate(rate_per_s, requests, lambda _: run.ask(token_s=0.02)))
         await asyncio.sleep(after_s)
         killed_s = time.monotonic()
         await victim.kill()
@@ -114,19 +100,13 @@ async def killed(bench: Bench) -> list[Row]:
     broken = [a for a in asked if not a.ok or verdict("chat", a.body, a.error) == "honest"]
     cut = [a for a in broken if a.status == 200 and a.body and a.began_s <= killed_s + 0.1]
     silent = sum(verdict("chat", a.body, a.error) != "honest" for a in cut)
-    found.append(
-        row(
-            9,
-            f"kill -9 of 1 of 4 under {rate_per_s}/s: failures but for streams in flight",
-            0,
-            len(broken) - len(cut),
-            found=asked,
-        )
-    )
-    found.append(row(9, f"... of {len(cut)} streams in flight not ended in the error event", 0, silent))
+    case = f"kill -9 of 1 of 4 under {rate_per_s}/s: failures but for streams in flight"
     first_s = min(again) - back_s if again else None
-    found.append(row(9, "... back: seconds until its first request", BACK_MAX_S, first_s, slack=bench.scale.slack))
-    return found
+    return [
+        row(9, case, 0, len(broken) - len(cut), found=asked),
+        row(9, f"... of {len(cut)} streams in flight not ended in the error event", 0, silent),
+        row(9, "... back: seconds until its first request", BACK_MAX_S, first_s, slack=bench.scale.slack),
+    ]
 
 
 async def outage(bench: Bench) -> list[Row]:
@@ -138,24 +118,15 @@ async def outage(bench: Bench) -> list[Row]:
             await run.upstreams[i].tell("behave", fault="rst")
         await at_most(8, 100, lambda _: run.ask(stream=False))
         asked = await at_rate(50, 200, lambda _: run.ask(stream=False))
-        found.append(
-            row(10, "half of the fleet resets all: client errors", 0, sum(not a.ok for a in asked), found=asked)
-        )
+        found.append(failures(10, "half of the fleet resets all: client errors", asked))
     async with bench.running(4) as run:
         await run.all("behave", fault="rst")
         asked = await at_rate(40, 120, lambda _: run.ask(stream=False))
         nobody = sum(a.status == 503 for a in asked)
         found.append(row(10, "all reset all: answers `none is there` instead of a try", 0, nobody, found=asked))
         await run.all("behave")
-        found.append(
-            row(
-                10,
-                "... cured: seconds until an answer",
-                RECOVERY_MAX_S,
-                await _first_s(run, time.monotonic()),
-                slack=slack,
-            )
-        )
+        first_s = await _first_s(run, time.monotonic())
+        found.append(row(10, "... cured: seconds until an answer", RECOVERY_MAX_S, first_s, slack=slack))
     async with bench.running(4) as run:
         await run.all("refuse")
         await at_rate(20, 60, lambda _: run.ask(stream=False, timeout_s=2.0))

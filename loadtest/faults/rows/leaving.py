@@ -175,21 +175,15 @@ async def slow_readers(bench: Bench) -> list[Row]:
                 each.close()
     per_mib = grew_mb * 1e6 / MIB / clients
     note = f"{taken / clients / 1e6:.1f} of {FLOOD_BYTES / 1e6:g} MB taken of each"
+    later, slack = "others' p99 between tokens meanwhile, ms more", bench.scale.slack
     found = [
         row(7, f"{clients} clients read nothing: RSS growth a stream, MiB", GROWTH_MAX_MIB, per_mib, note=note),
-        row(
-            7,
-            "others' p99 between tokens meanwhile, ms more",
-            LATER_MAX_MS,
-            max(0.0, meanwhile_ms - before_ms),
-            slack=bench.scale.slack,
-            note=f"{before_ms:.1f} ms before",
-        ),
+        row(7, later, LATER_MAX_MS, max(0.0, meanwhile_ms - before_ms), slack=slack, note=f"{before_ms:.1f} ms before"),
     ]
     if bench.ours:
         limit_s = SEND_TIMEOUT_S + SEND_TIMEOUT_GRACE_S
         name = f"cut after send_timeout_s={SEND_TIMEOUT_S:g}: seconds until replicas are free"
-        found.append(row(7, name, limit_s, closed_s, slack=bench.scale.slack))
+        found.append(row(7, name, limit_s, closed_s, slack=slack))
     return found
 
 

@@ -151,17 +151,11 @@ async def index_memory(bench: Bench) -> list[Row]:
     full = said["distinct"] > said["held"]
     note = f"{said['distinct']:,} distinct blocks in {said['seconds_s']:.0f} s, {said['held']:,} held"
     estimate = f"{said['bytes_per_block']:.0f} bytes a block; its own estimate is {said['estimate_mb']:.0f} MB"
+    case = "index of 512 MiB under churn: RSS in times of its budget"
+    turned = said["distinct"] / said["held"]
     return [
-        row(
-            16,
-            "index of 512 MiB under churn: RSS in times of its budget",
-            RSS_TIMES_MAX,
-            times,
-            note=f"{note}; {estimate}",
-        ),
-        row(
-            16, "... blocks that came by for each that was held, at least", 1, said["distinct"] / said["held"], ok=full
-        ),
+        row(16, case, RSS_TIMES_MAX, times, note=f"{note}; {estimate}"),
+        row(16, "... blocks that came by for each that was held, at least", 1, turned, ok=full),
         row(16, "... sampled prompts gone before one used earlier", 0, said["out_of_order"]),
     ]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from loadtest.common.processes import READY, started
 from loadtest.common.report import Row, percentile
-from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, row
+from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, failures, row
 from loadtest.faults.upstream import answers
 from loadtest.overhead.slow_and_long import HEALTH_P99_MAX_MS, health_beside_long_prompts
 
@@ -27,13 +27,10 @@ SHED_P99_MAX_MS = 10.0
 LONG_PROMPTS_S = 4.0
 SHARE, SOLO_TIMES_MAX = 20, 1.2
 QUIET_PER_S = 4.0
-ADMISSION: tuple[str, ...] = (
-    "--set",
-    f"admission.in_flight_max={SEQUENCES}",
-    "--set",
-    f"admission.queue_requests_max={QUEUE}",
+ADMISSION = (
+    *("--set", f"admission.in_flight_max={SEQUENCES}", "--set", f"admission.queue_requests_max={QUEUE}"),
+    *("--set", f"admission.wait_s={QUEUE_WAIT_S:g}"),
 )
-ADMISSION += ("--set", f"admission.wait_s={QUEUE_WAIT_S:g}")
 
 
 @asynccontextmanager
@@ -60,25 +57,12 @@ async def overload(bench: Bench) -> list[Row]:
     shed = [a for a in asked if a.status == 429]
     other = [a for a in asked if not a.ok and a.status != 429]
     p99_ms = percentile([1e3 * (a.ended_s - a.began_s) for a in shed], 99)
-    name = f"{OVERLOAD} x {peak:.0f} requests/s"
+    name = f"{OVERLOAD} x {peak:.0f} requests/s: goodput as a part of the peak, at least"
+    late = f"... {len(shed)} shed: p99 of the 429, ms"
     later = sum("retry-after" not in a.headers for a in shed)
     return [
-        row(
-            18,
-            f"{name}: goodput as a part of the peak, at least",
-            GOODPUT_MIN,
-            goodput,
-            ok=goodput >= GOODPUT_MIN / slack,
-            slack=slack,
-        ),
-        row(
-            18,
-            f"... {len(shed)} shed: p99 of the 429, ms",
-            SHED_P99_MAX_MS,
-            p99_ms,
-            slack=slack,
-            note="" if shed else "nobody was",
-        ),
+        row(18, name, GOODPUT_MIN, goodput, ok=goodput >= GOODPUT_MIN / slack, slack=slack),
+        row(18, late, SHED_P99_MAX_MS, p99_ms, slack=slack, note="" if shed else "nobody was"),
         row(18, "... 429 without Retry-After", 0, later, ok=bool(shed) and not later),
         row(18, "... failed in any other way", 0, len(other), found=other),
     ]
@@ -105,23 +89,18 @@ async def long_prompts(bench: Bench) -> list[Row]:
     async with started("upstream", words, bench.folder) as process:
         urls = [said[1] for said in await process.said(READY, REPLICAS)]
         async with bench.running(0, urls=urls, asked=False) as run:
-            times_s, done, errors = await health_beside_long_prompts(
-                ("127.0.0.1", run.port), bench.folder, LONG_PROMPTS_S
-            )
+            address = ("127.0.0.1", run.port)
+            times_s, done, errors = await health_beside_long_prompts(address, bench.folder, LONG_PROMPTS_S)
     p99_ms, slack = 1e3 * (percentile(times_s, 99) or 0.0), bench.scale.slack
-    found = row(
-        19, "16 prompts of 8 MB: p99 of /healthz, ms", HEALTH_P99_MAX_MS, p99_ms, slack=slack, note=f"{done} prompts"
-    )
-    worst = row(
-        19,
-        "... the longest /healthz, ms: nothing holds the event loop longer",
-        HEALTH_P99_MAX_MS,
-        1e3 * max(times_s),
-        slack=slack,
-    )
+    name, note = "16 prompts of 8 MB: p99 of /healthz, ms", f"{done} prompts"
+    longest, longest_ms = "... the longest /healthz, ms: nothing holds the event loop longer", 1e3 * max(times_s)
     failed = row(19, "... prompts and pages that fail", 0, sum(errors.values()), ok=not errors and done > 0)
     failed.errors_by_kind = errors
-    return [found, worst, failed]
+    return [
+        row(19, name, HEALTH_P99_MAX_MS, p99_ms, slack=slack, note=note),
+        row(19, longest, HEALTH_P99_MAX_MS, longest_ms, slack=slack),
+        failed,
+    ]
 
 
 # One tenant against another
@@ -174,15 +153,9 @@ async def neighbours(bench: Bench) -> list[Row]:
     times = after_s / before_s if after_s and before_s else None
     shed = sum(a.status == 429 for a in noisy)
     note = f"{1e3 * (before_s or 0):.0f} ms alone, {1e3 * (after_s or 0):.0f} ms beside"
+    case = f"tenant A at {SHARE} x B's: B's p99 TTFT in times of what it is alone"
     return [
-        row(
-            27,
-            f"tenant A at {SHARE} x B's: B's p99 TTFT in times of what it is alone",
-            SOLO_TIMES_MAX,
-            times,
-            slack=bench.scale.slack,
-            note=note,
-        ),
-        row(27, "... B's errors", 0, sum(not a.ok for a in beside), found=beside),
+        row(27, case, SOLO_TIMES_MAX, times, slack=bench.scale.slack, note=note),
+        failures(27, "... B's errors", beside),
         row(27, "... of A's requests shed, at least one", 1, shed, ok=shed > 0),
     ]

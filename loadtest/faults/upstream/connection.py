@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadtest.common.answers import LAST_CHUNK, METRICS_KIND, NOT_FOUND, STREAM_HEAD, chunk, metrics, plain
+from loadtest.common import answers as vllm
 from loadtest.faults.upstream import answers
 
 EARLY = ("rst", "fin", "garbage_http", "hang", "hang_headers", "400", "429", "500", "503")
@@ -19,9 +19,6 @@ MID = ("mid_rst", "mid_fin", "mid_cut", "mid_eof", "mid_done", "mid_garbage", "m
 BEFORE_FAULT_S = 0.03  # what was written before a fault is on its way
 HEAD_BYTES_MAX = 64 << 10
 
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
-_STREAM = re.compile(rb'"stream":\s*true')
 _MARKER = re.compile(rb"\[\[([^\]]*)\]\]")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _STATUS = {"400": "400 Bad Request", "429": "429 Too Many Requests", "503": "503 Service Unavailable"}
@@ -139,12 +136,12 @@ class FaultyConnection(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._held[:end])
-        length, at = _LENGTH.search(head), end + 4
+        length, at = vllm.LENGTH.search(head), end + 4
         if length:
             stop = at + int(length[1])
-        elif _CHUNKED.search(head):  # JSON has no bare CR LF: the last chunk cannot be taken for something else
-            stop = self._held.find(b"\r\n" + LAST_CHUNK, at - 2) + 2 + len(LAST_CHUNK)
-            if stop < at + len(LAST_CHUNK):
+        elif vllm.CHUNKED.search(head):  # JSON has no bare CR LF: the last chunk cannot be taken for something else
+            stop = self._held.find(b"\r\n" + vllm.LAST_CHUNK, at - 2) + 2 + len(vllm.LAST_CHUNK)
+            if stop < at + len(vllm.LAST_CHUNK):
                 return
         else:
             stop = at
@@ -176,14 +173,14 @@ class FaultyConnection(asyncio.Protocol):
             if healthy and state.healthy_s is None:
                 state.healthy_s = time.monotonic()
             status = "200 OK" if healthy else "503 Service Unavailable"
-            self._transport.write(plain(status))
+            self._transport.write(vllm.plain(status))
         elif path == b"/metrics":
-            page = metrics(answers.MODEL, state.running, state.waiting, state.prompt_tokens, state.tokens)
-            self._transport.write(plain("200 OK", page, METRICS_KIND))
+            page = vllm.metrics(answers.MODEL, state.running, state.waiting, state.prompt_tokens, state.tokens)
+            self._transport.write(vllm.plain("200 OK", page, vllm.METRICS_KIND))
         elif path == b"/v1/models":
             self._transport.write(answers.PAGE_OF_MODELS)
         else:
-            self._transport.write(NOT_FOUND)
+            self._transport.write(vllm.NOT_FOUND)
 
     async def _generate(self, api: answers.Api, body: bytes) -> None:
         state = self._state
@@ -198,7 +195,7 @@ class FaultyConnection(asyncio.Protocol):
                 state.waiting -= 1
                 state.running += 1
                 running = True
-                await self._obey(api, do, streams=_STREAM.search(body) is not None)
+                await self._obey(api, do, streams=vllm.ASKS_STREAM.search(body) is not None)
             record["ended_s"] = time.monotonic()
         finally:
             if running:
@@ -223,7 +220,7 @@ class FaultyConnection(asyncio.Protocol):
         body = json.dumps(api.whole).encode()
         await asyncio.sleep(do.token_s * do.tokens)
         self._state.tokens += do.tokens
-        whole = plain("200 OK", body)
+        whole = vllm.plain("200 OK", body)
         if not do.fault:
             self._transport.write(whole)
             return
@@ -239,38 +236,38 @@ class FaultyConnection(asyncio.Protocol):
             case "hang":
                 await asyncio.Event().wait()
             case "hang_headers":
-                self._transport.write(STREAM_HEAD)
+                self._transport.write(vllm.STREAM_HEAD)
                 await asyncio.Event().wait()
             case "500":
-                self._transport.write(plain("500 Internal Server Error", _SHUTDOWN))
+                self._transport.write(vllm.plain("500 Internal Server Error", _SHUTDOWN))
             case "400" | "429" | "503":
                 error = {"message": "no", "type": "x", "code": int(do.fault)}
                 later = f"retry-after: {do.retry_after}\r\n" if do.fault != "400" else ""
                 text = json.dumps({"error": error}).encode()
-                self._transport.write(plain(_STATUS[do.fault], text, headers=later))
+                self._transport.write(vllm.plain(_STATUS[do.fault], text, headers=later))
             case _:
                 await self._end(f"mid_{do.fault}")
 
     async def _stream(self, api: answers.Api, do: Behaviour) -> None:
         write = self._transport.write
-        write(STREAM_HEAD + b"".join(map(chunk, api.before)))
+        write(vllm.STREAM_HEAD + b"".join(map(vllm.chunk, api.before)))
         tokens = api.tokens(do.after if do.fault else do.tokens)
         for i, event in enumerate(tokens):
             if i and do.token_s:
                 await asyncio.sleep(do.token_s)
-            write(chunk(event))
+            write(vllm.chunk(event))
             self._state.tokens += 1
         if do.fault:
             await asyncio.sleep(BEFORE_FAULT_S)
             if do.fault == "mid_cut":
-                write(chunk(api.tokens(1)[0])[:20])
+                write(vllm.chunk(api.tokens(1)[0])[:20])
             if do.fault == "mid_done":
-                write(b"".join(map(chunk, api.done)))
+                write(b"".join(map(vllm.chunk, api.done)))
             if do.fault == "mid_garbage":
-                write(chunk(b"\x00\xff{{{ this is no event [1,2"))
+                write(vllm.chunk(b"\x00\xff{{{ this is no event [1,2"))
             await self._end(do.fault)
             return
-        write(b"".join(map(chunk, (*api.finish, *api.done))) + LAST_CHUNK)
+        write(b"".join(map(vllm.chunk, (*api.finish, *api.done))) + vllm.LAST_CHUNK)
 
     async def _end(self, fault: str) -> None:
         """End a faulty answer."""
@@ -280,14 +277,14 @@ class FaultyConnection(asyncio.Protocol):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 self._transport.abort()
             case "mid_eof" | "mid_done" | "mid_garbage":
-                self._transport.write(LAST_CHUNK)
+                self._transport.write(vllm.LAST_CHUNK)
             case "mid_stall":
                 await asyncio.Event().wait()
             case _:
                 self._transport.close()
 
     async def _flood(self, size: int) -> None:
-        self._transport.write(STREAM_HEAD)
+        self._transport.write(vllm.STREAM_HEAD)
         sent = 0
         while sent < size:
             await self._writable.wait()
@@ -296,7 +293,7 @@ class FaultyConnection(asyncio.Protocol):
             self._state.flooded_bytes += len(answers.FLOOD_PIECE)
             await asyncio.sleep(0)
         api = answers.APIS["chat"]
-        self._transport.write(b"".join(map(chunk, (*api.finish, *api.done))) + LAST_CHUNK)
+        self._transport.write(b"".join(map(vllm.chunk, (*api.finish, *api.done))) + vllm.LAST_CHUNK)
 
 
 class _NoLimit:

@@ -7,16 +7,16 @@ its name at the right edge, joined by a thin line: two dozen names fit nowhere e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
 
-from loadtest.common.report import COLOURS, OTHER_COLOURS, Row
+from loadtest.common.report import Row
+from loadtest.common.svg import COLOURS, OTHER_COLOURS
 from loadtest.simulate.results.claims import LEAST, WARM
-from loadtest.simulate.results.tables import seconds
-from loadtest.simulate.scenarios.table import LOADS
+from loadtest.simulate.results.tables import loads_in, seconds
 
 PLOT_WIDTH, LABELS_WIDTH, AXIS_WIDTH, GAP = 330, 230, 64, 30
 TOP, FOOT, LABEL_HEIGHT, PLOT_HEIGHT_MIN = 50, 54, 14, 260
@@ -53,7 +53,7 @@ def svg(rows: Sequence[Row], title: str) -> str:
     lines = []
     for workload in dict.fromkeys(row.workload or "" for row in rows):
         same = [row for row in rows if (row.workload or "") == workload]
-        loads = _loads(same)
+        loads = loads_in(same)
         middle = "at" if "at" in loads else loads[0]
         panels = [pareto([row for row in same if (row.load_name or "") == middle], f"{workload}, {middle}")]
         if len(loads) > 1:
@@ -75,7 +75,7 @@ def pareto(rows: Sequence[Row], title: str) -> Panel:
 
 def over_load(rows: Sequence[Row], title: str) -> Panel:
     """One line a policy: p90 TTFT at each load."""
-    loads = _loads(rows)
+    loads = loads_in(rows)
     at = {load: (i + 0.5) / len(loads) for i, load in enumerate(loads)}
     points: dict[str, list[tuple[float, float]]] = {}
     bounds = {row.policy for row in rows if row.bound}
@@ -86,16 +86,11 @@ def over_load(rows: Sequence[Row], title: str) -> Panel:
     return Panel(f"{title}, over load", "load", tuple((x, name) for name, x in at.items()), series)
 
 
-def _loads(rows: Iterable[Row]) -> list[str]:
-    found = dict.fromkeys(row.load_name or "" for row in rows)
-    return [*(name for name in LOADS if name in found), *(name for name in found if name not in LOADS)]
-
-
 def _drawn(lines: Sequence[Sequence[Panel]], title: str) -> str:
     width = 20 + PANEL_WIDTH * max((len(panels) for panels in lines), default=1)
     parts, y = [_text(20, 30, title, size=17, weight=600)], 44.0
     for panels in lines:
-        height = _plot_height(panels)
+        height = max(PLOT_HEIGHT_MIN, LABEL_HEIGHT * max(len(panel.series) for panel in panels))
         for i, panel in enumerate(panels):
             parts += _panel(panel, 20 + i * PANEL_WIDTH, y, height)
         y += TOP + height + FOOT
@@ -104,10 +99,6 @@ def _drawn(lines: Sequence[Sequence[Panel]], title: str) -> str:
         ' font-family="system-ui, sans-serif" font-size="12">'
     )
     return "\n".join([head, f'<rect width="{width}" height="{y:.0f}" fill="#ffffff"/>', *parts, "</svg>", ""])
-
-
-def _plot_height(panels: Sequence[Panel]) -> float:
-    return max(PLOT_HEIGHT_MIN, LABEL_HEIGHT * max(len(panel.series) for panel in panels))
 
 
 def _panel(panel: Panel, left: float, top: float, height: float) -> list[str]:

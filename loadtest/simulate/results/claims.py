@@ -163,11 +163,6 @@ def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
     return cells
 
 
-def p90_s(row: Row) -> float:
-    """Seconds to the first token, over 0."""
-    return TTFT.of(row)
-
-
 def _mean_log(seeds: Seeds, figure: Figure = TTFT) -> float:
     return fmean(log(figure.of(row)) for row in seeds.values())
 
@@ -238,16 +233,12 @@ def _waits(cell: Cell, policies: dict[str, Seeds]) -> list[Row]:
         late.note = f"the best of the others is {best} with {p99s[best]:.1f} s"
         claims.append(late)
     if any(row.patience_s is not None for row in ours.values()):
-        failed = {name: sum(map(_failed, seeds.values())) for name, seeds in policies.items()}
+        failed = {name: sum(row.failed for row in seeds.values()) for name, seeds in policies.items()}
         best = min(rivals, key=lambda name: failed[name])
         given_up = _claim(FAILED, cell, best, failed[best], failed[WARM])
         given_up.ok = failed[WARM] <= failed[best]
         claims.append(given_up)
     return claims
-
-
-def _failed(row: Row) -> int:
-    return (row.errors or 0) + (row.rejected or 0)
 
 
 def beaten_bounds(rows: Sequence[Row]) -> list[str]:

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from statistics import median
 
-from loadtest.common.report import Row, percentile, quantiles
+from loadtest.common.report import Row, merged, percentile, quantiles
 from loadtest.simulate.scenarios.table import Scenario
 from loadtest.simulate.world.world import Result, SimulatedRequest
 
@@ -121,24 +119,8 @@ def _over_seeds(rows: Sequence[Row]) -> Row:
     kinds: Counter[str] = Counter()
     for row in rows:
         kinds.update(row.errors_by_kind)
-    p90s = _values(rows, "ttft_p90_s")
-    merged = replace(
-        rows[0],
-        seed=None,
-        seeds=len(rows),
-        ttft_p90_least_s=min(p90s, default=None),
-        ttft_p90_most_s=max(p90s, default=None),
-        errors_by_kind=dict(kinds),
-        requests_by_replica={},
-    )
-    for name in MEDIANS:
-        values = _values(rows, name)
-        setattr(merged, name, median(values) if values else None)
-    for name in SUMS:
-        values = _values(rows, name)
-        setattr(merged, name, sum(values) if values else None)
-    return merged
-
-
-def _values(rows: Sequence[Row], name: str) -> list[float]:
-    return [value for row in rows if (value := getattr(row, name)) is not None]
+    p90s = [row.ttft_p90_s for row in rows if row.ttft_p90_s is not None]
+    least_s, most_s = min(p90s, default=None), max(p90s, default=None)
+    made = merged(rows, MEDIANS, SUMS, seed=None, seeds=len(rows), errors_by_kind=dict(kinds))
+    made.ttft_p90_least_s, made.ttft_p90_most_s = least_s, most_s
+    return made

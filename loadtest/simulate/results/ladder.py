@@ -10,20 +10,19 @@ and its routers ask for metrics every 50 ms, so theirs do here; all others have 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, drawn
 from loadtest.simulate.results.claims import WARM
 from loadtest.simulate.results.figures import over_seeds, row_of
 from loadtest.simulate.results.race import settled
-from loadtest.simulate.results.tables import seconds
+from loadtest.simulate.results.tables import names_in, seconds
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES, ladder_of
 from loadtest.simulate.scenarios.scenario import Scenario
@@ -157,7 +156,8 @@ def _judged(ladder: str, policy: str | None, rate: int, goal: str, expected: flo
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
     """What must be seen in rows of single runs, whether it is, and how far off the published figures are."""
     lines = [
-        f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}: got {row.got:.3g}, {_verdict(row)}"
+        f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}:"
+        f" got {row.got:.3g}, {'seen' if row.ok else 'missed'}"
         for row in judge(rows)
     ]
     for what, name, figures in (
@@ -173,10 +173,6 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
             (least, where), (most, there) = ratios[0], ratios[-1]
             lines.append(f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of what was published")
     return lines
-
-
-def _verdict(row: Row) -> str:
-    return "seen" if row.ok else "missed"
 
 
 def _published(row: Row, figures: dict[int, dict[str, float]]) -> float | None:
@@ -198,7 +194,7 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
     """Rows of single runs as tables: rows down, the stages with published figures across; where there is one, a cell
     has how many times the published figure it is."""
     merged, found = over_seeds(rows), []
-    for ladder in _names(row.workload for row in merged):
+    for ladder in names_in(row.workload for row in merged):
         same = {(row.policy, row.case): row for row in merged if row.workload == ladder}
         cases = [case_of(rate) for rate in P90_S if any(case == case_of(rate) for _, case in same)]
         lines = [
@@ -207,15 +203,11 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
                 *(_seconds_cell(same[policy, case]) for case in cases),
                 *(_tokens_cell(same[policy, case]) for case in cases[-1:]),
             ]
-            for policy in _names(policy for policy, _ in same)
+            for policy in names_in(policy for policy, _ in same)
         ]
         heads = ["row", *(f"p90 TTFT at {case}" for case in cases), *(f"output tok/s at {case}" for case in cases[-1:])]
         found.append((ladder, heads, lines))
     return found
-
-
-def _names(found: Iterable[str | None]) -> list[str]:
-    return [name for name in dict.fromkeys(found) if name is not None]
 
 
 def _label(policy: str) -> str:
@@ -238,9 +230,5 @@ def _tokens_cell(row: Row) -> str:
 def print_ladders(console: Console, rows: Sequence[Row]) -> None:
     """A table for each variant."""
     for title, heads, lines in grids(rows):
-        drawn = Table(title=title, title_justify="left")
-        for i, head in enumerate(heads):
-            drawn.add_column(head, justify="left" if i == 0 else "right")
-        for line in lines:
-            drawn.add_row(*(escape(cell.replace("`", "")) for cell in line))
-        console.print(drawn)
+        texts = [[escape(cell.replace("`", "")) for cell in line] for line in lines]
+        console.print(drawn(heads, texts, title, left={"row"}, no_wrap=False))

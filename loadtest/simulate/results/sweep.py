@@ -17,9 +17,8 @@ from math import exp, log
 from statistics import fmean
 
 from rich.console import Console
-from rich.table import Table
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, drawn
 from loadtest.simulate.results.claims import E2E, TTFT, WARM
 from loadtest.simulate.results.race import Entrant
 
@@ -81,12 +80,12 @@ CONSTANTS = (
 )
 
 
-def entrants(constants: Sequence[Constant] = CONSTANTS, policy: str = WARM) -> tuple[Entrant, ...]:
-    """The policy as it is, and once for each other value."""
+def entrants(constants: Sequence[Constant] = CONSTANTS) -> tuple[Entrant, ...]:
+    """`warm` as it is, and once for each other value."""
     return (
-        Entrant(policy),
+        Entrant(WARM),
         *(
-            Entrant(policy, f"{constant.name} = {value:g}, not {constant.own():g}", changed)
+            Entrant(WARM, f"{constant.name} = {value:g}, not {constant.own():g}", changed)
             for constant in constants
             for value in constant.others()
             for changed in [tuple((module, constant.name, value) for module in (constant.module, *constant.also))]
@@ -155,9 +154,5 @@ def heads(found: Sequence[Move]) -> tuple[str, ...]:
 
 def print_moves(console: Console, found: Sequence[Move]) -> None:
     """Print the moves as a table."""
-    drawn = Table(title="p90 TTFT and p90 end-to-end against the value in the code", title_justify="left")
-    for i, head in enumerate(heads(found)):
-        drawn.add_column(head, justify="left" if i == 0 else "right")
-    for texts in lines(found):
-        drawn.add_row(*texts)
-    console.print(drawn)
+    title = "p90 TTFT and p90 end-to-end against the value in the code"
+    console.print(drawn(heads(found), lines(found), title, left={"constant"}, no_wrap=False))

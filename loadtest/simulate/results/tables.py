@@ -16,7 +16,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, drawn
 from loadtest.simulate.results.claims import E2E, FIGURES, OUTPUT, TTFT, WARM, WITHIN, Figure, got_text, missed, worst
 from loadtest.simulate.scenarios.table import LOADS
 
@@ -45,13 +45,22 @@ class Grid:
 def grids(rows: Sequence[Row]) -> list[Grid]:
     """A grid for each figure of each load, in the order of LOADS; rows are over seeds (`figures.over_seeds`)."""
     rows = [row for row in rows if row.seeds is not None and row.goal is None and row.case is None]
-    loads = dict.fromkeys(row.load_name or "" for row in rows)
-    order = [*(name for name in LOADS if name in loads), *(name for name in loads if name not in LOADS)]
     return [
         _grid(load, figure, [row for row in rows if (row.load_name or "") == load])
-        for load in order
+        for load in loads_in(rows)
         for figure in FIGURES
     ]
+
+
+def loads_in(rows: Iterable[Row]) -> list[str]:
+    """The names of the rows' loads in the order of LOADS; those that are numbers come last."""
+    found = dict.fromkeys(row.load_name or "" for row in rows)
+    return [*(name for name in LOADS if name in found), *(name for name in found if name not in LOADS)]
+
+
+def names_in(found: Iterable[str | None]) -> list[str]:
+    """Each name once, in their order; None is no name."""
+    return [name for name in dict.fromkeys(found) if name is not None]
 
 
 def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
@@ -86,11 +95,6 @@ def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
 def mean_of(rows: Iterable[Row], figure: Figure) -> float:
     """The geometric mean of a figure over rows."""
     return exp(fmean(log(figure.of(row)) for row in rows))
-
-
-def mean_p90_s(rows: Iterable[Row]) -> float:
-    """The geometric mean of the time to first token."""
-    return mean_of(rows, TTFT)
 
 
 SHOWS = {
@@ -180,7 +184,7 @@ def _near(rows: Sequence[Row]) -> Counter[str]:
             cells.setdefault((row.workload, row.load_name), {}).setdefault(row.policy or "", []).append(row)
     near: Counter[str] = Counter()
     for policies in cells.values():
-        means = {name: mean_p90_s(same) for name, same in policies.items()}
+        means = {name: mean_of(same, TTFT) for name, same in policies.items()}
         most = (1 + WITHIN) * min(means.values())
         near.update(name for name, mean in means.items() if mean <= most)
     return near
@@ -208,12 +212,7 @@ def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def print_standings(console: Console, rows: Sequence[Row]) -> None:
     """One table over everything."""
-    drawn = Table(title="all workloads, loads and seeds", title_justify="left")
-    for i, head in enumerate(STANDING_HEADS):
-        drawn.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
-    for line in standing_lines(rows):
-        drawn.add_row(*line)
-    console.print(drawn)
+    console.print(drawn(STANDING_HEADS, standing_lines(rows), "all workloads, loads and seeds"))
 
 
 def print_grids(console: Console, rows: Sequence[Row]) -> None:
@@ -234,14 +233,11 @@ def print_grids(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _piece(grid: Grid, first: int, last: int) -> Table:
-    drawn = Table(title=f"load: {grid.load}; {grid.shows}", title_justify="left")
-    drawn.add_column("policy", no_wrap=True)
-    for head in grid.heads[first:last]:
-        drawn.add_column(head, justify="right", no_wrap=True)
-    for name, cells in grid.lines:
-        texts = [f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells[first:last]]
-        drawn.add_row(name, *texts)
-    return drawn
+    texts = [
+        (name, *(f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells[first:last]))
+        for name, cells in grid.lines
+    ]
+    return drawn(("policy", *grid.heads[first:last]), texts, f"load: {grid.load}; {grid.shows}")
 
 
 def markdown(rows: Sequence[Row]) -> str:

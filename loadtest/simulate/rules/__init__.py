@@ -42,6 +42,9 @@ class RowSource:
     bound: bool = False
     """What no router can know or have, not a rival."""
 
+    def __str__(self) -> str:
+        return f"(bound) {self.source}" if self.bound else self.source
+
 
 _OURS = {name: RowSource(make, "warmroute's own") for name, make in POLICIES.items()}
 _SCORED = {

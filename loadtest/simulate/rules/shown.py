@@ -39,7 +39,7 @@ def drawn(turn: Turn, count: int) -> int:
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
     """The one with the fewest requests in flight; the first of several."""
-    return min(candidates, key=_in_flight)
+    return min(candidates, key=lambda c: c.in_flight)
 
 
 def one_of_least_loaded(candidates: Sequence[Candidate], turn: Turn) -> Candidate:
@@ -47,7 +47,3 @@ def one_of_least_loaded(candidates: Sequence[Candidate], turn: Turn) -> Candidat
     least = min(c.in_flight for c in candidates)
     tied = [c for c in candidates if c.in_flight == least]
     return tied[drawn(turn, len(tied))]
-
-
-def _in_flight(candidate: Candidate) -> int:
-    return candidate.in_flight

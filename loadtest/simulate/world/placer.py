@@ -89,10 +89,10 @@ class Placer:
     """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
     replica that it caches nothing; who `follow`s events believes those."""
 
-    def __init__(self, make: Callable[[], Policy], *, session_hint: bool = False, knowing: bool = True) -> None:
+    def __init__(self, make: Callable[[], Policy], *, knowing: bool = True) -> None:
         self.policy = make()
         self._rule: Rule | None = self.policy if isinstance(self.policy, Rule) else None
-        self._hint, self._knowing = session_hint, knowing
+        self._knowing = knowing
         self.heard = Heard(self.policy)
         self.router = Router(
             self.heard,
@@ -152,7 +152,7 @@ class Placer:
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
         ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
-        ring_key = turn.session if self._hint else format(turn.first_user_key, "x")
+        ring_key = format(turn.first_user_key, "x")
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
         wanted = Wanted(ask, MODEL, chain, ring_key, tokens)

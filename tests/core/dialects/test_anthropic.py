@@ -1,101 +1,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects.anthropic import Anthropic
-from router.core.dialects.openai import OpenAI
 from router.core.facts.placements import Usage
-from router.core.facts.requests import Ask, Prompt
+from router.core.facts.requests import Ask
 from router.core.prompts.blocks import chain_of
-from router.core.prompts.bodies import BadBody
-
-MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
-ANTHROPIC, OPENAI = Anthropic(), OpenAI()
-USER = {"role": "user", "content": "Where is Ulm?"}
-SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
-TOOL = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
-CHAT_TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
-USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "Ulm", "n": [1, 2.5]}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "Ulm","n":[1,2.5]}'}}
-PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-CHAT_PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-CACHED = {"type": "ephemeral"}
-
-
-def text(words: str, **fields: Any) -> dict[str, Any]:
-    """A text block."""
-    return {"type": "text", "text": words, **fields}
-
-
-def parse(**fields: Any) -> Ask:
-    """A body with these fields, read."""
-    return ANTHROPIC.parse(MESSAGES, json.dumps({"model": "m", "max_tokens": 8, **fields}).encode())
-
-
-def chat(*messages: dict[str, Any], **fields: Any) -> Prompt:
-    """The prompt of a chat."""
-    prompt = OPENAI.parse(CHAT, json.dumps({"model": "m", "messages": messages, **fields}).encode()).prompt
-    assert prompt is not None
-    return prompt
-
-
-SAME: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = {
-    "a user": ({"messages": [USER]}, [USER], {}),
-    "blocks": ({"messages": [{"role": "user", "content": [text("a"), text(""), text("b")]}]},
-               [{"role": "user", "content": [text("a"), text("b")]}], {}),
-    "system": ({"messages": [USER], "system": "Be terse."}, [{"role": "system", "content": "Be terse."}, USER], {}),
-    "system blocks": ({"messages": [USER], "system": [text("Be "), text("terse.", cache_control=CACHED)]},
-                      [{"role": "system", "content": "Be terse."}, USER], {}),
-    "billing": ({"messages": [USER], "system": [text("x-anthropic-billing-header: cch=1"), text("Be terse.")]},
-                [{"role": "system", "content": [text("x-anthropic-billing-header: cch=2"), text("Be terse.")]},
-                 USER], {}),
-    "system between": ({"messages": [USER, {"role": "system", "content": [text("Now.")]}, USER]},
-                       [USER, {"role": "system", "content": "Now."}, USER], {}),
-    "tools": ({"messages": [USER], "tools": [TOOL | {"cache_control": CACHED}]}, [USER],
-              {"tools": [CHAT_TOOL]}),
-    "tools in other words": ({"messages": [USER], "tools": [TOOL]}, [USER],
-                             {"tools": [{"function": {"strict": None, **dict(reversed(CHAT_TOOL["function"].items()))},  # type: ignore[attr-defined]
-                                         "type": "function"}]}),
-    "a plain tool": ({"messages": [USER], "tools": [{"name": "x", "input_schema": {}}]}, [USER],
-                     {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "object"}}}]}),
-    "no tools": ({"messages": [USER], "tools": []}, [USER], {}),
-    "a tool used": (
-        {"messages": [USER, {"role": "assistant", "content": [text("I look."), USE]},
-                      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "South"}]}]},
-        [USER, {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
-         {"role": "tool", "tool_call_id": "c1", "content": "South"}], {}),
-    "a result and more": (
-        {"messages": [{"role": "user", "content": [text("And?"), PNG, {"type": "tool_result", "tool_use_id": "c1",
-                                                                  "content": [text("S"), text("W"), PNG]}]}]},
-        [{"role": "tool", "tool_call_id": "c1", "content": "S\nW"}, {"role": "user", "content": [CHAT_PNG]},
-         {"role": "user", "content": [text("And?"), CHAT_PNG]}], {}),
-    "a picture's URL": ({"messages": [{"role": "user", "content": [{"type": "image",
-                                                                    "source": {"type": "url", "url": "https://x/1"}}]}]},
-                        [{"role": "user", "content": [{"type": "image_url", "image_url": "https://x/1"}]}], {}),
-    "thoughts": ({"messages": [USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm",
-                                                                      "signature": "s"},
-                                                                     {"type": "redacted_thinking", "data": "x"},
-                                                                     text("South.")]}]},
-                 [USER, {"role": "assistant", "content": "South.", "reasoning": "hm"}], {}),
-    "effort": ({"messages": [USER], "output_config": {"effort": "low"}}, [USER], {"reasoning_effort": "low"}),
-    "no thinking": ({"messages": [USER], "thinking": {"type": "disabled"}}, [USER], {"reasoning_effort": "none"}),
-    "template arguments": ({"messages": [USER], "chat_template_kwargs": {"x": 1}}, [USER],
-                           {"chat_template_kwargs": {"x": 1}}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("fields", "messages", "extra"), SAME.values(), ids=SAME)
-def test_a_conversation_is_the_chat_that_the_engine_makes_of_it(
-    fields: dict[str, Any], messages: list[dict[str, Any]], extra: dict[str, Any]
-) -> None:
-    """Canonical bytes, spans and the first user message are equal through both APIs: it is one chain."""
-    assert parse(**fields).prompt == chat(*messages, **extra)
+from tests.core.dialects.chats import USER, chat, event
+from tests.core.dialects.messages_bodies import ANTHROPIC, CACHED, PNG, USE, parse, text
 
 
 @pytest.mark.parametrize(
@@ -170,22 +86,6 @@ def test_what_placement_needs_to_know() -> None:
     assert parse(messages=[USER], metadata={"user_id": "u"}).session is None
     wrong = parse(messages=3, stream="yes", cache_salt=3, metadata=[1], max_tokens=-5, tools="x")
     assert wrong == Ask("m", wants_usage=True, metadata=b"[1]")
-
-
-@given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.integers() | st.just("x"), st.lists).map(repr)))
-@settings(deadline=None, max_examples=60)
-def test_no_body_breaks_the_parser(part: bytes | str) -> None:
-    """Whatever stands in a field, the answer is an Ask or BadBody."""
-    value = part if isinstance(part, bytes) else part.replace("'", '"').replace("None", "null").encode()
-    for name in (b"messages", b"system", b"tools", b"thinking", b"output_config", b"metadata"):
-        body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"' + name + b'":' + value + b"}"
-        with suppress(BadBody):
-            assert ANTHROPIC.parse(MESSAGES, body).model == "m"
-
-
-def event(kind: str, **fields: Any) -> bytes:
-    """One streamed event."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
 def test_usage_counts_what_came_from_the_cache_as_prompt() -> None:

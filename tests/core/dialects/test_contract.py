@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -50,6 +51,36 @@ def test_what_is_no_request_is_refused(path: str, dialect: Dialect, body: bytes)
         dialect.parse(path, body)
     assert caught.value.code.isidentifier()
     assert str(caught.value)
+
+
+MESSAGES = b'"messages":[{"role":"user","content":"x"}]'
+# By path: what a request needs, and fields in which anything may stand.
+ANYTHING: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
+    "/v1/chat/completions": (MESSAGES, (b'"messages":%b', b'"tools":%b', b'"cache_salt":%b')),
+    "/v1/completions": (MESSAGES, (b'"prompt":%b',)),
+    "/v1/messages": (
+        MESSAGES,
+        (b'"messages":%b', b'"system":%b', b'"tools":%b', b'"thinking":%b', b'"output_config":%b', b'"metadata":%b'),
+    ),
+    "/v1/responses": (
+        b'"input":"x"',
+        (b'"input":%b', b'"tools":%b', b'"tools":[{"type":"namespace","tools":%b}]', b'"reasoning":%b'),
+    ),
+}
+
+
+@pytest.mark.parametrize("path", ANYTHING)
+@given(
+    part=st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.integers() | st.just("x"), st.lists).map(repr))
+)
+@settings(deadline=None, max_examples=60)
+def test_no_body_breaks_the_parser(path: str, part: bytes | str) -> None:
+    """Whatever stands in a field, the answer is an Ask or BadBody."""
+    value = part if isinstance(part, bytes) else part.replace("'", '"').replace("None", "null").encode()
+    needed, fields = ANYTHING[path]
+    for field in fields:
+        with suppress(BadBody):
+            assert PATHS[path].parse(path, b'{"model":"m",%b,%b}' % (needed, field % value)).model == "m"
 
 
 @ROWS

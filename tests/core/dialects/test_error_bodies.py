@@ -7,6 +7,7 @@ import json
 import pytest
 
 from router.core.dialects.anthropic import Anthropic
+from router.core.dialects.base import Dialect
 from router.core.dialects.openai import OpenAI
 
 KINDS = {  # type of an error by status: OpenAI's, Anthropic's
@@ -30,8 +31,9 @@ def test_errors_have_the_shape_of_their_api(api: str, status: int) -> None:
     """Clients find type, message and param where their API puts them, and our code beside them."""
     openais, anthropics = KINDS[status]
     error = {"message": 'say "why"', "code": "some_code"}
-    dialect, shape = {
+    shapes: dict[str, tuple[Dialect, dict[str, object]]] = {
         "openai": (OpenAI(), {"error": {**error, "type": openais, "param": "model"}}),
         "anthropic": (Anthropic(), {"type": "error", "error": {**error, "type": anthropics}}),
-    }[api]
+    }
+    dialect, shape = shapes[api]
     assert json.loads(dialect.error(status, "some_code", 'say "why"', "model")) == shape

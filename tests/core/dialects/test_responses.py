@@ -1,93 +1,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects.openai import OpenAI
-from router.core.dialects.responses import Responses
 from router.core.facts.placements import Usage
-from router.core.facts.requests import Ask, Prompt
-from router.core.prompts.bodies import BadBody
-
-PATH, CHAT = "/v1/responses", "/v1/chat/completions"
-RESPONSES, OPENAI = Responses(), OpenAI()
-USER = {"role": "user", "content": "Where is Ulm?"}
-SYSTEM = {"role": "system", "content": "Be terse."}
-FUNCTION = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
-CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"Ulm"}'}}
-CALLED = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"at": "Ulm"}'}
-RESULT = {"type": "function_call_output", "call_id": "c1", "output": "South"}
-SAID = {
-    "type": "message",
-    "id": "msg_1",
-    "role": "assistant",
-    "status": "completed",
-    "content": [{"type": "output_text", "text": "South.", "annotations": []}],
-}
-THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-
-
-def parse(**fields: Any) -> Ask:
-    """A body with these fields, read."""
-    return RESPONSES.parse(PATH, json.dumps({"model": "m", **fields}).encode())
-
-
-def chat(*messages: dict[str, Any], **fields: Any) -> Prompt:
-    """The prompt of a chat."""
-    prompt = OPENAI.parse(CHAT, json.dumps({"model": "m", "messages": messages, **fields}).encode()).prompt
-    assert prompt is not None
-    return prompt
-
-
-def assistant(text: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A chat's assistant message."""
-    return {"role": "assistant", "content": text, **fields}
-
-
-TOOL_MESSAGE = {"role": "tool", "tool_call_id": "c1", "content": "South"}
-SAME: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = {
-    "a string": ({"input": "Where is Ulm?"}, [USER], {}),
-    "instructions": ({"input": "Where is Ulm?", "instructions": "Be terse."}, [SYSTEM, USER], {}),
-    "messages": ({"input": [SYSTEM, {"type": "message", **USER}]}, [SYSTEM, USER], {}),
-    "parts": ({"input": [{"role": "user", "content": [
-        {"type": "input_text", "text": "See"},
-        {"type": "input_image", "image_url": "https://x/1.png", "detail": "auto"}]}]},
-              [{"role": "user", "content": [{"type": "text", "text": "See"},
-                                            {"type": "image_url", "image_url": {"url": "https://x/1.png"}}]}], {}),
-    "an answer": ({"input": [USER, SAID, USER]}, [USER, assistant("South."), USER], {}),
-    "an answer as text": ({"input": [USER, assistant("South."), USER]}, [USER, assistant("South."), USER], {}),
-    "a call": ({"input": [USER, CALLED, RESULT]}, [USER, assistant(tool_calls=[CALL]), TOOL_MESSAGE], {}),
-    "thought, said and called": ({"input": [USER, THOUGHT, SAID, CALLED, {**CALLED, "call_id": "c2"}, RESULT]},
-                                 [USER, assistant("South.", tool_calls=[CALL, {**CALL, "id": "c2"}], reasoning="hm"),
-                                  TOOL_MESSAGE], {}),
-    "said twice": ({"input": [USER, SAID, SAID]}, [USER, assistant("South."), assistant("South.")], {}),
-    "summary": ({"input": [USER, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, SAID]},
-                [USER, assistant("South.", reasoning="hm")], {}),
-    "a result in parts": ({"input": [USER, CALLED, {**RESULT, "output": [{"type": "input_text", "text": "South"}]}]},
-                          [USER, assistant(tool_calls=[CALL]), TOOL_MESSAGE], {}),
-    "tools": ({"input": "Where is Ulm?", "tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}]}, [USER],
-              {"tools": [{"type": "function", "function": FUNCTION}]}),
-    "no function": ({"input": "Where is Ulm?", "tools": [{"type": "web_search"}]}, [USER], {}),
-    "a namespace": ({"input": "Where is Ulm?", "tools": [{"type": "namespace", "name": "geo", "description": "d",
-                                                       "tools": [{"type": "function", **FUNCTION}]}]}, [USER],
-                    {"tools": [{"type": "function", "function": {**FUNCTION, "name": "geo__look"}}]}),
-    "effort": ({"input": "Where is Ulm?", "reasoning": {"effort": "low"}}, [USER], {"reasoning_effort": "low"}),
-    "template arguments": ({"input": "Where is Ulm?", "chat_template_kwargs": {"x": 1}}, [USER],
-                           {"chat_template_kwargs": {"x": 1}}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("fields", "messages", "extra"), SAME.values(), ids=SAME)
-def test_a_conversation_is_the_chat_that_the_engine_makes_of_it(
-    fields: dict[str, Any], messages: list[dict[str, Any]], extra: dict[str, Any]
-) -> None:
-    """Canonical bytes, spans and the first user message are equal through both APIs: it is one chain."""
-    assert parse(**fields).prompt == chat(*messages, **extra)
+from router.core.facts.requests import Ask
+from tests.core.dialects.chats import USER, event
+from tests.core.dialects.responses_bodies import CALLED, RESPONSES, RESULT, SAID, SYSTEM, THOUGHT, parse
 
 
 @pytest.mark.parametrize(
@@ -152,22 +75,6 @@ def test_what_placement_needs_to_know() -> None:
     )
     assert ask == Ask("m", None, True, b"s", "k", 9, False, "resp_1", True)
     assert parse(input=3, stream="x", cache_salt=3, store="x", max_output_tokens=0) == Ask("m", wants_usage=True)
-
-
-@given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.integers() | st.just("x"), st.lists).map(repr)))
-@settings(deadline=None, max_examples=60)
-def test_no_body_breaks_the_parser(part: bytes | str) -> None:
-    """Whatever stands in a field, the answer is an Ask or BadBody."""
-    value = part if isinstance(part, bytes) else part.replace("'", '"').replace("None", "null").encode()
-    for field in (b'"input":%s', b'"tools":%s', b'"tools":[{"type":"namespace","tools":%s}]', b'"reasoning":%s'):
-        body = b'{"model":"m","input":"x",' + field % value + b"}"
-        with suppress(BadBody):
-            assert RESPONSES.parse(PATH, body).model == "m"
-
-
-def event(kind: str, **fields: Any) -> bytes:
-    """One streamed event."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
 COUNTS = {

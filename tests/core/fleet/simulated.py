@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.replicas import Load
 from router.core.facts.requests import Ask
 from router.core.fleet.breaker import State
 from router.core.fleet.lease import Lease
@@ -14,6 +14,7 @@ from router.core.fleet.models import NoReplica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
+from tests.core.ready import ready
 
 STEP_S = 0.05
 LOOK_S, PIECES_S, PROBE_S = 0.25, 0.5, 1.0
@@ -62,10 +63,7 @@ class World:
             slow_start_s=slow_start_s,
             breaker_changed=lambda *what: self.told.append(what),
         )
-        self.router.replace(Replica(id_) for id_ in engines)
-        for id_ in engines:
-            self.router.observe_health(id_, True)
-            self.router.observe_models(id_, [ServedModel("m")])
+        ready(self.router, engines)
         self.now_s = 1_000.0
         self.steps = 0
         self.sent: Counter[str] = Counter()

@@ -1,14 +1,14 @@
 """What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
 
 from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Replica, ServedModel
+from router.core.facts.replicas import ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
 from router.core.fleet.lease import Lease
-from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of
+from tests.core.ready import router_of
 
 IDS = ["http://a", "http://b", "http://c", "http://d"]
 
@@ -51,16 +51,6 @@ def test_many_failures_at_once_are_one_rest() -> None:
     for _ in range(50):
         breaker.failed(1.0)
     assert breaker.backoff_s == BACKOFF_MIN_S
-
-
-def router_of(ids: list[str]) -> Router:
-    """A router with these replicas, all ready."""
-    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
-    router.replace(Replica(id_) for id_ in ids)
-    for id_ in ids:
-        router.observe_health(id_, True)
-        router.observe_models(id_, [ServedModel("m")])
-    return router
 
 
 def place(router: Router, now_s: float, key: str = "k") -> Lease:

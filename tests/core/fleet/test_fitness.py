@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.facts.placements import Ending, Outcome, Shed
-from router.core.facts.replicas import Replica, ServedModel
 from router.core.facts.requests import Ask
 from router.core.fleet.breaker import BACKOFF_MIN_S, BREAKER_FAILURES, Cause, State
 from router.core.fleet.fitness import SLOW_START_LEASES
 from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
-from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
+from tests.core import ready
 from tests.core.work import interpreted, steps
 
 IDS = ["http://a", "http://b", "http://c"]
 
 
-def router_of(ids: list[str], *, slow_start_s: float = 0.0) -> Router:
-    """A router with these replicas, all ready, that spreads requests evenly."""
-    router = Router(
-        POLICIES["least_loaded"](),
-        index_bytes_max=1 << 20,
-        memory_max=100,
-        blocks_max_default=100,
-        slow_start_s=slow_start_s,
-    )
-    router.replace(Replica(id_) for id_ in ids)
-    for id_ in ids:
-        router.observe_health(id_, True)
-        router.observe_models(id_, [ServedModel("m")])
-    return router
+router_of = partial(ready.router_of, policy="least_loaded")  # spreads requests evenly
 
 
 def place(router: Router, now_s: float, *, only: str | None = None, exclude: frozenset[str] = frozenset()) -> Lease:

@@ -9,13 +9,13 @@ from typing import Any
 
 from router.core.dialects import OPENAI
 from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Replica, ServedModel
 from router.core.facts.requests import Ask
 from router.core.fleet.lease import Lease
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of, ring_key
+from tests.core.ready import ready
 
 MODEL = "m"
 CHAT = "/v1/chat/completions"
@@ -41,10 +41,7 @@ class World:
             POLICIES[policy](), index_bytes_max=1 << 26, memory_max=1_000, blocks_max_default=blocks_max
         )
         self.now_s = 1_000.0
-        self.router.replace([Replica(id_) for id_ in ids])
-        for id_ in ids:
-            self.router.observe_health(id_, ok=True)
-            self.router.observe_models(id_, [ServedModel(MODEL)])
+        ready(self.router, ids, MODEL)
 
     def place(self, ask: Ask, *, session: str | None = None, model: str | None = MODEL, **how: Any) -> Lease:
         """Route one request now."""

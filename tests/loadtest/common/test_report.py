@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.common.report import Row, percentile, print_report, progress_bar, svg_chart, write_json
+from loadtest.common.report import Row, percentile, print_report, progress_bar, write_json
+from loadtest.common.svg import svg_chart
 from router.telemetry.envelope import commit
 
 ROWS = [

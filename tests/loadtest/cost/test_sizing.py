@@ -133,7 +133,7 @@ def test_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("0", "9999", "a"):
         with pytest.raises(SystemExit):
             sizing.parser().parse_args(["--streams", wrong])
-    assert "between 1 and 4096" in capsys.readouterr().err
+    assert "from 1 to 4096" in capsys.readouterr().err
 
 
 def test_json_has_the_rows(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_parts_are_what_they_say() -> None:
     """Parts have names of their own, as the command line takes them, and their files are there."""
     names = [part.name for part in PARTS]
     assert len(set(names)) == len(names)
-    assert evidence.parser().parse_args(["--only", ",".join(names)]).only == names
+    assert evidence.parser().parse_args(["--only", ",".join(names)]).only == tuple(names)
     with pytest.raises(SystemExit):
         evidence.parser().parse_args(["--only", "nothing"])
     for part in PARTS:

@@ -25,6 +25,7 @@ from loadtest.overhead import load as overhead_load
 from loadtest.overhead.load import Connections, Loop, StreamLoad, Tally, chunks, closed_loop, streams
 from loadtest.overhead.report import goals
 from loadtest.overhead.upstream import CheapReplica, Wheel, Written
+from tests.support.waiting import alive
 
 FAST_PER_S = 500.0  # events a second of a stream, so that tests take no time
 
@@ -240,14 +241,6 @@ exec(sys.argv[2])
 print("done", flush=True)
 child.wait()
 """
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def test_cpu_is_of_the_whole_tree(tmp_path: Path) -> None:

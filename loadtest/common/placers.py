@@ -1,0 +1,65 @@
+"""The router's own reading and placing in this process, on a clock that an instrument moves by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from router.core.admission.windows import AdmissionLimits, NoLimits
+from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.http.request import Connection, Request
+from router.hub.local_placer import LocalPlacer
+from router.settings.schema import Settings
+
+
+def warm_router(**more: Any) -> Router:  # noqa: ANN401 - arguments of Router
+    """A router with the policy `warm` and the default limits, unless `more` has others."""
+    routing = Settings().routing
+    names = ("index_bytes_max", "memory_max", "blocks_max_default")
+    return Router(POLICIES["warm"](), **{name: getattr(routing, name) for name in names} | more)
+
+
+def local_placer(router: Router, clock: Callable[[], float], limits: AdmissionLimits | None = None) -> LocalPlacer:
+    """A placer that waits for no event and tells nobody what came of a request."""
+    return LocalPlacer(
+        router,
+        clock=clock,
+        event_wait_s=0.0,
+        response_ids_max=100,
+        observe=ignore,
+        failed=ignore,
+        refused=ignore,
+        page=_no_page,
+        limits=limits or NoLimits(),
+    )
+
+
+def join(router: Router, replicas: int, model: str, load: Load) -> list[str]:
+    """So many replicas that are well, serve `model` and report `load`; their ids."""
+    names = [f"http://10.0.0.{number}:8000" for number in range(replicas)]
+    router.replace([Replica(name) for name in names])
+    for name in names:
+        router.observe_health(name, ok=True)
+        router.observe_models(name, [ServedModel(model, owned_by="vllm")])
+        router.observe_load(name, load)
+    return names
+
+
+def asked(path: str, body: bytes) -> Request:
+    """A request with a body of JSON that came over no connection: nobody is answered."""
+    request = Request(cast("Connection", None))
+    request.method, request.target, request.path = "POST", path, path
+    request.bring([body], len(body))
+    request.lines = [(b"content-type", b"Content-Type", b"application/json")]
+    request.fields = {b"content-type": b"application/json"}
+    return request
+
+
+def ignore(*_: object) -> None:
+    """Nobody counts this."""
+
+
+async def _no_page(_: str) -> None:
+    """No page is shown."""
