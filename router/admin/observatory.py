@@ -18,6 +18,7 @@ from router import __version__
 from router.core.facts.misses import Template
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import BYTES_PER_TOKEN
+from router.core.observatory.ledger.advice import NOTHING
 from router.core.observatory.ledger.branches import MAP_MAX, Views
 from router.core.observatory.ledger.ledger import WINDOW_S, Ledger
 from router.core.observatory.ledger.timeline import STEP_S
@@ -122,6 +123,7 @@ class Observatory:
         views = self._views()
         page["map"] = await _in_slices(views.most[:MAP_MAX], views.branch)
         page["advice"] = self._advice(TOP_ADVICE_MAX)
+        page["no_advice"] = f"{NOTHING} was lost to anything that can be changed."
         await asyncio.sleep(0)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
         await asyncio.sleep(0)

@@ -13,14 +13,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from router.core.facts.misses import Template
-from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
+from router.core.facts.misses import Miss, Template
+from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 
 BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates go without
 BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template
 MAP_MAX = 64  # branches on the map: more cannot be seen
 BRANCHING_MAX = 16  # levels of longer templates that are asked for a holder where nobody seems to hold one
 MARGIN = 8  # 1 in so many templates, the least used, make room at once: sorting is dear
+ANCESTORS_MAX = 16  # levels of shorter templates that are asked for a label
 SOURCES_MAX = 1_024  # processes whose counts of one template are kept
 
 
@@ -73,9 +74,28 @@ class Branches:
             self._drop_bodies()
 
     def label(self, id_: int) -> str:
-        """A template's label; "" where nothing is known that may be shown."""
+        """What a template is called: by its own words, or by those of the nearest one that it begins with, or else by
+        what it is made of; "" where nothing is known of it."""
+        at = id_
+        for _ in range(ANCESTORS_MAX):
+            branch = self.all.get(at)
+            if branch is None or branch.facts is None:
+                break
+            if branch.facts.label:
+                return branch.facts.label
+            at = self.parent(branch.facts)
+        own = self.all.get(id_)
+        return made_of(own.facts) if own is not None and own.facts is not None else ""
+
+    def conversations(self, id_: int) -> int:
+        """The number of conversations that have begun with a template, as far as was told."""
         branch = self.all.get(id_)
-        return branch.facts.label if branch is not None and branch.facts is not None else ""
+        return sum(branch.conversations.values()) if branch is not None else 0
+
+    def evicted(self) -> dict[int, float]:
+        """Weighed tokens that were evicted, by template."""
+        at = AT[Miss.EVICTED]
+        return {id_: branch.sums[at] for id_, branch in self.all.items() if branch.sums[at]}
 
     def fade(self, factor: float) -> None:
         """Multiply all sums when weights begin anew (sums.Fading)."""
@@ -129,6 +149,22 @@ class Branches:
                 branch.facts = replace(branch.facts, body=b"")
 
 
+def made_of(facts: Template) -> str:
+    """What a template is, without a word of it: its tools and messages are counted, and the beginning of its id tells
+    it from another one that is made alike."""
+    parts = [_counted(facts.tools, "tool")] if facts.tools else []
+    if facts.messages == 1:
+        parts.append("a system prompt" if parts else "System prompt")
+    elif facts.messages:
+        parts.append(_counted(facts.messages, "message"))
+    name = " and ".join(parts) or "Beginning of a prompt"
+    return f"{name} ({named(facts.id)[:6]})"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def named(id_: int) -> str:
     """A template's name on pages; "" for none."""
     return f"{id_:016x}" if id_ else ""
@@ -166,7 +202,7 @@ class Views:
         return {
             "id": named(id_),
             "parent": named(parent),
-            "label": facts.label if facts is not None else "",
+            "label": (facts.label or made_of(facts)) if facts is not None else "",
             "prompt_tokens": int(size / bytes_per_token),
             "own_tokens": int((size - before.prompt_bytes if before is not None else size) / bytes_per_token),
             "requests": round(sums[REQUESTS] / self._weight),
