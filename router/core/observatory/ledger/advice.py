@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from router.core.facts.misses import Change, Miss
@@ -56,9 +57,10 @@ def advise(
     """Rows of `/admin/advice`. That hits are replays costs nothing, but is said in any case, last. `shown` are the rows
     that there were, at `now_s` they are asked for again; without it there were none."""
     shown = Shown() if shown is None else shown
-    branches, head = of.branches, heads(of.branches.parent_of)
+    branches, parent = of.branches, cache(of.branches.parent_of)
+    head = heads(parent)
     faults = faults_of(losses, head, branches.conversations)
-    charged = charge(faults, branches.evicted(), branches.parent_of) / of.weight
+    charged = charge(faults, branches.evicted(), parent) / of.weight
     all_tokens = of.sums[PROMPT]
     costs: list[tuple[Any, float]] = []
     for fault in faults:

@@ -14,12 +14,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from router.core.facts.misses import Miss, Template
+from router.core.observatory.ledger.slivers import slivers
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 
 BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates go without
 BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template
 MAP_MAX = 64  # branches on the map: more cannot be seen
 BRANCHING_MAX = 16  # levels of longer templates that are asked for a holder where nobody seems to hold one
+OTHERS_ROWS_MAX = 16  # of templates that are drawn as one, so many say what they are like and who holds them
 MARGIN = 8  # 1 in so many templates, the least used, make room at once: sorting is dear
 ANCESTORS_MAX = 16  # levels of shorter templates that are asked for a label
 SOURCES_MAX = 1_024  # processes whose counts of one template are kept
@@ -191,7 +193,41 @@ class Views:
         for id_, parent in self._parents.items():
             self._children.setdefault(parent, []).append(id_)
         self._through = branches.through()
-        self.most = sorted(self._through, key=lambda id_: -self._through[id_][PROMPT])  # most served first
+        self.most = sorted(self._through, key=self._rank)  # most served first, each behind its parent
+
+    def _rank(self, id_: int) -> tuple[float, int]:
+        facts = self._all[id_].facts
+        return -self._through[id_][PROMPT], facts.prompt_bytes if facts is not None else 0
+
+    def drawn(self) -> tuple[list[int], list[tuple[int, list[int]]]]:
+        """The templates that the map draws one by one, most served first; and those that it draws as one, by their
+        parent."""
+        own = {id_: branch.sums[PROMPT] for id_, branch in self._all.items()}
+        through = {id_: sums[PROMPT] for id_, sums in self._through.items()}
+        groups = slivers(self.most, self._parents, through, own, MAP_MAX)
+        small = set().union(*groups.values())
+        return [id_ for id_ in self.most if id_ not in small], list(groups.items())
+
+    def others(self, parent: int, ids: Sequence[int]) -> dict[str, Any]:
+        """A row of the map for several templates with one parent, and for their branches."""
+        among = set(ids)
+        tops = [id_ for id_ in ids if self._parents.get(id_, 0) not in among]
+        rows = [self.branch(id_) for id_ in tops[:OTHERS_ROWS_MAX]]
+        sums = [sum(self._through[id_][at] for id_ in tops) for at in (REQUESTS, PROMPT, HIT)]
+        requests, prompt, hit = (value / self._weight for value in sums)
+        tools = {facts.tools for id_ in ids if (facts := self._all[id_].facts) is not None}
+        of_tools = f", of {_counted(max(tools), 'tool')} each" if len(tools) == 1 and 0 not in tools else ""
+        return {
+            "id": f"others-{named(parent)}",
+            "parent": named(parent),
+            "label": f"{_counted(len(ids), 'other')}{of_tools}",
+            "prompt_tokens": sum(row["prompt_tokens"] for row in rows) // len(rows),
+            "own_tokens": sum(row["own_tokens"] for row in rows) // len(rows),
+            "requests": round(requests),
+            "served_tokens": round(prompt),
+            "hit_rate": ratio(hit, prompt),
+            "holders": sorted(set().union(*(row["holders"] for row in rows))),
+        }
 
     def branch(self, id_: int) -> dict[str, Any]:
         """A row of the map."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
 
 from router.core.facts.misses import Change
@@ -55,7 +54,19 @@ class Fault:
 
 def heads(parent: Parent) -> Head:
     """Looks up topmost templates, each once."""
-    return cache(lambda template: max(enumerate(_upwards(template, parent)), default=(0, 0))[1])
+    known: dict[int, int] = {0: 0}
+
+    def head(template: int) -> int:
+        below: list[int] = []
+        at = template
+        while at not in known and len(below) < ANCESTORS_MAX and (above := parent(at)):
+            below.append(at)
+            at = above
+        top = known.setdefault(at, at)
+        known.update(dict.fromkeys(below, top))
+        return top
+
+    return head
 
 
 def faults_of(losses: Iterable[Loss], head: Head, conversations: Callable[[int], int]) -> list[Fault]:

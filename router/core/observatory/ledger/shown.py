@@ -42,10 +42,7 @@ class Shown:
         new = len(before)
         order: list[Hashable] = []
         for key, of in sorted(costs, key=lambda each: (before.get(each[0], new), -each[1])):
-            at = len(order)
             ratio = PASSES_RATIO if key in before else 1.0
-            while at and of > cost[order[at - 1]] * ratio:
-                at -= 1
-            order.insert(at, key)
+            order.insert(next((at for at, other in enumerate(order) if of > cost[other] * ratio), len(order)), key)
         self._ranks = {key: rank for rank, key in enumerate(order)}
         return order

@@ -287,14 +287,16 @@ def test_a_breakpoint_of_the_cache_ends_a_template() -> None:
 
 @pytest.mark.parametrize("many", [1, 100])
 def test_tools_of_a_template_are_counted(many: int) -> None:
-    """However many there are; the names of few are its label where it has no words, those of many are not read."""
+    """However many there are; they are its label where it has no words, few with their names, those of many are not
+    read."""
     seeing = Seeing(excerpts=True)
     tools = [{**TOOLS[n % 4]} for n in range(4 * many)]
     for about in ("brakes", "wheels"):
         seeing.see([said("user", about)], tools=tools)
     (template,) = seeing.watcher.templates()
     assert template.tools == 4 * many
-    assert template.label == ("look_up_order, refund, ask_a_human, write_mail" if many == 1 else "")
+    names = ": look_up_order, refund, ask_a_human, write_mail" if many == 1 else ""
+    assert template.label == f"{4 * many} tools{names}"
 
 
 @pytest.mark.inside
