@@ -34,7 +34,7 @@ def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
     behind = suspect.size - known
     if user < 0 and last and behind < SKETCHED_BYTES_MIN:
         return
-    conversation = 0
+    conversation, alone = 0, False
     if in_template or continuing:
         low = user - base if in_template else max(0, text.rfind(RS, 0, at + 1))
         conversation, alone = anchors.speaker(anchors.asked(text, low, suspect.root), texts.said)
@@ -50,8 +50,8 @@ def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
             if user >= 0:
                 suspect.related = record
             return
-    if conversation:
-        suspect.related, suspect.own = texts.latest(conversation), True
+    if conversation:  # who only begins with the same task is another conversation of the template
+        suspect.related, suspect.own = texts.latest(conversation), continuing or not alone
     if suspect.related is None:
         _relate_template(suspect, texts, sketches, in_template=in_template, behind=behind)
     if suspect.related is None and suspect.session and behind >= BEHIND_BYTES_MIN:

@@ -234,9 +234,10 @@ def test_templates_are_bounded_and_the_least_used_go() -> None:
     """Of more templates than are allowed, those of the latest conversations are known."""
     seeing = Seeing()
     systems = [{"role": "system", "content": f"{n} is your number. " + RULES} for n in range(40)]
-    names = [[seeing.see(turns(f"{about}", 1, system)).template for about in "ab"][1] for system in systems]
-    assert len(set(names)) == 40
-    assert {template.id for template in seeing.watcher.templates()} <= set(names[-16:])
+    names = [[seeing.see(turns(f"{about}", 1, system)).template for about in "ab"] for system in systems]
+    assert len({own for _, own in names}) == 40
+    (shared,) = {first for first, _ in names[1:]}  # of those that begin a prompt with other rules as well
+    assert {template.id for template in seeing.watcher.templates()} <= {shared, *(own for _, own in names[-16:])}
 
 
 def test_templates_below_others_are_called_by_what_is_their_own() -> None:
