@@ -60,8 +60,9 @@ def advise(
     branches, parent = of.branches, cache(of.branches.parent_of)
     head = heads(parent)
     faults = faults_of(losses, head, branches.conversations)
-    charged = charge(faults, branches.evicted(), parent) / of.weight
     all_tokens = of.sums[PROMPT]
+    worth_it = [fault for fault in faults if fault.loss.tokens > all_tokens * of.weight * LOSS_WORTH]
+    charged = charge(worth_it, branches.evicted(), parent) / of.weight
     costs: list[tuple[Any, float]] = []
     for fault in faults:
         tokens = fault.tokens / of.weight
@@ -126,10 +127,18 @@ def _row(change: str, text: str, lost_tokens: float, requests: float, of: Situat
     }
 
 
+def _templates(fault: Fault, head: Head, branches: Branches) -> int:
+    """The number of templates that have a fault. One that goes on behind the difference is one form of it only: a time
+    is in the prompts of one second, and an order of tools in those that came in it."""
+    heads_ = heads_of(fault, head)
+    offset = fault.loss.last.offset_bytes
+    return max(sum(branches.prompt_bytes(each) <= offset for each in heads_), min(1, len(heads_)))
+
+
 def _of_fault(fault: Fault, head: Head, of: Situation) -> dict[str, Any]:
     loss, evicted = fault.loss, fault.evicted / of.weight
     last, text = loss.last, said_of(loss)
-    templates = len(heads_of(fault, head))
+    templates = _templates(fault, head, of.branches)
     if templates > 1:
         text += f" This is so in {templates} templates."
     if evicted >= FILLS_SHARE * loss.tokens / of.weight and round(evicted):

@@ -89,6 +89,11 @@ class Branches:
         own = self.all.get(id_)
         return made_of(own.facts) if own is not None and own.facts is not None else ""
 
+    def prompt_bytes(self, id_: int) -> int:
+        """The length of a template; 0: unknown."""
+        branch = self.all.get(id_)
+        return branch.facts.prompt_bytes if branch is not None and branch.facts is not None else 0
+
     def conversations(self, id_: int) -> int:
         """The number of conversations that have begun with a template, as far as was told."""
         branch = self.all.get(id_)
