@@ -14,7 +14,7 @@ from typing import Any
 
 from router.core.facts.misses import Change, Miss
 from router.core.observatory.ledger.branches import Branches, named
-from router.core.observatory.ledger.faults import Fault, Head, charge, faults_of, heads, heads_of
+from router.core.observatory.ledger.faults import FILLS_SHARE, Fault, Head, charge, faults_of, heads, heads_of
 from router.core.observatory.ledger.losses import PATH_CHARS_MAX, PIECES_MAX, Loss
 from router.core.observatory.ledger.shown import Shown
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REQUESTS, SAVED_MS
@@ -23,7 +23,6 @@ WORTH = 0.01  # least share of all prompt tokens for a line about a reason
 LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a difference, which says where to look
 COLD_WORTH = 0.2  # least share of all prompt tokens for a line about unseen prompts: some always are
 REPLAYS_WORTH = 0.5  # least share of all hits for a line about replays
-FILLS_SHARE = 0.1  # part of evicted tokens that a fault must cost to be mended before anything is said of capacity
 HOURLY_S_MIN, HOURLY_REQUESTS_MIN = 300.0, 20  # a rate by the hour of less says nothing
 NOTHING = f"Nothing above {100 * LOSS_WORTH:g} % of prompt tokens"  # what is said where there is no row
 
@@ -62,7 +61,7 @@ def advise(
     faults = faults_of(losses, head, branches.conversations)
     all_tokens = of.sums[PROMPT]
     worth_it = [fault for fault in faults if fault.loss.tokens > all_tokens * of.weight * LOSS_WORTH]
-    charged = charge(worth_it, branches.evicted(), parent) / of.weight
+    charged = charge(worth_it, branches.crowded_out(), parent) / of.weight if of.sums[AT[Miss.EVICTED]] else 0.0
     costs: list[tuple[Any, float]] = []
     for fault in faults:
         tokens = fault.tokens / of.weight

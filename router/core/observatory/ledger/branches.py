@@ -7,15 +7,15 @@ branch is as wide as its twigs together. Sums fade: see sums.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any
 
 from msgspec.structs import replace
 
-from router.core.facts.misses import Miss, Template
+from router.core.facts.misses import Template
 from router.core.observatory.ledger.slivers import slivers
-from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
+from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 
 BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates go without
 BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template
@@ -30,11 +30,12 @@ SOURCES_MAX = 1_024  # processes whose counts of one template are kept
 class Branch:
     """One template. `facts` is None while nobody has said what it is."""
 
-    __slots__ = ("conversations", "facts", "model", "sums")
+    __slots__ = ("conversations", "crowded_out", "facts", "model", "sums")
 
     def __init__(self) -> None:
         self.facts: Template | None = None
         self.sums = zeros()  # weighed sums (sums.Fading)
+        self.crowded_out = 0.0  # weighed tokens evicted while the template, or one that it begins with, had a loss
         self.model = ""  # model of the last request
         self.conversations: dict[str, int] = {}  # number of conversations, by the process that saw them
 
@@ -99,15 +100,23 @@ class Branches:
         branch = self.all.get(id_)
         return sum(branch.conversations.values()) if branch is not None else 0
 
-    def evicted(self) -> dict[int, float]:
-        """Weighed tokens that were evicted, by template."""
-        at = AT[Miss.EVICTED]
-        return {id_: branch.sums[at] for id_, branch in self.all.items() if branch.sums[at]}
+    def crowded_out(self) -> dict[int, float]:
+        """Weighed tokens that were evicted while there was a loss that may have caused it, by template."""
+        return {id_: branch.crowded_out for id_, branch in self.all.items() if branch.crowded_out}
+
+    def upwards(self, id_: int) -> Iterator[int]:
+        """A template and those that it begins with."""
+        for _ in range(ANCESTORS_MAX):
+            if not id_:
+                return
+            yield id_
+            id_ = self.parent_of(id_)
 
     def fade(self, factor: float) -> None:
         """Multiply all sums when weights begin anew (sums.Fading)."""
         for branch in self.all.values():
             branch.sums = [value * factor for value in branch.sums]
+            branch.crowded_out *= factor
 
     def hottest(self, count: int) -> list[Template]:
         """The templates with the most prompt tokens of late for which there is a request to send."""

@@ -6,8 +6,8 @@
   that it is: both are one fault.
 - What only tells templates apart is none. A number or a word in which the prompts of several agents differ ("You are
   agent 1") is the same in all conversations of each agent; one that changes is another in most conversations.
-- Prompts that are never asked for twice fill the caches: tokens that were evicted under a template are charged to the
-  fault of that template, or of the nearest one that it begins with.
+- Prompts that are never asked for twice fill the caches: tokens that were evicted under a template, since it has had a
+  fault, are charged to that, or to the fault of the nearest one that it begins with.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from router.core.observatory.ledger.losses import PIECES_MAX, Loss, place_of
 TOKEN_BYTES = 16  # bytes between two beginnings of a token that count as one place
 PUT_IN_BYTES = 256  # words that changed so many bytes before a token, or fewer, came together with it
 NAMES_MAX = 32  # different values that may be names; of more values in most conversations, each is another one
+FILLS_SHARE = 0.1  # part of evicted tokens that a fault must cost itself to be what fills the caches
 OWN_SHARE_MIN = 4  # 1 in so many differences must be within a conversation, where agents only have their names
 ANCESTORS_MAX = 16  # levels of shorter templates that are looked at
 
@@ -87,19 +88,23 @@ def faults_of(losses: Iterable[Loss], head: Head, conversations: Callable[[int],
 
 
 def charge(faults: Iterable[Fault], evicted: Mapping[int, float], parent: Parent) -> float:
-    """Charge tokens that were evicted, by template, to faults. Returns the sum of what was charged."""
+    """Charge tokens that were evicted, by template, to faults. Returns the sum of what was charged: a fault that costs
+    next to nothing beside them has not filled the caches."""
     of: dict[int, Fault] = {}
     for fault in faults:
         for template in fault.templates:
             known = of.get(template)
             if template and (known is None or fault.loss.tokens > known.loss.tokens):
                 of[template] = fault
-    charged = 0.0
     for template, tokens in evicted.items():
         found = next((of[each] for each in _upwards(template, parent) if each in of), None) if tokens > 0 else None
         if found is not None:
             found.evicted += tokens
-            charged += tokens
+    charged = 0.0
+    for fault in {id(fault): fault for fault in of.values()}.values():
+        if fault.loss.tokens < FILLS_SHARE * fault.evicted:
+            fault.evicted = 0.0
+        charged += fault.evicted
     return charged
 
 

@@ -43,7 +43,7 @@ DIVERSITY_WINDOW_S = 300.0
 KINDS_MAX = 4_096  # kinds of requests whose groups are remembered
 
 Kind = tuple[str, str, bool, str]  # route, tenant, tools, step, as they came
-_DIVERGED, _UNSUPPORTED = Miss.DIVERGED, Miss.UNSUPPORTED
+_DIVERGED, _EVICTED, _UNSUPPORTED = Miss.DIVERGED, Miss.EVICTED, Miss.UNSUPPORTED
 
 
 class Placement(Protocol):
@@ -141,10 +141,13 @@ class Ledger:
             if sighting.tool_calls:
                 now[TOOL_CALLS] += sighting.tool_calls
             template = sighting.template
-            if template:
-                self._of_template(self._branches.get(template) or self.branches.of(template), miss, record.model)
             if sighting.difference is not None:
                 self._differs(sighting, sighting.difference, miss, end_s)
+            if template:
+                branch = self._branches.get(template) or self.branches.of(template)
+                self._of_template(branch, miss, record.model)
+                if miss is not None and _EVICTED in miss.misses:
+                    self._evicted(template, branch, miss.misses[_EVICTED])
 
     def _first_token(self, group: Group, ttft_s: float) -> None:
         self._ttft[bisect_left(TTFT_S, ttft_s)] += 1
@@ -162,6 +165,11 @@ class Ledger:
             sums[HIT] += miss.hit * weight
             for reason, of_reason in miss.misses.items():
                 sums[AT[reason]] += of_reason * weight
+
+    def _evicted(self, template: int, branch: Branch, tokens: int) -> None:
+        """Note tokens that were evicted while their template had a loss."""
+        if not self.losses.templates.isdisjoint(self.branches.upwards(template)):
+            branch.crowded_out += tokens * self._weight
 
     def _differs(self, sighting: Sighting, difference: Difference, miss: Breakdown | None, end_s: float) -> None:
         lost, own = miss.misses.get(_DIVERGED, 0) if miss is not None else 0, not sighting.appended

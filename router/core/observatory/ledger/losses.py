@@ -57,6 +57,7 @@ class Losses:
     def __init__(self, *, excerpts: bool) -> None:
         self._excerpts = excerpts
         self.all: dict[Key, Loss] = {}
+        self.templates: set[int] = set()  # that have a loss
 
     def add(
         self, template: int, difference: Difference, tokens: int, weight: float, now_s: float, *, own: bool = False
@@ -71,6 +72,7 @@ class Losses:
             if len(self.all) >= LOSSES_MAX:
                 self._make_room()
             loss = self.all[key] = Loss(template, difference)
+            self.templates.add(template)
         loss.requests += weight
         loss.tokens += tokens * weight
         loss.last_at_s = now_s
@@ -102,6 +104,7 @@ class Losses:
         least = sorted(self.all, key=lambda key: (self.all[key].tokens, self.all[key].requests))
         for key in least[: LOSSES_MAX // MARGIN]:
             del self.all[key]
+        self.templates = {template for template, *_ in self.all}
 
 
 def begin_of(difference: Difference) -> int:

@@ -88,6 +88,24 @@ def test_evictions_are_their_faults() -> None:
     assert "800 of these tokens were evicted" in row["text"]
 
 
+def test_evictions_before_a_fault_are_not_its_own() -> None:
+    """Memory that was too small before the release is too small: only what is evicted since is charged. A fault that
+    costs next to nothing beside what is evicted has not caused that."""
+    of = ledger()
+    evicted = Sighting(template=1)
+    of.observe(record(1.0, misses={Miss.EVICTED: 5_000}, sighting=evicted))
+    differs(of, 1, 400)
+    of.observe(record(2.0, misses={Miss.EVICTED: 300}, sighting=evicted))
+    of.settle(BEGAN_S + 2)
+    assert {row["change"]: row["evicted_tokens"] for row in page(of)} == {"timestamp": 300, "evicted": 0}
+    of.observe(record(2.0, misses={Miss.EVICTED: 9_000}, sighting=evicted))
+    of.settle(BEGAN_S + 2)
+    first, second = page(of)
+    assert (first["change"], first["lost_tokens"]) == ("evicted", pytest.approx(14_300, abs=5))
+    assert "First mend" not in first["text"]
+    assert (second["change"], second["evicted_tokens"]) == ("timestamp", 0)
+
+
 def test_evictions_of_others_come_behind_the_faults() -> None:
     """Where the difference is not in the template that was evicted, its row says what to do first, whatever it costs;
     where nothing else is wrong, it says that memory is too small."""
