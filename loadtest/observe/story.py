@@ -215,8 +215,8 @@ def print_advice(console: Console, advice: Sequence[dict[str, Any]]) -> None:
         console.print("\nThe router has no advice.")
         return
     row = advice[0]
-    cost = f"{row['lost_tokens_per_h']:,} tokens and {row['gpu_s_per_h']:,.0f} GPU-seconds an hour"
-    lines = [f"Advice 1 of {len(advice)}, which costs {cost}:", f"  {row['text']}"]
+    gpu = "" if row["gpu_s_per_h"] is None else f", {row['gpu_s_per_h']:,.0f} GPU-seconds an hour"
+    lines = [f"Advice 1 of {len(advice)}, which costs {row['cost']}{gpu}:", f"  {row['text']}"]
     lines += [f"  template {row['template']}: {row['label']}"] if row["template"] else []
     lines += [f"  {row['path']}, byte {row['at_bytes']}"] if row["path"] else []
     lines += [f"  {name}: {row[name]}" for name in ("before", "after") if row[name]]

@@ -18,7 +18,8 @@ from router import __version__
 from router.core.facts.misses import Template
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import BYTES_PER_TOKEN
-from router.core.observatory.ledger.branches import MAP_MAX, Views
+from router.core.observatory.ledger.advice import NOTHING
+from router.core.observatory.ledger.branches import Views
 from router.core.observatory.ledger.ledger import WINDOW_S, Ledger
 from router.core.observatory.ledger.timeline import STEP_S
 from router.core.placement.router import Router
@@ -120,8 +121,12 @@ class Observatory:
         await asyncio.sleep(0)
         page["replicas"] = await _in_slices(self._router.members, self._replica)
         views = self._views()
-        page["map"] = await _in_slices(views.most[:MAP_MAX], views.branch)
+        drawn, others = views.drawn()
+        await asyncio.sleep(0)
+        page["map"] = await _in_slices(drawn, views.branch)
+        page["map"] += await _in_slices(others, lambda group: views.others(*group), 1)
         page["advice"] = self._advice(TOP_ADVICE_MAX)
+        page["no_advice"] = f"{NOTHING} was lost to anything that can be changed."
         await asyncio.sleep(0)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
         await asyncio.sleep(0)

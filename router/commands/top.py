@@ -164,11 +164,11 @@ def _reasons(page: dict[str, Any]) -> Table:
 def _advice(advice: Sequence[dict[str, Any]]) -> list[RenderableType]:
     if not advice:
         return []
-    table = _table("#", ">tokens/h", ">GPU-s/h", "What to do")
+    table = _table("#", ">cost", ">GPU-s/h", "What to do")
     for row in advice:
         label = _plain(row["label"])[:60]
         words = Text(_plain(row["text"]) + (f" ({label})" if label else ""), overflow="fold")
-        table.add_row(str(row["rank"]), _count(row["lost_tokens_per_h"]), _fixed(row["gpu_s_per_h"], 1), words)
+        table.add_row(str(row["rank"]), row["cost"] or NONE, _fixed(row["gpu_s_per_h"], 1), words)
     return [Text(), table]
 
 

@@ -108,7 +108,7 @@ async def test_templates_and_who_holds_them(client: ClientSession, engines: Engi
         row = rows[root["id"]]
         assert (row["conversations"], row["can_prewarm"], row["messages"], row["path"]) == (3, True, 1, CHAT)
         assert rows[twig["id"]]["can_prewarm"] is False
-        assert row["label"] == ""
+        assert row["label"] == f"System prompt ({row['id'][:6]})"
         assert [each.id for each in observatory.hottest(5)] == [7]
 
 
@@ -149,8 +149,9 @@ async def test_advice_says_what_it_costs_and_quotes_nobody(
         assert advice["window_s"] == 3_600
         assert (row["rank"], row["change"], row["requests"]) == (1, "timestamp", 3)
         assert row["lost_tokens"] == pytest.approx(lost, rel=0.02)
-        assert row["lost_tokens_per_h"] > lost > 0
-        assert row["gpu_s_per_h"] > 0
+        assert lost > 0
+        assert (row["lost_tokens_per_h"], row["gpu_s_per_h"]) == (None, None), "nothing is made up from seconds"
+        assert row["cost"].endswith(" s")
         assert "at byte 41" in row["text"]
         templates = await page(client, app, "templates")
         (found,) = templates["templates"][0]["differences"]
@@ -162,14 +163,19 @@ async def test_advice_says_what_it_costs_and_quotes_nobody(
 
 
 async def test_full_pages_are_made_in_slices(client: ClientSession, engine: FakeEngine) -> None:
-    """With as many templates as there may be, all are in the list, and the map has as many as can be seen."""
+    """With as many templates as there may be, all are in the list, and the map has as many as can be seen, and the
+    others of each as one."""
     async with running(engine) as app:
         observatory = app.hub.observatory
         assert observatory is not None
         most = app.hub.settings.observatory.templates_max
         observatory.know([Template(n, n // 2, 512 * n, n) for n in range(1, 2 * most)])
-        assert len((await page(client, app, "templates"))["templates"]) <= most
-        assert len((await page(client, app, "observatory"))["map"]) == branches.MAP_MAX
+        known = len((await page(client, app, "templates"))["templates"])
+        assert branches.MAP_MAX < known <= most
+        drawn = (await page(client, app, "observatory"))["map"]
+        others = [row for row in drawn if row["id"].startswith("others-")]
+        assert len(drawn) - len(others) == branches.MAP_MAX >= len(others) > 0
+        assert sum(int(row["label"].split()[0]) for row in others) == known - branches.MAP_MAX
 
 
 async def test_a_failed_request_counts_where_it_was_placed(client: ClientSession, engine: FakeEngine) -> None:

@@ -91,7 +91,7 @@ def test_without_it_nothing_is_lost(audited: Auditing, log: Planted, capsys: pyt
     assert figures["hit_rate"] == pytest.approx(log.reachable, abs=0.01)
     assert figures["misses"]["diverged"] == 0
     assert not found["advice"]
-    assert "Nothing was found to mend" in capsys.readouterr().out
+    assert "Nothing above 0.1 % of prompt tokens was found to mend" in capsys.readouterr().out
 
 
 def test_tokens_add_up(audited: Auditing, log: Planted) -> None:
@@ -117,7 +117,7 @@ def test_other_model_is_another_identity(audited: Auditing) -> None:
 
     assert found["log"][0]["misses"]["identity"] > 600
     assert found["advice"][0]["change"] == "identity"
-    assert "tokens of this log" in found["advice"][0]["text"]
+    assert found["advice"][0]["cost"].endswith(" tokens in this log")
 
 
 def test_usage_says_tokens_and_what_was_reached(audited: Auditing, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,7 @@ async def test_what_texts_say_is_told(client: ClientSession, engine: FakeEngine)
         "shape": "00:00",
         "before": "",
         "after": "",
+        "token_bytes": -1,
     }
 
 

@@ -148,7 +148,10 @@ def _advice(label: str) -> list[dict[str, Any]]:
     names = ("template", "label", "change", "message", "role", "path", "at_bytes", "requests", "lost_tokens_per_h",
              "gpu_s_per_h", "text", "shape", "before", "after")  # fmt: skip
     found = [dict(zip(names, row, strict=True)) for row in rows]
-    return [{**row, "rank": n, "lost_tokens": row["lost_tokens_per_h"]} for n, row in enumerate(found, 1)]
+    for number, row in enumerate(found, 1):
+        row |= {"rank": number, "templates": 1, "evicted_tokens": 0, "lost_tokens": row["lost_tokens_per_h"]}
+        row["cost"] = f"{row['lost_tokens_per_h'] / 1e6:.3g}M tokens an hour"
+    return found
 
 
 def _groups() -> list[dict[str, Any]]:

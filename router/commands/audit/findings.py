@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from router.commands.audit.counting import Audit
-from router.core.facts.misses import Change, Miss
-from router.core.observatory.ledger.advice import Situation, advise
+from router.core.facts.misses import Miss
+from router.core.observatory.ledger.advice import HOURLY_S_MIN, Situation, advise
 from router.core.observatory.ledger.branches import Views
-from router.core.observatory.ledger.losses import PATH_CHARS_MAX, Key, Loss
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REPLAYS, misses_of, ratio
 
 ADVICE_MAX, TEMPLATES_MAX, GROUPS_MAX, DIFFERENCES_MAX = 50, 50, 50, 16
-SPAN_S_MIN = 60.0  # a shorter log gets no figures by the hour
 
 Rows = list[dict[str, Any]]
 
@@ -41,7 +39,7 @@ def findings_of(audit: Audit, *, prefill_tokens_per_s: float) -> Findings:
     audit.settle()
     ledger = audit.ledger
     span_s = audit.last_s - audit.first_s
-    per_hour = 3_600 / span_s if span_s >= SPAN_S_MIN else None
+    per_hour = 3_600 / span_s if span_s >= HOURLY_S_MIN else None
     views = Views(ledger.branches, 1.0, bytes_per_token=audit.bytes_per_token, holders=_nobody)
     differences = ledger.losses.by_template(1.0, DIFFERENCES_MAX)
     templates = [views.template(id_, differences(id_)) for id_ in views.most[:TEMPLATES_MAX]]
@@ -82,42 +80,22 @@ def _advice(audit: Audit, per_hour: float | None, prefill_tokens_per_s: float) -
     ledger = audit.ledger
     prompt = ledger.totals[PROMPT]
     situation = Situation(
-        ledger.totals, 1.0, 1.0, 1e3 / prefill_tokens_per_s, 0, ledger.branches.label, span="of this log"
+        sums=ledger.totals,
+        weight=1.0,
+        per_hour=per_hour,
+        span="in this log",
+        ms_per_token=1e3 / prefill_tokens_per_s,
+        kv_tokens=0,
+        branches=ledger.branches,
     )
-    templates, losses = _together(ledger.losses.all)
-    rows = advise(losses, situation, ADVICE_MAX)
+    rows = advise(ledger.losses.all.values(), situation, ADVICE_MAX)
     for row in rows:
-        lost, by_hour = row["lost_tokens"], ("lost_tokens_per_h", "gpu_s_per_h")
-        row["templates"] = templates.get((row["change"], row["message"], row["path"]), 0)
+        lost = row["lost_tokens"]
         row["lost_share"] = ratio(lost, prompt)
         row["gpu_s"] = round(lost / prefill_tokens_per_s, 1)
-        for name in by_hour:
-            if per_hour is None:
-                del row[name]  # the time span of these requests is not known
-            else:
-                row[name] = round(row[name] * per_hour, 1)
+        if row["lost_tokens_per_h"] is None:  # too few requests, or the time span of these is not known
+            del row["lost_tokens_per_h"], row["gpu_s_per_h"]
     return rows
-
-
-def _together(all_: Mapping[Key, Loss]) -> tuple[dict[tuple[str, int, str], int], list[Loss]]:
-    """Equal differences of several templates as one row, since they are fixed in one place, and the number of templates
-    of each."""
-    merged: dict[tuple[Change, int, str], Loss] = {}
-    found: dict[tuple[Change, int, str], int] = {}
-    for (template, *where), loss in sorted(all_.items(), key=lambda each: -each[1].tokens):
-        key = cast("tuple[Change, int, str]", tuple(where))
-        one = merged.get(key)
-        found[key] = found.get(key, 0) + (template != 0)
-        if one is None:
-            one = merged[key] = Loss(template, loss.last)
-        else:
-            one.template = 0
-        one.message = min(one.message, loss.message)
-        one.requests += loss.requests
-        one.tokens += loss.tokens
-        one.pieces |= loss.pieces
-    named = {(one.change.value, one.message, one.last.path[:PATH_CHARS_MAX]): found[key] for key, one in merged.items()}
-    return named, list(merged.values())
 
 
 def _nobody(_key: int) -> Collection[str]:

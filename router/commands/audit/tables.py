@@ -14,6 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from router.commands.audit.findings import Findings
+from router.core.observatory.ledger.advice import NOTHING
 
 ADVICE_SHOWN_MAX, TEMPLATES_SHOWN_MAX, GROUPS_SHOWN_MAX = 20, 10, 10  # --json has more
 WIDTH = 100
@@ -36,7 +37,7 @@ def print_findings(findings: Findings, unread: Sequence[str], *, excerpts: bool)
     tables = [_reasons(findings), _advice(findings, excerpts=excerpts), _templates(findings, excerpts=excerpts)]
     if len(findings.groups) > 1:
         tables.append(_groups(findings))
-    head = _headline(findings.figures) + ([] if findings.advice else ["Nothing was found to mend."])
+    head = _headline(findings.figures) + ([] if findings.advice else [f"{NOTHING} was found to mend."])
     foot = [*_remarks(findings.figures), *map(_clean, unread)]
     if importlib.util.find_spec("rich") is not None and sys.stdout.isatty():
         _print_rich(head, [table for table in tables if table.rows], foot)
@@ -110,8 +111,6 @@ def _advice(findings: Findings, *, excerpts: bool) -> Table:
         if row["path"]:
             shape = row["shape"].strip()
             said += f" [{row['path']}{', like ' + shape if shape else ''}]"
-        if row["templates"] > 1:
-            said += f" This is so in {row['templates']:,} templates."
         if excerpts and (row["before"] or row["after"]):
             said += f' Before: "{row["before"]}". After: "{row["after"]}".'
         share = _percent(row["lost_share"]) if row["lost_tokens"] else ""

@@ -60,6 +60,7 @@ class Difference(Struct, array_like=True, gc=False):  # an array where workers s
     piece_hash: int = 0  # hash of the text that differs: tells two differences apart without their text
     before: str = ""  # the earlier prompt's text there; empty unless excerpts are wanted
     after: str = ""  # the new prompt's text there; empty unless excerpts are wanted
+    token_bytes: int = -1  # first byte of the date, identifier or number that changes, as `at_bytes`; -1: none does
 
 
 SHAPE_CHARS_MAX = 64

@@ -33,6 +33,7 @@ from tests.core.observatory.conversations import (
 )
 from tests.core.observatory.damage import Apply, Damage, Moment
 from tests.core.observatory.prose import Prose, system_prompt, tool_names, tool_schema
+from tests.core.observatory.released import RELEASED
 from tests.core.observatory.rewriting import ALL
 from tests.core.observatory.truth import Request, judged
 
@@ -190,7 +191,7 @@ class _Deployment:
         """Of each session, its requests; without truth."""
         together = self.clean in ("agents", "family")
         count = self.rng.randint(*self.options.sessions) + 2 * together
-        count += 2 if self.damage and self.damage.kind in RARE else 0
+        count += 2 if self.damage and (self.damage.kind in RARE or self.damage in RELEASED) else 0
         start_s = self.rng.uniform(0, 3600)
         return [self._session(i, start_s + i * (0.4 if together else self.rng.uniform(20, 900))) for i in range(count)]
 
@@ -234,7 +235,8 @@ class _Deployment:
 
 
 def corpus(seed: int, options: Options = SMALL) -> list[Request]:
-    """All requests of a seed, in the order of time: twelve damaged deployments, and clean ones of each sort.
+    """All requests of a seed, in the order of time: twelve damaged deployments, one that a release damages, and clean
+    ones of each sort.
 
     Even seeds are for development, odd ones are held out. Which variant of a kind a seed has goes by turns, so that
     as many seeds of one sort as there are variants show all of them.
@@ -243,6 +245,8 @@ def corpus(seed: int, options: Options = SMALL) -> list[Request]:
     for kind, variants in ALL.items():
         damage = variants[seed // 2 % len(variants)]
         made += judged(_Deployment(f"{seed}/{kind}", damage, "", options).sent(), damage)
+    release = RELEASED[seed // 2 % len(RELEASED)]
+    made += judged(_Deployment(f"{seed}/released", release, "", options).sent(), release)
     for clean in CLEAN:
         made += judged(_Deployment(f"{seed}/{clean}", None, clean, options).sent(), None)
     return sorted(made, key=lambda request: request.at_s)

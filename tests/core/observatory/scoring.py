@@ -18,9 +18,11 @@ from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import chain_of
 from tests.core.observatory.conversations import path_of
+from tests.core.observatory.released import NAME
 from tests.core.observatory.truth import Request, Truth
 
 TOKEN_BYTES = 4
+KINDS = (*Change, NAME)  # rows of scores: changes that were always there, and those that came with a release
 _TOOLS = (Change.TOOL_ORDER, Change.TOOL_ADDED, Change.TOOL_REMOVED)
 
 
@@ -79,7 +81,8 @@ def scored(requests: Iterable[Request], scores: Scores | None = None) -> Scores:
                 score.false += 1
                 score.wrong.append(f"{_name(request)}: {sighting.difference}")
             continue
-        _judge(scores[request.truths[0].change], request, sighting)
+        kind = NAME if f": {NAME}: " in request.damage else request.truths[0].change
+        _judge(scores[kind], request, sighting)
     return scores
 
 
@@ -136,7 +139,7 @@ def _name(request: Request) -> str:
 def table(title: str, scores: Scores) -> str:
     """A line a kind."""
     lines = [f"{title:<20} {'turns':>6} {'found':>6} {'class':>7} {'place':>7} {'both':>7} {'repeated':>9}"]
-    for kind in Change:
+    for kind in KINDS:
         score = scores[kind]
         shares = [part / max(1, score.turns) for part in (score.classed, score.placed, score.right)]
         said = f"{median(score.repeated):9.3f}" if score.repeated else f"{'-':>9}"

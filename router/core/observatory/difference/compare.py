@@ -25,6 +25,7 @@ ALIKE_WORDS_SHARE_MIN = 2  # reworded messages must share 1/2 of the longer: any
 PIECE_BYTES_MIN = 64  # text that replaces another counts as at least so many bytes
 CONTEXT_BYTES = 60  # bytes shown around a difference, in excerpts
 ROLES = ("", "system", "developer", "user", "assistant", "tool", "function")
+_TOKENS = (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER)
 OTHER_ROLE = "other"  # any other role: a client's own word, or one forged by a text, so it is not shown
 
 
@@ -99,13 +100,16 @@ def _piece_bytes(found: Found, replaced: int) -> int:
     """Bytes of the change itself: a token, all that is only written in another way, or text in another's place."""
     if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
         return len(found.after)
-    if found.change in (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER):
+    if found.change in _TOKENS:
         return found.spans[1][1] - found.at
     return max(replaced, PIECE_BYTES_MIN)
 
 
 def _difference(found: Found, same: int, repeated: int, *, excerpts: bool) -> Difference:
     piece = found.after[slice(*found.spans[1])] or found.before[slice(*found.spans[0])]
+    token_bytes = -1
+    if found.change in _TOKENS:
+        token_bytes = max(0, found.at_bytes + found.spans[1][0] - found.at)
     return Difference(
         found.change or Change.OTHER,
         found.message,
@@ -118,6 +122,7 @@ def _difference(found: Found, same: int, repeated: int, *, excerpts: bool) -> Di
         xxh3_64_intdigest(piece),
         _excerpt(found.before, found.at, found.spans[0][1]) if excerpts else "",
         _excerpt(found.after, found.at, found.spans[1][1]) if excerpts else "",
+        token_bytes,
     )
 
 

@@ -25,7 +25,7 @@ from router.core.observatory.difference.json_changes import (
 )
 from router.core.observatory.difference.json_paths import JsonPlaces
 from router.core.observatory.difference.overlap import common_prefix, common_suffix, cut
-from router.core.observatory.difference.rewording import in_other_order, reworded
+from router.core.observatory.difference.rewording import in_other_order, put_in, reworded
 from router.core.observatory.difference.shapes import Span, word
 from router.core.prompts.canonical import GS, RS
 from router.core.prompts.canonical_openai import FIELDS, HEAD
@@ -131,7 +131,10 @@ def _in_message(before: bytes, after: bytes, same: int, start: int, places: Json
         found.placed = placed or found.change not in (told, None)
         if found.change is None:
             heading = other.role in ("system", "developer") and b"\x1euser\x1f" not in after[:start]
-            found.change = Change.OTHER if heading else told or Change.EDITED_HISTORY
+            if not heading:
+                found.change = told or Change.EDITED_HISTORY
+            else:
+                _look_put_in(found)
     found.message, found.role = index, other.role
     found.cut, found.olds, found.news = same - start, olds, news
     return found
@@ -203,7 +206,7 @@ def _in_head(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Foun
     changed = _of_field(name, old, new, olds, news, index)
     told = changed.change in (Change.TOOL_ADDED, Change.TOOL_REMOVED)
     found = _changed(changed, 0 if told or changed.change is Change.TOOL_ORDER else None)
-    found.change = found.change or Change.OTHER
+    _look_put_in(found)
     found.items = (len(olds[index:]), len(news[index:])) if told else ()
     found.path, found.at_bytes = places.head(name, changed.steps), found.at
     found.placed = index < min(len(olds), len(news)) and not told
@@ -237,10 +240,20 @@ def _of_field(name: str, old: bytes, new: bytes, olds: list[bytes], news: list[b
 def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
     """The difference of two prompts that are no chats."""
     found = _changed(Changed((), before, after))
-    found.change = found.change or Change.OTHER
+    _look_put_in(found)
     found.message, found.cut, found.olds, found.news = 0, same, [before], [after]
     found.path, found.at_bytes = places.plain(same)
     return found
+
+
+def _look_put_in(found: Found) -> None:
+    """Say of words of a template whether a date or an identifier came or went with them."""
+    if found.change is not None:
+        return
+    told = put_in(found.before, found.after, found.at)
+    found.change = Change.OTHER
+    if told is not None and told.change is not None:
+        found.change, found.spans = told.change, (told.before, told.after)
 
 
 def _changed(changed: Changed, at: int | None = None) -> Found:

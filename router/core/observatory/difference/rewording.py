@@ -24,6 +24,8 @@ LINE_BYTES_MAX = 65_536  # longest line, and longest text that is looked at by s
 LINES_FEW_MAX = 3
 OBJECTS_BEFORE_MAX = 16  # braces that may begin the JSON object that a byte is in
 OBJECT_BYTES_MAX = 16_384  # bytes from an object's opening brace to the byte
+PUT_IN_BYTES_MAX = 192  # longest text put in before an old one that is searched for a date or an identifier
+PUT_IN_SAME_BYTES = 12  # bytes of the old text that must go on behind what was put in
 
 _SPACES = re.compile(rb"\s+")
 _WIDE_SPACES = (b"\xc2\xa0", b"\xe2\x80", b"\xe3\x80\x80", b"\xef\xbb\xbf")  # UTF-8 of wide spaces, or how it begins
@@ -79,6 +81,23 @@ def _put_in(before: bytes, after: bytes) -> Change | None:
     if bool(gone) == bool(come):
         return None
     return Change.TIMESTAMP if shapes.is_stamp(gone or come) else None
+
+
+def put_in(before: bytes, after: bytes, at: int) -> Reworded | None:
+    """A date or an identifier within a short text that was put in at byte `at`, or taken out there: what a release has
+    done is told from one prompt before it and one after it. None where the old text does not go on behind it."""
+    for old, new, came in ((before, after, True), (after, before, False)):
+        same = old[at : at + PUT_IN_SAME_BYTES]
+        if len(same) == PUT_IN_SAME_BYTES:
+            end = new.find(same, at + 1, at + PUT_IN_BYTES_MAX + PUT_IN_SAME_BYTES)
+        else:
+            end = len(new) if not same and len(new) - at <= PUT_IN_BYTES_MAX else -1
+        found = shapes.token(new, at, end) if end > at else None
+        if found is not None:
+            change = Change.TIMESTAMP if found[0] else Change.IDENTIFIER
+            spans = ((at, at), found[1]) if came else (found[1], (at, at))
+            return Reworded(change, *spans)
+    return None
 
 
 def _behind(text: bytes, at: int) -> int:

@@ -77,6 +77,7 @@ _LOOKS = bytes(
     48 if 48 <= c < 58 else 65 if 65 <= c < 91 else 97 if 97 <= c < 123 or c >= 128 else c for c in range(256)
 )
 _SPACE = re.compile(rb"\s")
+_DIGIT = re.compile(rb"\d")
 
 
 def shape(piece: bytes) -> str:
@@ -126,6 +127,36 @@ def is_stamp(piece: bytes) -> bool:
     """Whether the piece is a date or a time, with what is put around one, and nothing else."""
     found = _STAMP.search(piece) if len(piece) <= WINDOW_BYTES else None
     return found is not None and not _RUN.search(piece[: found.start()] + piece[found.end() :])
+
+
+def token(text: bytes, low: int, end: int) -> tuple[bool, Span] | None:
+    """The first date or time (True), or else identifier (False), that begins before byte `end` and ends behind byte
+    `low`. With nothing to compare it with, words such as "today", bare years and plain numbers are none."""
+    start, stop = max(0, low - 4), min(len(text), end + WINDOW_BYTES)
+    for found in _STAMP.finditer(text, start, stop):
+        if found.start() < end and found.end() > low and _DIGIT.search(found[0]) and not _YEAR.fullmatch(found[0]):
+            return True, found.span()
+    for found in _EPOCH.finditer(text, start, stop):
+        label = text[max(0, found.start() - LABEL_BYTES) : found.start()]
+        if found.start() < end and found.end() > low and _OF_TIME.search(label):
+            return True, found.span()
+    for found in _TOKEN.finditer(text, start, stop):
+        if found.start() < end and found.end() > low and _is_identifier(text, found.start(), found[0]):
+            return False, found.span()
+    return None
+
+
+def _is_identifier(text: bytes, start: int, piece: bytes) -> bool:
+    """Whether a token that stands alone was drawn at random: by its looks, or by its label as well."""
+    if _UUID.fullmatch(piece):
+        return True
+    split = max(piece.rfind(b"_"), piece.rfind(b"-")) + 1
+    own = piece[split:]
+    if len(own) < 8 or not _DIGIT.search(own):
+        return False
+    label = text[max(0, start - LABEL_BYTES) : start]
+    labelled = _OF_ID.search(label) or (split > 1 and _OF_ID.search(piece[: split - 1]))
+    return bool(labelled) and (_HEX.fullmatch(own) is not None or _drawn(own))
 
 
 def identifiers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:

@@ -1,26 +1,30 @@
-"""What to do about misses, most costly first: one piece of advice for each difference that costs something, and one for
-each other reason that takes more than a hundredth of all prompt tokens.
+"""What to do about misses, most costly first: one piece of advice for each fault (faults.py) that costs something, and
+one for each other reason that takes more than a hundredth of all prompt tokens.
 
-A template that begins with another one has what is wrong with that as well: losses of one kind and place are one piece
-of advice as far as their templates are branches of each other.
+No figure is made up from seconds: rates by the hour need five minutes and twenty requests, and before that it is said
+what was lost in the time that there was. What is shown does not flicker (shown.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cache
 from typing import Any
 
 from router.core.facts.misses import Change, Miss
-from router.core.observatory.ledger.branches import named
-from router.core.observatory.ledger.losses import PATH_CHARS_MAX, PIECES_MAX, Loss, place_of
+from router.core.observatory.ledger.branches import Branches, named
+from router.core.observatory.ledger.faults import FILLS_SHARE, Fault, Head, charge, faults_of, heads, heads_of
+from router.core.observatory.ledger.losses import PATH_CHARS_MAX, PIECES_MAX, Loss
+from router.core.observatory.ledger.shown import Shown
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REQUESTS, SAVED_MS
 
 WORTH = 0.01  # least share of all prompt tokens for a line about a reason
 LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a difference, which says where to look
 COLD_WORTH = 0.2  # least share of all prompt tokens for a line about unseen prompts: some always are
 REPLAYS_WORTH = 0.5  # least share of all hits for a line about replays
+HOURLY_S_MIN, HOURLY_REQUESTS_MIN = 300.0, 20  # a rate by the hour of less says nothing
+NOTHING = f"Nothing above {100 * LOSS_WORTH:g} % of prompt tokens"  # what is said where there is no row
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +33,80 @@ class Situation:
 
     sums: Sequence[float]  # sums of the window, their weights divided out
     weight: float  # weight that sums of losses are to be divided by
-    per_hour: float  # factor that makes a sum of the window a rate by the hour
+    per_hour: float | None  # factor that makes a sum of the window a rate by the hour; None: too little time has passed
+    span: str  # time that sums are of, in words
     ms_per_token: float  # price of prefill in the middle of a mean prompt
     kv_tokens: int  # tokens that the fleet has room for; 0: unknown
-    label: Callable[[int], str]
-    parent: Callable[[int], int] = lambda _: 0  # parent of a template; 0: none
-    span: str = "an hour"  # time that rates refer to, in words
+    branches: Branches
+
+    def by_hour(self, value: float, requests: float) -> float | None:
+        """The rate by the hour of a sum that so many requests add up to; None: they are too few."""
+        enough = self.per_hour is not None and round(requests) >= HOURLY_REQUESTS_MIN
+        return value * self.per_hour if enough and self.per_hour is not None else None
+
+    def told(self, value: float, requests: float, what: str) -> str:
+        """A sum in words: by the hour, or of the time that there was."""
+        rate = self.by_hour(value, requests)
+        return f"{_short(value)} {what} {self.span}" if rate is None else f"{_short(rate)} {what} an hour"
 
 
-def advise(losses: Iterable[Loss], of: Situation, rows_max: int) -> list[dict[str, Any]]:
-    """Rows of `/admin/advice`. That hits are replays costs nothing, but is said in any case, last."""
-    least = of.sums[PROMPT] * of.weight * LOSS_WORTH
-    costly = sorted([loss for loss in _branches(losses, of) if loss.tokens > least], key=lambda each: -each.tokens)
-    rows = [
-        row for row in [*(_of_loss(loss, of) for loss in costly[:rows_max]), *_of_reasons(of)] if row["lost_tokens"]
-    ]
-    rows.sort(key=lambda row: -row["lost_tokens"])
+def advise(
+    losses: Iterable[Loss], of: Situation, rows_max: int, shown: Shown | None = None, now_s: float = 0.0
+) -> list[dict[str, Any]]:
+    """Rows of `/admin/advice`. That hits are replays costs nothing, but is said in any case, last. `shown` are the rows
+    that there were, at `now_s` they are asked for again; without it there were none."""
+    shown = Shown() if shown is None else shown
+    branches, parent = of.branches, cache(of.branches.parent_of)
+    head = heads(parent)
+    faults = faults_of(losses, head, branches.conversations)
+    all_tokens = of.sums[PROMPT]
+    worth_it = [fault for fault in faults if fault.loss.tokens > all_tokens * of.weight * LOSS_WORTH]
+    charged = charge(worth_it, branches.crowded_out(), parent) / of.weight if of.sums[AT[Miss.EVICTED]] else 0.0
+    costs: list[tuple[Any, float]] = []
+    for fault in faults:
+        tokens = fault.tokens / of.weight
+        if round(tokens) and shown.wants(fault.key, tokens / (all_tokens or 1), LOSS_WORTH, now_s):
+            costs.append((fault.key, tokens))
+    for miss in _REASONS:
+        tokens = of.sums[AT[miss]] - (charged if miss is Miss.EVICTED else 0.0)
+        worth = COLD_WORTH if miss is Miss.COLD else WORTH
+        if round(tokens) > 0 and shown.wants(miss, tokens / (all_tokens or 1), worth, now_s):
+            costs.append((miss, tokens))
+    by_key: dict[Any, Fault] = {}
+    for fault in sorted(faults, key=lambda each: each.tokens):
+        by_key[fault.key] = fault
+    cost = dict(costs)
+    order = _evicted_last(shown.ordered(list(cost.items()), now_s), cost)
     replays = _of_replays(of)
-    rows = rows[: rows_max - len(replays)] + replays
+    rows = [
+        _of_reason(key, cost[key], order[:at], of) if isinstance(key, Miss) else _of_fault(by_key[key], head, of)
+        for at, key in enumerate(order[: max(0, rows_max - len(replays))])
+    ]
+    rows += replays
     for rank, row in enumerate(rows, 1):
         row["rank"] = rank
     return rows
 
 
+def _evicted_last(order: list[Any], cost: Mapping[Any, float]) -> list[Any]:
+    """The keys of rows, with evictions behind the faults that may have caused them."""
+    if Miss.EVICTED not in order:
+        return order
+    least = cost[Miss.EVICTED] * FILLS_SHARE
+    last = max((at for at, key in enumerate(order) if not isinstance(key, Miss) and cost[key] >= least), default=-1)
+    at = order.index(Miss.EVICTED)
+    if last < at:
+        return order
+    return [*order[:at], *order[at + 1 : last + 1], Miss.EVICTED, *order[last + 1 :]]
+
+
 def _row(change: str, text: str, lost_tokens: float, requests: float, of: Situation) -> dict[str, Any]:
-    by_hour = lost_tokens * of.per_hour
+    by_hour = of.by_hour(lost_tokens, requests)
     return {
         "rank": 0,
         "template": "",
         "label": "",
+        "templates": 0,
         "change": change,
         "message": -1,
         "role": "",
@@ -65,8 +114,10 @@ def _row(change: str, text: str, lost_tokens: float, requests: float, of: Situat
         "at_bytes": 0,
         "requests": round(requests),
         "lost_tokens": round(lost_tokens),
-        "lost_tokens_per_h": round(by_hour),
-        "gpu_s_per_h": round(by_hour * of.ms_per_token / 1e3, 1),
+        "evicted_tokens": 0,
+        "cost": of.told(lost_tokens, requests, "tokens") if round(lost_tokens) else "",
+        "lost_tokens_per_h": None if by_hour is None else round(by_hour),
+        "gpu_s_per_h": None if by_hour is None else round(by_hour * of.ms_per_token / 1e3, 1),
         "text": text,
         "last_at_s": 0.0,
         "shape": "",
@@ -75,76 +126,37 @@ def _row(change: str, text: str, lost_tokens: float, requests: float, of: Situat
     }
 
 
-def _of_loss(loss: Loss, of: Situation) -> dict[str, Any]:
-    last = loss.last
-    row = _row(loss.change.value, said_of(loss), loss.tokens / of.weight, loss.requests / of.weight, of)
+def _templates(fault: Fault, head: Head, branches: Branches) -> int:
+    """The number of templates that have a fault. One that goes on behind the difference is one form of it only: a time
+    is in the prompts of one second, and an order of tools in those that came in it."""
+    heads_ = heads_of(fault, head)
+    offset = fault.loss.last.offset_bytes
+    return max(sum(branches.prompt_bytes(each) <= offset for each in heads_), min(1, len(heads_)))
+
+
+def _of_fault(fault: Fault, head: Head, of: Situation) -> dict[str, Any]:
+    loss, evicted = fault.loss, fault.evicted / of.weight
+    last, text = loss.last, said_of(loss)
+    templates = _templates(fault, head, of.branches)
+    if templates > 1:
+        text += f" This is so in {templates} templates."
+    if evicted >= FILLS_SHARE * loss.tokens / of.weight and round(evicted):
+        text += f" Its prompts fill the caches: {_short(evicted)} of these tokens were evicted."
+    row = _row(loss.change.value, text, fault.tokens / of.weight, loss.requests / of.weight, of)
     return row | {
         "template": named(loss.template),
-        "label": _label(loss.template, of),
+        "label": of.branches.label(loss.template),
+        "templates": templates,
         "message": loss.message,
         "role": last.role,
         "path": last.path[:PATH_CHARS_MAX],
-        "at_bytes": last.at_bytes,
+        "at_bytes": loss.begin_bytes,
+        "evicted_tokens": round(evicted),
         "last_at_s": round(loss.last_at_s, 3),  # time of the last request that lost: the cause may be mended since
         "shape": last.shape,
         "before": last.before,
         "after": last.after,
     }
-
-
-# -- losses of templates that belong together ------------------------------------------------------------------------
-
-# Changes of the list of tools: one loss, wherever in the list each is seen first.
-_OF_TOOLS = (Change.TOOL_ORDER, Change.TOOL_ADDED, Change.TOOL_REMOVED)
-_ANYWHERE = (Change.TOOL_ORDER,)  # prompts that begin with other tools have no beginning in common to be known by
-
-
-def _branches(losses: Iterable[Loss], of: Situation) -> list[Loss]:
-    """Losses as advice is given of them, named by the one of each that costs most."""
-    alike: dict[tuple[Change, int, str], dict[int, Loss]] = {}
-    for loss in losses:
-        place = (-1, "tools") if loss.change in _OF_TOOLS else place_of(loss.last)
-        of_kind = alike.setdefault((loss.change, *place), {})
-        known = of_kind.get(loss.template)
-        of_kind[loss.template] = loss if known is None else _sum([known, loss])
-    summed = []
-    for (change, *_), of_kind in alike.items():
-        branches = [list(of_kind.values())] if change in _ANYWHERE else _by_head(of_kind, of)
-        summed += [_sum(branch) for branch in branches]
-    return summed
-
-
-def _by_head(losses: Mapping[int, Loss], of: Situation) -> Iterable[list[Loss]]:
-    """Losses in groups: that of a topmost template, with those of its branches. `losses` are by template."""
-    heads: dict[int, list[Loss]] = {}
-    for template, loss in losses.items():
-        head = above = template
-        while above := of.parent(above):
-            if above in losses:
-                head = above
-        heads.setdefault(head, []).append(loss)
-    return heads.values()
-
-
-def _sum(losses: Sequence[Loss]) -> Loss:
-    """One loss with the sums of all, named by the most costly."""
-    if len(losses) == 1:
-        return losses[0]
-    most = max(losses, key=lambda each: each.tokens)
-    loss = Loss(most.template, most.last)
-    loss.message = min(each.message for each in losses)
-    loss.last_at_s = max(each.last_at_s for each in losses)
-    loss.requests = sum(each.requests for each in losses)
-    loss.tokens = sum(each.tokens for each in losses)
-    loss.pieces = set(islice(set().union(*(each.pieces for each in losses)), PIECES_MAX))
-    return loss
-
-
-def _label(template: int, of: Situation) -> str:
-    """The template's own label, or that of its nearest ancestor that has one."""
-    while template and not of.label(template):
-        template = of.parent(template)
-    return of.label(template)
 
 
 # -- differences ---------------------------------------------------------------------------------------------------
@@ -178,7 +190,7 @@ def said_of(loss: Loss) -> str:
     last, count = loss.last, len(loss.pieces)
     return _SAID[loss.change].format(
         place=_place(loss),
-        at=last.at_bytes,
+        at=loss.begin_bytes,
         message=loss.message,
         orders=f"{count}{' or more' * (count >= PIECES_MAX)} orders" if count > 1 else "changing order",
         repair=" (observatory.repairs: canonical_tools)" if last.path.startswith("tools") else "",
@@ -195,63 +207,64 @@ def _place(loss: Loss) -> str:
 # -- other reasons -------------------------------------------------------------------------------------------------
 
 
-def _of_reasons(of: Situation) -> list[dict[str, Any]]:
-    rows = []
-    for miss, said in _REASONS.items():
-        tokens, all_tokens = of.sums[AT[miss]], of.sums[PROMPT]
-        if all_tokens > 0 and tokens > all_tokens * (COLD_WORTH if miss is Miss.COLD else WORTH):
-            rows.append(_row(miss.value, said(tokens, of), tokens, of.sums[REQUESTS], of))
-    return rows
+def _of_reason(miss: Miss, tokens: float, above: Sequence[Any], of: Situation) -> dict[str, Any]:
+    """The row of a reason, below the rows of the keys `above`."""
+    mend_first = miss is Miss.EVICTED and any(not isinstance(key, Miss) for key in above)
+    text = _crowded_out(tokens, of) if mend_first else _REASONS[miss](tokens, of)
+    return _row(miss.value, text, tokens, of.sums[REQUESTS], of)
+
+
+_EVICTED = "Prefixes were evicted before they were asked for again. "
 
 
 def _evicted(tokens: float, of: Situation) -> str:
-    text = f"{_by_hour(tokens, of)} were evicted before they were asked for again. "
     if not of.kv_tokens:
-        return text + "The fleet's KV memory is too small for what is asked for within an hour."
+        return _EVICTED + "The fleet's KV memory is too small for what is asked for within an hour."
+    return _EVICTED + _room(tokens, of) + ": add replicas or KV offloading, or shorten prompts."
+
+
+def _crowded_out(tokens: float, of: Situation) -> str:
+    text = _EVICTED + "First mend the rows above: they fill the caches."
+    return text + (f" {_room(tokens, of)}." if of.kv_tokens else "")
+
+
+def _room(tokens: float, of: Situation) -> str:
     need = of.kv_tokens + tokens
-    return text + (
-        f"The fleet's KV memory holds {_short(of.kv_tokens)} tokens, and up to {_short(need)} are in use: add replicas "
-        "or KV offloading, or shorten prompts."
-    )
+    return f"The fleet's KV memory holds {_short(of.kv_tokens)} tokens, and up to {_short(need)} are in use"
 
 
-def _spilled(tokens: float, of: Situation) -> str:
-    saved_s = of.sums[SAVED_MS] / 1e3 * of.per_hour
+def _spilled(_: float, of: Situation) -> str:
+    saved = of.told(of.sums[SAVED_MS] / 1e3, of.sums[REQUESTS], "s of waiting")
     return (
-        f"{_by_hour(tokens, of)} were computed again where it was quicker than to wait for the replica that holds "
-        f"them, which saved {_short(saved_s)} s of waiting an hour. More replicas would need less of it."
+        "Prefixes were computed again where it was quicker than to wait for the replica that holds them, which saved "
+        f"{saved}. More replicas would need less of it."
     )
 
 
-def _lost(tokens: float, of: Situation) -> str:
+def _lost(_tokens: float, _of: Situation) -> str:
     return (
-        f"{_by_hour(tokens, of)} were held by replicas that left or were restarted. Restart rarely and one at a time, "
-        "and warm new replicas (prewarm.templates)."
+        "Prefixes were held by replicas that left or were restarted. Restart rarely and one at a time, and warm new "
+        "replicas (prewarm.templates)."
     )
 
 
-def _identity(tokens: float, of: Situation) -> str:
+def _identity(_tokens: float, _of: Situation) -> str:
+    return "Prefixes are held for another model, adapter, salt or tenant. Use one for what may be shared."
+
+
+def _mispredicted(_tokens: float, _of: Situation) -> str:
     return (
-        f"{_by_hour(tokens, of)} are held for another model, adapter, salt or tenant. Use one for what may be shared."
+        "Prefixes were thought to be held and were not. Let replicas tell what they hold (events.enabled), and see "
+        "that prefix caching is on."
     )
 
 
-def _mispredicted(tokens: float, of: Situation) -> str:
-    return (
-        f"{_by_hour(tokens, of)} were thought to be held and were not. Let replicas tell what they hold "
-        "(events.enabled), and see that prefix caching is on."
-    )
+def _cold(_tokens: float, _of: Situation) -> str:
+    return "Prompts begin like none before. If they have something in common, put it first."
 
 
-def _cold(tokens: float, of: Situation) -> str:
-    return (
-        f"{_by_hour(tokens, of)} are of prompts that begin like none before. If they have something in common, put it "
-        "first."
-    )
-
-
-def _unsupported(tokens: float, of: Situation) -> str:
-    return f"{_by_hour(tokens, of)} are of prompts that the router cannot read, so it places them blindly."
+def _unsupported(_tokens: float, _of: Situation) -> str:
+    return "The router cannot read these prompts, so it places them blindly."
 
 
 _REASONS: Mapping[Miss, Callable[[float, Situation], str]] = {
@@ -276,8 +289,9 @@ def _of_replays(of: Situation) -> list[dict[str, Any]]:
     return [_row("replays", text, 0.0, of.sums[REQUESTS], of)]
 
 
-def _by_hour(tokens: float, of: Situation) -> str:
-    return f"{_short(tokens * of.per_hour)} tokens {of.span}"
+def span(seconds: float) -> str:
+    """A time in words, seconds up to two minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _short(number: float) -> str:

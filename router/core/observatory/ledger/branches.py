@@ -7,31 +7,35 @@ branch is as wide as its twigs together. Sums fade: see sums.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any
 
 from msgspec.structs import replace
 
 from router.core.facts.misses import Template
+from router.core.observatory.ledger.slivers import slivers
 from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 
 BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates go without
 BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template
 MAP_MAX = 64  # branches on the map: more cannot be seen
 BRANCHING_MAX = 16  # levels of longer templates that are asked for a holder where nobody seems to hold one
+OTHERS_ROWS_MAX = 16  # of templates that are drawn as one, so many say what they are like and who holds them
 MARGIN = 8  # 1 in so many templates, the least used, make room at once: sorting is dear
+ANCESTORS_MAX = 16  # levels of shorter templates that are asked for a label
 SOURCES_MAX = 1_024  # processes whose counts of one template are kept
 
 
 class Branch:
     """One template. `facts` is None while nobody has said what it is."""
 
-    __slots__ = ("conversations", "facts", "model", "sums")
+    __slots__ = ("conversations", "crowded_out", "facts", "model", "sums")
 
     def __init__(self) -> None:
         self.facts: Template | None = None
         self.sums = zeros()  # weighed sums (sums.Fading)
+        self.crowded_out = 0.0  # weighed tokens evicted while the template, or one that it begins with, had a loss
         self.model = ""  # model of the last request
         self.conversations: dict[str, int] = {}  # number of conversations, by the process that saw them
 
@@ -73,14 +77,46 @@ class Branches:
             self._drop_bodies()
 
     def label(self, id_: int) -> str:
-        """A template's label; "" where nothing is known that may be shown."""
+        """What a template is called: by its own words, or by those of the nearest one that it begins with, or else by
+        what it is made of; "" where nothing is known of it."""
+        at = id_
+        for _ in range(ANCESTORS_MAX):
+            branch = self.all.get(at)
+            if branch is None or branch.facts is None:
+                break
+            if branch.facts.label:
+                return branch.facts.label
+            at = self.parent(branch.facts)
+        own = self.all.get(id_)
+        return made_of(own.facts) if own is not None and own.facts is not None else ""
+
+    def prompt_bytes(self, id_: int) -> int:
+        """The length of a template; 0: unknown."""
         branch = self.all.get(id_)
-        return branch.facts.label if branch is not None and branch.facts is not None else ""
+        return branch.facts.prompt_bytes if branch is not None and branch.facts is not None else 0
+
+    def conversations(self, id_: int) -> int:
+        """The number of conversations that have begun with a template, as far as was told."""
+        branch = self.all.get(id_)
+        return sum(branch.conversations.values()) if branch is not None else 0
+
+    def crowded_out(self) -> dict[int, float]:
+        """Weighed tokens that were evicted while there was a loss that may have caused it, by template."""
+        return {id_: branch.crowded_out for id_, branch in self.all.items() if branch.crowded_out}
+
+    def upwards(self, id_: int) -> Iterator[int]:
+        """A template and those that it begins with."""
+        for _ in range(ANCESTORS_MAX):
+            if not id_:
+                return
+            yield id_
+            id_ = self.parent_of(id_)
 
     def fade(self, factor: float) -> None:
         """Multiply all sums when weights begin anew (sums.Fading)."""
         for branch in self.all.values():
             branch.sums = [value * factor for value in branch.sums]
+            branch.crowded_out *= factor
 
     def hottest(self, count: int) -> list[Template]:
         """The templates with the most prompt tokens of late for which there is a request to send."""
@@ -129,6 +165,22 @@ class Branches:
                 branch.facts = replace(branch.facts, body=b"")
 
 
+def made_of(facts: Template) -> str:
+    """What a template is, without a word of it: its tools and messages are counted, and the beginning of its id tells
+    it from another one that is made alike."""
+    parts = [_counted(facts.tools, "tool")] if facts.tools else []
+    if facts.messages == 1:
+        parts.append("a system prompt" if parts else "System prompt")
+    elif facts.messages:
+        parts.append(_counted(facts.messages, "message"))
+    name = " and ".join(parts) or "Beginning of a prompt"
+    return f"{name} ({named(facts.id)[:6]})"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def named(id_: int) -> str:
     """A template's name on pages; "" for none."""
     return f"{id_:016x}" if id_ else ""
@@ -155,7 +207,41 @@ class Views:
         for id_, parent in self._parents.items():
             self._children.setdefault(parent, []).append(id_)
         self._through = branches.through()
-        self.most = sorted(self._through, key=lambda id_: -self._through[id_][PROMPT])  # most served first
+        self.most = sorted(self._through, key=self._rank)  # most served first, each behind its parent
+
+    def _rank(self, id_: int) -> tuple[float, int]:
+        facts = self._all[id_].facts
+        return -self._through[id_][PROMPT], facts.prompt_bytes if facts is not None else 0
+
+    def drawn(self) -> tuple[list[int], list[tuple[int, list[int]]]]:
+        """The templates that the map draws one by one, most served first; and those that it draws as one, by their
+        parent."""
+        own = {id_: branch.sums[PROMPT] for id_, branch in self._all.items()}
+        through = {id_: sums[PROMPT] for id_, sums in self._through.items()}
+        groups = slivers(self.most, self._parents, through, own, MAP_MAX)
+        small = set().union(*groups.values())
+        return [id_ for id_ in self.most if id_ not in small], list(groups.items())
+
+    def others(self, parent: int, ids: Sequence[int]) -> dict[str, Any]:
+        """A row of the map for several templates with one parent, and for their branches."""
+        among = set(ids)
+        tops = [id_ for id_ in ids if self._parents.get(id_, 0) not in among]
+        rows = [self.branch(id_) for id_ in tops[:OTHERS_ROWS_MAX]]
+        sums = [sum(self._through[id_][at] for id_ in tops) for at in (REQUESTS, PROMPT, HIT)]
+        requests, prompt, hit = (value / self._weight for value in sums)
+        tools = {facts.tools for id_ in ids if (facts := self._all[id_].facts) is not None}
+        of_tools = f", of {_counted(max(tools), 'tool')} each" if len(tools) == 1 and 0 not in tools else ""
+        return {
+            "id": f"others-{named(parent)}",
+            "parent": named(parent),
+            "label": f"{_counted(len(ids), 'other')}{of_tools}",
+            "prompt_tokens": sum(row["prompt_tokens"] for row in rows) // len(rows),
+            "own_tokens": sum(row["own_tokens"] for row in rows) // len(rows),
+            "requests": round(requests),
+            "served_tokens": round(prompt),
+            "hit_rate": ratio(hit, prompt),
+            "holders": sorted(set().union(*(row["holders"] for row in rows))),
+        }
 
     def branch(self, id_: int) -> dict[str, Any]:
         """A row of the map."""
@@ -166,7 +252,7 @@ class Views:
         return {
             "id": named(id_),
             "parent": named(parent),
-            "label": facts.label if facts is not None else "",
+            "label": (facts.label or made_of(facts)) if facts is not None else "",
             "prompt_tokens": int(size / bytes_per_token),
             "own_tokens": int((size - before.prompt_bytes if before is not None else size) / bytes_per_token),
             "requests": round(sums[REQUESTS] / self._weight),

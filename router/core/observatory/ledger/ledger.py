@@ -14,10 +14,11 @@ from operator import add
 from typing import Any, Protocol
 
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting, Template
-from router.core.observatory.ledger.advice import Situation, advise
+from router.core.observatory.ledger.advice import HOURLY_S_MIN, Situation, advise, span
 from router.core.observatory.ledger.branches import Branch, Branches
 from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Groups
 from router.core.observatory.ledger.losses import Losses
+from router.core.observatory.ledger.shown import Shown
 from router.core.observatory.ledger.sums import (
     AT,
     HIT,
@@ -42,7 +43,7 @@ DIVERSITY_WINDOW_S = 300.0
 KINDS_MAX = 4_096  # kinds of requests whose groups are remembered
 
 Kind = tuple[str, str, bool, str]  # route, tenant, tools, step, as they came
-_DIVERGED, _UNSUPPORTED = Miss.DIVERGED, Miss.UNSUPPORTED
+_DIVERGED, _EVICTED, _UNSUPPORTED = Miss.DIVERGED, Miss.EVICTED, Miss.UNSUPPORTED
 
 
 class Placement(Protocol):
@@ -95,6 +96,7 @@ class Ledger:
         self.groups = Groups(groups_max, steps_max, tenant)
         self.losses = Losses(excerpts=excerpts)
         self.fading = Fading(WINDOW_S, now_s)
+        self.shown = Shown()
         self.differences = dict.fromkeys(Change, 0)  # requests by what differed
         self.diversity = FadingRatio(DIVERSITY_WINDOW_S)  # share of prompts that are no replays, where that can be told
         self._hour = zeros()  # weighed sums of the last hour
@@ -139,10 +141,13 @@ class Ledger:
             if sighting.tool_calls:
                 now[TOOL_CALLS] += sighting.tool_calls
             template = sighting.template
-            if template:
-                self._of_template(self._branches.get(template) or self.branches.of(template), miss, record.model)
             if sighting.difference is not None:
-                self._differs(template, sighting.difference, miss, end_s)
+                self._differs(sighting, sighting.difference, miss, end_s)
+            if template:
+                branch = self._branches.get(template) or self.branches.of(template)
+                self._of_template(branch, miss, record.model)
+                if miss is not None and _EVICTED in miss.misses:
+                    self._evicted(template, branch, miss.misses[_EVICTED])
 
     def _first_token(self, group: Group, ttft_s: float) -> None:
         self._ttft[bisect_left(TTFT_S, ttft_s)] += 1
@@ -161,9 +166,14 @@ class Ledger:
             for reason, of_reason in miss.misses.items():
                 sums[AT[reason]] += of_reason * weight
 
-    def _differs(self, template: int, difference: Difference, miss: Breakdown | None, end_s: float) -> None:
-        lost = miss.misses.get(_DIVERGED, 0) if miss is not None else 0
-        self.losses.add(template, difference, lost, self._weight, end_s)
+    def _evicted(self, template: int, branch: Branch, tokens: int) -> None:
+        """Note tokens that were evicted while their template had a loss."""
+        if not self.losses.templates.isdisjoint(self.branches.upwards(template)):
+            branch.crowded_out += tokens * self._weight
+
+    def _differs(self, sighting: Sighting, difference: Difference, miss: Breakdown | None, end_s: float) -> None:
+        lost, own = miss.misses.get(_DIVERGED, 0) if miss is not None else 0, not sighting.appended
+        self.losses.add(sighting.template, difference, lost, self._weight, end_s, own=own)
         if miss is not None and miss.prompt_tokens:
             self.differences[difference.change] += 1
 
@@ -225,6 +235,14 @@ class Ledger:
         weight = self.fading.weight
         hour = [value / weight for value in self._hour]
         middle = hour[PROMPT] / hour[REQUESTS] / 2 if hour[REQUESTS] > 0 else 0.0
-        branches, price = self.branches, ms_per_token(middle)
-        situation = Situation(hour, weight, self.fading.per_hour, price, kv_tokens, branches.label, branches.parent_of)
-        return advise(self.losses.all.values(), situation, rows_max)
+        branches, fading = self.branches, self.fading
+        situation = Situation(
+            sums=hour,
+            weight=weight,
+            per_hour=fading.per_hour if fading.age_s >= HOURLY_S_MIN else None,
+            span=f"in the last {span(fading.age_s)}",
+            ms_per_token=ms_per_token(middle),
+            kv_tokens=kv_tokens,
+            branches=branches,
+        )
+        return advise(self.losses.all.values(), situation, rows_max, self.shown, fading.now_s)

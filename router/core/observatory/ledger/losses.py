@@ -24,7 +24,20 @@ Key = tuple[int, Change, int, str]  # template, change, message, path
 class Loss:
     """The cost of one kind of difference in one place. Sums are weighed (sums.Fading)."""
 
-    __slots__ = ("change", "last", "last_at_s", "message", "pieces", "requests", "template", "tokens")
+    __slots__ = (
+        *(
+            "begin_bytes",
+            "change",
+            "in_conversations",
+            "last",
+            "last_at_s",
+            "message",
+            "pieces",
+            "requests",
+            "template",
+        ),
+        *("times", "tokens"),
+    )
 
     def __init__(self, template: int, difference: Difference) -> None:
         self.template = template
@@ -32,7 +45,9 @@ class Loss:
         self.message = difference.message  # number of the first message where the difference was found
         self.last = difference
         self.last_at_s = 0.0
+        self.begin_bytes = begin_of(difference)
         self.requests = self.tokens = 0.0
+        self.times = self.in_conversations = 0  # requests, and those of them that changed what their conversation had
         self.pieces: set[int] = set()  # hashes of what differed
 
 
@@ -42,9 +57,13 @@ class Losses:
     def __init__(self, *, excerpts: bool) -> None:
         self._excerpts = excerpts
         self.all: dict[Key, Loss] = {}
+        self.templates: set[int] = set()  # that have a loss
 
-    def add(self, template: int, difference: Difference, tokens: int, weight: float, now_s: float) -> None:
-        """A request of this template differed, and so many tokens had to be computed again."""
+    def add(
+        self, template: int, difference: Difference, tokens: int, weight: float, now_s: float, *, own: bool = False
+    ) -> None:
+        """A request of this template differed, and so many tokens had to be computed again. `own`: from what its own
+        conversation had said."""
         if not self._excerpts and (difference.before or difference.after):
             difference = _without_text(difference)
         key = (template, difference.change, *place_of(difference))
@@ -53,9 +72,14 @@ class Losses:
             if len(self.all) >= LOSSES_MAX:
                 self._make_room()
             loss = self.all[key] = Loss(template, difference)
+            self.templates.add(template)
         loss.requests += weight
         loss.tokens += tokens * weight
         loss.last_at_s = now_s
+        loss.times += 1
+        loss.in_conversations += own
+        if difference.token_bytes >= 0:
+            loss.begin_bytes = difference.token_bytes
         if difference.before or difference.after or not (loss.last.before or loss.last.after):
             loss.last = difference  # an assumed difference has no words to show
         if difference.message < loss.message:
@@ -80,6 +104,12 @@ class Losses:
         least = sorted(self.all, key=lambda key: (self.all[key].tokens, self.all[key].requests))
         for key in least[: LOSSES_MAX // MARGIN]:
             del self.all[key]
+        self.templates = {template for template, *_ in self.all}
+
+
+def begin_of(difference: Difference) -> int:
+    """Where the token begins that changes, or else the first byte that differs: the same place for every request."""
+    return difference.token_bytes if difference.token_bytes >= 0 else difference.at_bytes
 
 
 def place_of(difference: Difference) -> tuple[int, str]:
@@ -92,7 +122,9 @@ def place_of(difference: Difference) -> tuple[int, str]:
 
 def _without_text(of: Difference) -> Difference:
     lost, piece = of.lost_bytes, of.piece_hash
-    return Difference(of.change, of.message, of.role, of.path, of.offset_bytes, of.at_bytes, lost, of.shape, piece)
+    made = Difference(of.change, of.message, of.role, of.path, of.offset_bytes, of.at_bytes, lost, of.shape, piece)
+    made.token_bytes = of.token_bytes
+    return made
 
 
 def _row(loss: Loss, weight: float) -> dict[str, Any]:
@@ -102,7 +134,7 @@ def _row(loss: Loss, weight: float) -> dict[str, Any]:
         "message": loss.message,
         "role": last.role,
         "path": last.path[:PATH_CHARS_MAX],
-        "at_bytes": last.at_bytes,
+        "at_bytes": loss.begin_bytes,
         "shape": last.shape,
         "requests": round(loss.requests / weight),
         "lost_tokens": round(loss.tokens / weight),

@@ -24,7 +24,6 @@ AT = {miss: MISSES + number for number, miss in enumerate(Miss)}
 TTFT_S = tuple(round(0.005 * 1.25**step, 6) for step in range(50))  # bounds of buckets, to 280 s
 RAISE_WINDOWS = 256.0  # windows after which weights begin anew: e^256 is nothing that a float cannot hold
 AGAIN_S = 0.25
-AGE_S_MIN = 60.0  # shortest time that a rate by the hour is made of
 
 
 def zeros() -> list[float]:
@@ -97,7 +96,18 @@ class Fading:
         return 1.0
 
     @property
+    def now_s(self) -> float:
+        """The time up to which all was moved."""
+        return self._now_s
+
+    @property
+    def age_s(self) -> float:
+        """Seconds that sums are of: a window, or less where less has passed."""
+        return min(self._now_s - self._began_s, self._window_s)
+
+    @property
     def per_hour(self) -> float:
-        """What a faded sum is to be multiplied with to be a rate by the hour: less than a window may have passed."""
-        age_s = max(self._now_s - self._began_s, AGE_S_MIN)
+        """What a faded sum is to be multiplied with to be a rate by the hour: less than a window may have passed. Of
+        the first seconds it is no rate that says anything."""
+        age_s = max(self._now_s - self._began_s, 1.0)
         return 3_600.0 / self._window_s / (1 - exp(-age_s / self._window_s))

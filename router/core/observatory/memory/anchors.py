@@ -25,6 +25,7 @@ MESSAGES_KEPT_MAX = 4  # messages that are kept of a prompt's new part
 MESSAGES_ASKED_MAX = 32
 LINE_BYTES_MIN = 24
 LINES_KEPT_MAX = 4
+PARAGRAPH_BYTES = 1 << 10  # a longer line is cut at its full stops
 SKETCHES_MAX = 256  # messages in a row without a line of an earlier one, after which most are skipped
 SKETCHED_SHARE = 8  # 1 in so many of the next messages is looked at
 PREFIX_BYTES_MIN = 512  # shortest prefix that gets a mark, whoever's text it is; each next one is twice as long
@@ -87,14 +88,17 @@ def asked(text: bytes, low: int, seed: int) -> dict[int, int]:
     return made
 
 
-def speaker(marks: Mapping[int, int], said: Callable[[int], int]) -> int:
-    """The conversation that said most of it; 0 where none said anything that tells."""
+def speaker(marks: Mapping[int, int], said: Callable[[int], int]) -> tuple[int, bool]:
+    """The conversation that said most of it, 0 where none said anything that tells; and whether one message alone told
+    so, which may be a task that is given to many."""
     votes: dict[int, int] = {}
+    told = 0
     for mark, worth in marks.items():
         if who := said(mark):
             votes[who] = votes.get(who, 0) + worth
+            told += 1
     most = max(votes, key=votes.__getitem__, default=0)
-    return most if most and votes[most] >= TELLING else 0
+    return (most if most and votes[most] >= TELLING else 0), told == 1
 
 
 def last(text: bytes, low: int, seed: int) -> list[int]:
@@ -114,6 +118,20 @@ def lines(text: bytes, seed: int) -> list[int]:
     """Marks of its longest lines."""
     longest = nlargest(LINES_KEPT_MAX, text.split(b"\n"), len)
     return [xxh3_64_intdigest(line, seed) for line in longest if len(line) >= LINE_BYTES_MIN]
+
+
+def paragraphs(system: bytes) -> list[bytes]:
+    """The longest lines of a system prompt, longest first; of one with a very long line, the longest sentences: a
+    prompt that is written in one line has no other line that stays the same."""
+    longest = nlargest(LINES_KEPT_MAX, system.split(b"\n"), len)
+    if len(longest[0]) > PARAGRAPH_BYTES:
+        longest = nlargest(LINES_KEPT_MAX, system.replace(b". ", b"\n").split(b"\n"), len)
+    return [line for line in longest if len(line) >= LINE_BYTES_MIN]
+
+
+def system(text: bytes, seed: int) -> list[int]:
+    """Marks of the longest lines of a system prompt."""
+    return [xxh3_64_intdigest(line, seed) for line in paragraphs(text)]
 
 
 def tools(text: bytes, seed: int) -> list[int]:

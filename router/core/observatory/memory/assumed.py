@@ -20,6 +20,7 @@ FINDING_BYTES = 1_600  # one of them, with two excerpts and a path
 SURE_MIN = 2  # equal findings in a row before the next prompts are assumed to be alike
 ASSUMED_MAX = 7  # prompts that are not compared before the next one is
 OFFSET_BYTES_MAX = 64  # bytes between two places that count as one: digits of a time, of which some may be the same
+TOKEN_GROWS = 4  # bytes by which a token may be longer the next time
 
 
 class Finding(Struct, eq=False):
@@ -37,8 +38,12 @@ class Finding(Struct, eq=False):
         return in_template == self.in_template and (not in_template or self.is_at(at))
 
     def is_at(self, at: int) -> bool:
-        """Whether byte `at` is the finding's place."""
-        return abs(at - self.offset) <= OFFSET_BYTES_MAX
+        """Whether byte `at` is the finding's place: not behind the token that changed there."""
+        of, behind = self.difference, at - self.offset
+        most = OFFSET_BYTES_MAX
+        if of is not None and of.token_bytes >= 0:
+            most = of.token_bytes - of.at_bytes + len(of.shape) + TOKEN_GROWS
+        return -OFFSET_BYTES_MAX <= behind <= most
 
     def stands(self, at: int) -> bool:
         """Whether a prompt that parts from what is known at byte `at` need not be compared; each True is counted."""
@@ -54,6 +59,7 @@ class Finding(Struct, eq=False):
             return Compared(None, 0, at, False)
         lost, piece = int(self.share * span), of.piece_hash
         made = Difference(of.change, of.message, of.role, of.path, of.offset_bytes, of.at_bytes, lost, of.shape, piece)
+        made.token_bytes = of.token_bytes
         return Compared(made, lost, at, False)
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+from router.core.observatory.difference.overlap import common_prefix
 from router.core.observatory.memory import anchors
-from router.core.observatory.memory.suspect import SKETCHED_BYTES_MIN, Suspect, sketch
-from router.core.observatory.memory.texts import Text, Texts
+from router.core.observatory.memory.suspect import (
+    SKETCHED_BYTES_MIN,
+    TEMPLATE_SKETCHED_BYTES_MAX,
+    Suspect,
+    sketch,
+)
+from router.core.observatory.memory.texts import Record, Text, Texts, piece
 from router.core.prompts.blocks import BLOCK_BYTES, chain
 from router.core.prompts.canonical import RS
 
@@ -13,6 +21,8 @@ SHORT_BYTES = 4 << 10  # longest prompt that is compared for so little; a longer
 SHARED_MAX = 1_024  # roots: one for each model, or two
 REPEATED_BYTES_MIN = 64  # less than that is no reason to take two prompts for relatives
 BEHIND_BYTES_MIN = 1 << 10  # text behind a difference in the first user message that makes it worth comparing
+
+_WORDS = re.compile(rb"[A-Za-z\x80-\xff]{2}")  # what digits of a time have not
 
 
 def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
@@ -24,10 +34,14 @@ def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
     behind = suspect.size - known
     if user < 0 and last and behind < SKETCHED_BYTES_MIN:
         return
-    conversation = 0
+    conversation, alone = 0, False
     if in_template or continuing:
         low = user - base if in_template else max(0, text.rfind(RS, 0, at + 1))
-        conversation = anchors.speaker(anchors.asked(text, low, suspect.root), texts.said)
+        conversation, alone = anchors.speaker(anchors.asked(text, low, suspect.root), texts.said)
+        if conversation and alone and in_template:
+            asked = texts.latest(conversation)
+            if asked is not None and _of_another(suspect, asked, goes_on=continuing and not asked.turn):
+                conversation = 0
     if not conversation and continuing:
         suspect.least_bytes = 1 if user < 0 else REPEATED_BYTES_MIN
         conversation = texts.said(suspect.session) if suspect.session else 0
@@ -36,12 +50,27 @@ def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
             if user >= 0:
                 suspect.related = record
             return
-    if conversation:
-        suspect.related, suspect.own = texts.latest(conversation), True
+    if conversation:  # who only begins with the same task is another conversation of the template
+        suspect.related, suspect.own = texts.latest(conversation), continuing or not alone
     if suspect.related is None:
         _relate_template(suspect, texts, sketches, in_template=in_template, behind=behind)
     if suspect.related is None and suspect.session and behind >= BEHIND_BYTES_MIN:
         suspect.related, suspect.own = texts.latest(texts.said(suspect.session)), True
+
+
+def _of_another(suspect: Suspect, asked: Record, *, goes_on: bool) -> bool:
+    """Whether a prompt that was `asked` the same is of another template: where it has none of the template's longest
+    lines, or where another earlier prompt shares more words with the suspect's beginning. The latter says nothing where
+    the suspect may be what follows it (`goes_on`)."""
+    if suspect.base:
+        return False
+    ours = suspect.text[: min(suspect.user, TEMPLATE_SKETCHED_BYTES_MAX)]
+    theirs = piece(asked, 0, min(asked.end, TEMPLATE_SKETCHED_BYTES_MAX))
+    same = common_prefix(ours, theirs)
+    if not goes_on and _WORDS.search(ours, same, min(len(ours), suspect.known.known)):
+        return True
+    kept = anchors.paragraphs(ours.partition(RS)[2])
+    return bool(kept) and not any(line in theirs for line in kept)
 
 
 def _relate_template(

@@ -118,7 +118,7 @@ def sketch(suspect: Suspect, sketches: anchors.Sketches, *, in_template: bool) -
     user, first_end = max(0, suspect.user - suspect.base), suspect.first_user_end - suspect.base
     if in_template:
         tools, _, system = suspect.text[: min(user, TEMPLATE_SKETCHED_BYTES_MAX)].partition(RS)
-        return anchors.tools(tools, suspect.root) + anchors.lines(system, suspect.root)
+        return anchors.tools(tools, suspect.root) + anchors.system(system, suspect.root)
     if suspect.sketch is None:
         suspect.sketch = []
         if sketches.wanted():

@@ -159,15 +159,17 @@ def tool_head(text: bytes) -> bytes:
 
 
 def _tools(head: bytes) -> tuple[list[str], int]:
-    """Names of the tools, and how many there are; none, where the head is cut off within. On the loop, so that the
-    names of too many are not read."""
+    """Names of the tools, and how many there are; where the head is cut off within a tool, of those before it. On the
+    loop, so that the names of too many are not read."""
     if len(head) > TOOLS_DECODED_BYTES_MAX:
-        return [], head.count(_TOOL) if head.endswith(b"]") else 0
-    try:
-        names = [tool.function.name or tool.name for tool in _decode_tools(head)]
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return [], 0
-    return names, len(names)
+        return [], head.count(_TOOL) - (not head.endswith(b"]"))
+    for text in (head, head[: max(0, head.rfind(_TOOL))].rstrip(b",") + b"]"):
+        try:
+            names = [tool.function.name or tool.name for tool in _decode_tools(text)]
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        return names, len(names)
+    return [], 0
 
 
 def _label(prefix: bytes, shared: int) -> str:
@@ -183,7 +185,19 @@ def _label(prefix: bytes, shared: int) -> str:
         at = prefix.find(lead)
         if at >= 0 and (words := _words(prefix[at + len(lead) :])):
             return words
-    return ", ".join(_tools(tool_head(prefix))[0])[:LABEL_CHARS_MAX]
+    names, count = _tools(tool_head(prefix))
+    return _named_tools(names, count) if count else ""
+
+
+def _named_tools(names: list[str], count: int) -> str:
+    """How many tools there are, and as many of their names as there is room for."""
+    label = f"{count} tool{'s' * (count != 1)}"
+    for number, name in enumerate(names):
+        longer = f"{label}{', ' if number else ': '}{name}"
+        if len(longer) > LABEL_CHARS_MAX - len(", ..."):
+            return f"{label}, ..." if number else label
+        label = longer
+    return label
 
 
 def _words(text: bytes) -> str:

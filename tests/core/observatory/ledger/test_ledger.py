@@ -126,12 +126,12 @@ def test_a_faded_sum_is_what_each_part_faded_to(parts: list[tuple[float, float]]
 
 
 def test_a_steady_loss_is_told_by_the_hour() -> None:
-    """A thousand tokens a minute are sixty thousand an hour, whether it has been so for ten minutes or five hours."""
+    """A thousand tokens a minute are sixty thousand an hour, whether it has been so for half an hour or five hours."""
     of = ledger()
     for minute in range(1, 301):
         seen = Sighting(template=7, difference=difference(Change.TIMESTAMP))
         of.observe(record(minute * 60, misses={Miss.DIVERGED: 1_000}, sighting=seen))
-        if minute in (10, 300):
+        if minute in (30, 300):
             of.settle(BEGAN_S + minute * 60)
             (row,) = page(of)
             assert row["lost_tokens_per_h"] == pytest.approx(60_000, rel=0.06)

@@ -14,6 +14,7 @@ from router.core.observatory.difference.compare import compare
 from router.core.observatory.memory import glance
 from router.core.observatory.memory import watcher as watching
 from router.core.observatory.memory.suspect import Suspect
+from router.core.observatory.memory.templates import LABEL_CHARS_MAX, _named_tools
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import chain_of
 
@@ -234,9 +235,10 @@ def test_templates_are_bounded_and_the_least_used_go() -> None:
     """Of more templates than are allowed, those of the latest conversations are known."""
     seeing = Seeing()
     systems = [{"role": "system", "content": f"{n} is your number. " + RULES} for n in range(40)]
-    names = [[seeing.see(turns(f"{about}", 1, system)).template for about in "ab"][1] for system in systems]
-    assert len(set(names)) == 40
-    assert {template.id for template in seeing.watcher.templates()} <= set(names[-16:])
+    names = [[seeing.see(turns(f"{about}", 1, system)).template for about in "ab"] for system in systems]
+    assert len({own for _, own in names}) == 40
+    (shared,) = {first for first, _ in names[1:]}  # of those that begin a prompt with other rules as well
+    assert {template.id for template in seeing.watcher.templates()} <= {shared, *(own for _, own in names[-16:])}
 
 
 def test_templates_below_others_are_called_by_what_is_their_own() -> None:
@@ -287,14 +289,38 @@ def test_a_breakpoint_of_the_cache_ends_a_template() -> None:
 
 @pytest.mark.parametrize("many", [1, 100])
 def test_tools_of_a_template_are_counted(many: int) -> None:
-    """However many there are; the names of few are its label where it has no words, those of many are not read."""
+    """However many there are; they are its label where it has no words, few with their names, those of many are not
+    read."""
     seeing = Seeing(excerpts=True)
     tools = [{**TOOLS[n % 4]} for n in range(4 * many)]
     for about in ("brakes", "wheels"):
         seeing.see([said("user", about)], tools=tools)
     (template,) = seeing.watcher.templates()
     assert template.tools == 4 * many
-    assert template.label == ("look_up_order, refund, ask_a_human, write_mail" if many == 1 else "")
+    names = ": look_up_order, refund, ask_a_human, write_mail" if many == 1 else ""
+    assert template.label == f"{4 * many} tools{names}"
+
+
+@pytest.mark.parametrize("excerpts", [False, True])
+def test_a_template_that_ends_within_the_tools_has_those_before(excerpts: bool) -> None:
+    """Where two applications have the first tools in common, the whole ones are counted, and named where words may be
+    shown."""
+    seeing = Seeing(excerpts=excerpts)
+    for other in ("count_bricks", "lay_bricks"):
+        function = {**TOOLS[3]["function"], "name": other}
+        seeing.see([said("user", other)], tools=[*TOOLS[:3], {"type": "function", "function": function}])
+    (template,) = seeing.watcher.templates()
+    assert (template.tools, template.messages) == (3, 0)
+    assert template.label == ("3 tools: look_up_order, refund, ask_a_human" if excerpts else "")
+
+
+def test_many_names_of_tools_are_cut_between_two() -> None:
+    """A label has room for some, and says that there are more."""
+    names = [f"tool_number_{number}" for number in range(9)]
+    label = _named_tools(names, 9)
+    assert label == "9 tools: tool_number_0, tool_number_1, tool_number_2, tool_number_3, ..."
+    assert _named_tools(["x" * 100], 1) == "1 tool"
+    assert len(label) <= LABEL_CHARS_MAX
 
 
 @pytest.mark.inside
