@@ -276,5 +276,5 @@ def _ignore(*_: object) -> None:
     """Count nothing."""
 
 
-async def _no_page(_: str) -> None:
+async def _no_page(*_: object) -> None:
     """No page is shown."""

@@ -130,7 +130,7 @@ def _ignore(*_: object) -> None:
     """What nobody counts here."""
 
 
-async def _no_page(_: str) -> None:
+async def _no_page(*_: object) -> None:
     """No page is shown."""
 
 

@@ -33,7 +33,7 @@ from router.http.request import Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
 from router.settings.keys import ANYBODY, Caller
-from router.telemetry.record import RequestRecord
+from router.telemetry.record import RequestRecord, session_key
 from router.telemetry.spans import Moments
 from router.telemetry.tracing import Tracer
 
@@ -149,6 +149,11 @@ class Proxy:
         wanted = question.wanted
         record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
         record.repairs, record.warning = question.repairs, question.warning
+        name = question.request.fields.get(b"x-session-id")
+        if not name and wanted.ask.session:
+            name = wanted.ask.session.encode(errors="surrogatepass")
+        if name:
+            record.session = session_key(name)
 
     # -- answer --------------------------------------------------------------------------------------------------
 
