@@ -31,7 +31,8 @@ from router.admin.history.intervals import STEP_S, Sums, together
 APPLICATION_ID = 0x77726D68  # "wrmh", in the file's header: no other program's file is written to, or moved away
 LAYOUT = 1  # `user_version`; a file of another layout is not touched
 PAGE_BYTES = 4_096
-PAGES_PART = 0.85  # part of the limit in bytes that the file may take; the rest is for its journal
+PAGES_PART = 0.8  # part of the limit in bytes that the file may take; the rest is for its journal
+JOURNAL_PAGES = 64, 1_024  # fewest and most pages in the journal before they are written into the file
 FULL_PART = 0.9  # part of the pages above which the oldest rows are deleted
 DELETED_AT_ONCE = 500  # rows deleted in one transaction
 COARSE_S = 60  # longer intervals, kept as long as decisions are
@@ -75,17 +76,14 @@ class HistoryFile:
             raise
 
     def _prepare(self) -> None:
-        run = self._db.execute
+        run, journal_pages = self._db.execute, min(max(self._pages_max // 20, JOURNAL_PAGES[0]), JOURNAL_PAGES[1])
         for pragma in (  # the mark comes before the journal: it is in the file itself before anything else is
             f"page_size={PAGE_BYTES}", "auto_vacuum=INCREMENTAL", "locking_mode=EXCLUSIVE",
             f"application_id={APPLICATION_ID}", "journal_mode=WAL", "synchronous=NORMAL",
-            "wal_autocheckpoint=256", f"journal_size_limit={256 * PAGE_BYTES}",
+            f"wal_autocheckpoint={journal_pages}", f"journal_size_limit={journal_pages * PAGE_BYTES}",
             f"max_page_count={self._pages_max}", "temp_store=MEMORY", "cache_size=-4096",
         ):  # fmt: skip
             run(f"PRAGMA {pragma}").fetchall()
-        layout = run("PRAGMA user_version").fetchone()[0]
-        if layout not in (0, LAYOUT):
-            raise NotOurs(f"has layout {layout}, and this version keeps layout {LAYOUT}")
         self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
         run(f"PRAGMA user_version={LAYOUT}")
 
@@ -224,7 +222,10 @@ def _check(path: str) -> None:
     except FileNotFoundError:
         return
     if head and (head[:16] != b"SQLite format 3\0" or int.from_bytes(head[68:72], "big") != APPLICATION_ID):
-        raise NotOurs("is no history of warmroute's")
+        raise NotOurs("what is there is no history of warmroute's")
+    layout = int.from_bytes(head[60:64], "big")
+    if layout not in (0, LAYOUT):
+        raise NotOurs(f"what is there has layout {layout}, and this version of warmroute keeps layout {LAYOUT}")
 
 
 def set_aside(path: str) -> str:

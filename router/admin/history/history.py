@@ -92,7 +92,7 @@ class RouterHistory:
     async def close(self) -> None:
         """Write what has gathered, the interval under way included."""
         if self._keeper is not None:
-            self._keeper.take_interval(self.intervals.number, self.intervals.now)
+            self._keeper.take_interval(self.intervals.number, self.intervals.now())
             await asyncio.get_running_loop().run_in_executor(None, self._keeper.close)
 
     def status(self) -> KeeperStatus | None:

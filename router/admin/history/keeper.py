@@ -146,10 +146,10 @@ class HistoryKeeper:
     def _once(self) -> None:
         """Write what has gathered, and answer searches."""
         try:
-            file = self._opened()
+            file, asked = self._opened(), len(self._searches)
             if file is not None:
-                self._answer(file)
                 self._write(file)
+                self._answer(file, asked)  # what these look for and has left memory is in the file by now
         except _Error as error:
             self._failed(words_of(error))
             self._set_aside(error)
@@ -181,7 +181,6 @@ class HistoryKeeper:
             if not self._decisions:
                 break
             file.forget(self._wall_clock(), self._days_max)
-            self._answer(file)
         self._wrote(file)
 
     def _wrote(self, file: HistoryFile) -> None:
@@ -217,8 +216,11 @@ class HistoryKeeper:
         log.warning("the history was damaged, and begins anew", extra={"fields": {"moved_to": moved}})
         self._wake.set()
 
-    def _answer(self, file: HistoryFile) -> None:
-        while self._searches:
+    def _answer(self, file: HistoryFile, count: int) -> None:
+        """Do the first so many searches. The rest were asked for since the queue was written."""
+        if len(self._searches) > count:
+            self._wake.set()
+        for _ in range(count):
             work, future = self._searches.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
