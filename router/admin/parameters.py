@@ -42,13 +42,12 @@ async def checked_names(request: web.Request, handler: Handler) -> web.StreamRes
     if not request.path.startswith(PAGES) or request.match_info.http_exception is not None:
         return await handler(request)
     taken: tuple[str, ...] = getattr(request.match_info.handler, _TAKEN, ())
-    given = list(request.query)
-    for name in given:
+    for name in request.query:
         if name not in taken:
             near = difflib.get_close_matches(name, taken, n=1)
             hint = f"; the nearest is '{near[0]}'" if near else ""
             return refused(400, CODE, f"There is no parameter '{name[:64]}'{hint}. {_listed(request.path, taken)}")
-        if given.count(name) > 1:
+        if len(request.query.getall(name)) > 1:
             return refused(400, CODE, f"The parameter '{name}' is given twice.")
         if len(request.query[name]) > VALUE_CHARS_MAX:
             return refused(400, CODE, f"The parameter '{name}' is longer than {VALUE_CHARS_MAX} characters.")

@@ -104,7 +104,6 @@ def _fields(record: msgspec.Struct) -> Row:
 
 _OWN = (
     "id",
-    "session",
     "at_s",
     "route",
     "model",

@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS decisions (
 CREATE INDEX IF NOT EXISTS decisions_by_id ON decisions (id);
 CREATE TABLE IF NOT EXISTS texts (number INTEGER PRIMARY KEY, json BLOB);
 CREATE TABLE IF NOT EXISTS intervals (
-    step_s INTEGER, at_s INTEGER, sums BLOB, PRIMARY KEY (step_s, at_s)
+    step_s INTEGER, at_s INTEGER, run INTEGER, sums BLOB, PRIMARY KEY (step_s, at_s, run)
 ) WITHOUT ROWID;
 """
 
@@ -63,8 +63,9 @@ class NotOurs(Exception):
 class HistoryFile:
     """An open file. Raises NotOurs, OSError and sqlite3.Error when it is made."""
 
-    def __init__(self, path: str, *, bytes_max: int) -> None:
-        self._path = path
+    def __init__(self, path: str, *, bytes_max: int, run: int) -> None:
+        """`run` is the number of this run of the router, which no other run has: it tells whose intervals are whose."""
+        self._path, self._run = path, run
         self._pages_max = int(bytes_max * PAGES_PART) // PAGE_BYTES
         _check(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # whom requests were is not for everybody
@@ -118,12 +119,14 @@ class HistoryFile:
         self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (row["number"], text))
 
     def _interval(self, at_s: int, sums: Sums) -> None:
-        """Add to the interval and to the minute that it is in: a router that was restarted counts on there."""
+        """Keep the interval, and add it to the minute that it is in."""
         for step_s in (STEP_S, COARSE_S):
-            key = (step_s, at_s // step_s * step_s)
-            known = self._db.execute("SELECT sums FROM intervals WHERE step_s = ? AND at_s = ?", key).fetchone()
+            key = (step_s, at_s // step_s * step_s, self._run)
+            query = "SELECT sums FROM intervals WHERE step_s = ? AND at_s = ? AND run = ?"
+            known = self._db.execute(query, key).fetchone()
             whole = together(_sums(known[0]), sums) if known else sums
-            self._db.execute("INSERT OR REPLACE INTO intervals VALUES (?, ?, ?)", (*key, msgspec.msgpack.encode(whole)))
+            packed = msgspec.msgpack.encode(whole)
+            self._db.execute("INSERT OR REPLACE INTO intervals VALUES (?, ?, ?, ?)", (*key, packed))
 
     def forget(self, now_s: float, days_max: int) -> None:
         """Delete what is too old, and of the rest the oldest where the file is nearly full."""
@@ -179,11 +182,12 @@ class HistoryFile:
             self._db.set_progress_handler(None, 0)
         return found, False
 
-    def intervals(self, step_s: int, from_s: float, to_s: float) -> list[tuple[int, Sums]]:
-        """Intervals of STEP_S or COARSE_S seconds that begin in that time, each with its beginning, oldest first."""
+    def intervals(self, step_s: int, from_s: float, to_s: float, *, own: bool) -> list[tuple[int, Sums]]:
+        """Intervals of STEP_S or COARSE_S seconds that begin in that time, each with its beginning: of this run of the
+        router (`own`), or of all others, of which there may be several at a time."""
         rows = self._db.execute(
-            "SELECT at_s, sums FROM intervals WHERE step_s = ? AND at_s >= ? AND at_s < ? ORDER BY at_s",
-            (step_s, from_s, to_s),
+            "SELECT at_s, sums FROM intervals WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (run = ?) = ?",
+            (step_s, from_s, to_s, self._run, own),
         )
         return [(at_s, _sums(packed)) for at_s, packed in rows]
 

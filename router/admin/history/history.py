@@ -145,24 +145,22 @@ class RouterHistory:
         known = [(number * STEP_S, sums) for number, sums in self.intervals.all()]
         own_s = known[0][0]  # from here on memory has everything that this process counted
         memory: list[tuple[float, Sums]] = [(at_s, sums) for at_s, sums in known if from_s <= at_s < to_s]
-        keeper = self._keeper
-        if keeper is None or from_s >= own_s:
+        if self._keeper is None or from_s > own_s:
             return memory
-        if step_s < COARSE_S:
-            read = await self._kept(STEP_S, from_s, min(to_s, own_s + STEP_S))
-            return [*memory, *((at_s, sums) for at_s, sums in read if at_s < own_s)]
-        border_s = own_s // COARSE_S * COARSE_S + COARSE_S  # the minute in which memory begins is told in both
-        minutes = await self._kept(COARSE_S, from_s, min(to_s, border_s - COARSE_S))
-        begun = await self._kept(STEP_S, max(from_s, border_s - COARSE_S), min(to_s, own_s))
-        return [*memory, *minutes, *begun]
 
-    async def _kept(self, step_s: int, from_s: float, to_s: float) -> list[tuple[int, Sums]]:
-        if self._keeper is None or from_s >= to_s:
-            return []
+        def kept(file: HistoryFile) -> list[tuple[int, Sums]]:
+            if step_s < COARSE_S:
+                own = file.intervals(STEP_S, from_s, min(to_s, own_s), own=True)
+                return own + file.intervals(STEP_S, from_s, to_s, own=False)
+            begun_s = own_s // COARSE_S * COARSE_S  # the minute in which memory begins is not whole there
+            minutes = file.intervals(COARSE_S, from_s, min(to_s, begun_s), own=True)
+            begun = file.intervals(STEP_S, max(from_s, begun_s), min(to_s, own_s), own=True)
+            return minutes + begun + file.intervals(COARSE_S, from_s, to_s, own=False)
+
         try:
-            return await self._keeper.search(lambda file: file.intervals(step_s, from_s, to_s))
+            return [*memory, *await self._keeper.search(kept)]
         except NotKept:
-            return []
+            return memory
 
     def fine_since_s(self, now_s: float) -> float:
         """Since when intervals of less than a minute are kept."""

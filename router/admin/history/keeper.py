@@ -70,6 +70,7 @@ class HistoryKeeper:
     ) -> None:
         self._path, self._bytes_max, self._days_max = path, bytes_max, days_max
         self._batch_s, self._retry_first_s, self._wall_clock = batch_s, retry_s, wall_clock
+        self._number = time.time_ns() >> 1  # of this run of the router
         self._decisions: deque[RequestRecord] = deque(maxlen=QUEUE_DECISIONS_MAX)
         self._intervals: deque[tuple[int, Sums]] = deque(maxlen=STEPS)
         self._searches: deque[tuple[Callable[[HistoryFile], Any], Future[Any]]] = deque()
@@ -159,7 +160,7 @@ class HistoryKeeper:
     def _opened(self) -> HistoryFile | None:
         """The open file; None where it is not time to try again. Raises _Error."""
         if self._file is None and time.monotonic() >= self._retry_at_s:
-            self._file = HistoryFile(self._path, bytes_max=self._bytes_max)
+            self._file = HistoryFile(self._path, bytes_max=self._bytes_max, run=self._number)
         return self._file
 
     def _write(self, file: HistoryFile) -> None:

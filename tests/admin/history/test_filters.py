@@ -34,7 +34,7 @@ QUERIES = st.fixed_dictionaries(
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A file that has COUNT decisions, every seventh of them a failure that was placed nowhere."""
-    made = HistoryFile(str(tmp_path_factory.mktemp("kept") / HISTORY), bytes_max=BYTES_MAX)
+    made = HistoryFile(str(tmp_path_factory.mktemp("kept") / HISTORY), bytes_max=BYTES_MAX, run=1)
     made.write([decision_row(each, each.number) for each in records()], [])
     yield made
     made.close()
@@ -89,5 +89,5 @@ def test_a_value_that_makes_no_sense_is_told(name: str, value: str, right: str) 
 
 def test_a_file_is_readable_for_its_owner_only(tmp_path: Path) -> None:
     """Whose requests came when is not for everybody on the machine."""
-    HistoryFile(str(tmp_path / HISTORY), bytes_max=BYTES_MAX).close()
+    HistoryFile(str(tmp_path / HISTORY), bytes_max=BYTES_MAX, run=1).close()
     assert (tmp_path / HISTORY).stat().st_mode & 0o077 == 0
