@@ -25,7 +25,7 @@ SHOWN_MAX = 5  # requests of one id that are explained: clients may use an id ag
 FOUND, NOT_FOUND, NOT_ASKED = 0, 1, 2
 
 
-class NoAnswer(Exception):
+class RouterNotAsked(Exception):
     """The router could not be asked; the message says why, and what may help."""
 
 
@@ -37,7 +37,7 @@ def main(id_: str, url: str, token_file: Path | None) -> int:
         return _complain(f"{token_file}: {getattr(error, 'strerror', None) or 'is no text'}", NOT_ASKED)
     try:
         page = asyncio.run(asked(id_, url, token))
-    except NoAnswer as error:
+    except RouterNotAsked as error:
         return _complain(str(error), NOT_ASKED)
     except KeyboardInterrupt:
         return NOT_ASKED
@@ -72,28 +72,30 @@ def _reach(kept: dict[str, Any]) -> str:
 
 
 async def asked(id_: str, url: str, token: str) -> dict[str, Any]:
-    """The page of the decisions of this id. Raises NoAnswer."""
+    """The page of the decisions of this id. Raises RouterNotAsked."""
     try:
         async with fetch.session(token, ANSWER_S) as session:
             address, params = f"{url.rstrip('/')}/admin/decisions", {"id": id_, "limit": str(SHOWN_MAX)}
             async with session.get(address, params=params, allow_redirects=False) as response:
                 body = await fetch.read(response, PAGE_BYTES_MAX)
     except aiohttp.InvalidURL as error:
-        raise NoAnswer(f"{url} is no URL: http://127.0.0.1:8001 is one") from error
+        raise RouterNotAsked(f"{url} is no URL: http://127.0.0.1:8001 is one") from error
     except (aiohttp.ClientError, OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-        raise NoAnswer(f"cannot reach {url}: {why}; is it the admin listener's address?") from error
+        raise RouterNotAsked(f"cannot reach {url}: {why}; is it the admin listener's address?") from error
     if response.status == 401:
-        raise NoAnswer(f"{url} wants the admin token: give --token-file, with the right one in it")
+        raise RouterNotAsked(f"{url} wants the admin token: give --token-file, with the right one in it")
     if response.status == 404:
-        raise NoAnswer(f"{url} has no decisions: it is no admin listener; a tenant asks /v1/warmroute/requests/ID")
+        raise RouterNotAsked(
+            f"{url} has no decisions: it is no admin listener; a tenant asks /v1/warmroute/requests/ID"
+        )
     try:
         page = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        raise NoAnswer(f"{url} answered what is no JSON: is it the admin listener's address?") from error
+        raise RouterNotAsked(f"{url} answered what is no JSON: is it the admin listener's address?") from error
     if response.status != 200:
         said = page.get("error", {}).get("message", "") if isinstance(page, dict) else ""
-        raise NoAnswer(f"{url} answered {response.status}{': ' if said else ''}{plain(said)}")
+        raise RouterNotAsked(f"{url} answered {response.status}{': ' if said else ''}{plain(said)}")
     if not isinstance(page, dict) or not isinstance(page.get("decisions"), list):
-        raise NoAnswer(f"{url} answered something else than decisions")
+        raise RouterNotAsked(f"{url} answered something else than decisions")
     return page
