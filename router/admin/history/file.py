@@ -18,7 +18,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -182,14 +182,16 @@ class HistoryFile:
             self._db.set_progress_handler(None, 0)
         return found, False
 
-    def intervals(self, step_s: int, from_s: float, to_s: float, *, own: bool) -> list[tuple[int, Sums]]:
+    def intervals(self, step_s: int, from_s: float, to_s: float, *, own: bool) -> Iterator[tuple[float, Sums]]:
         """Intervals of STEP_S or COARSE_S seconds that begin in that time, each with its beginning: of this run of the
-        router (`own`), or of all others, of which there may be several at a time."""
+        router (`own`), or of all others, of which there may be several at a time. Another thread gets a turn at each
+        row, as when rows are written."""
         rows = self._db.execute(
             "SELECT at_s, sums FROM intervals WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (run = ?) = ?",
             (step_s, from_s, to_s, self._run, own),
         )
-        return [(at_s, _sums(packed)) for at_s, packed in rows]
+        for at_s, packed in rows:
+            yield at_s, _sums(packed)
 
     def oldest_s(self) -> tuple[float | None, float | None]:
         """When the oldest decision came that is kept, and when the oldest interval began; Unix times."""

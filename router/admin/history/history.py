@@ -19,14 +19,15 @@ import msgspec
 
 from router.admin.history.file import COARSE_S, DAY_S, FINE_DAYS, HistoryFile, Read
 from router.admin.history.filters import DecisionFilter
-from router.admin.history.intervals import STEP_S, STEPS, Intervals, Sums
+from router.admin.history.intervals import STEP_S, STEPS, Intervals, Sums, in_steps
 from router.admin.history.keeper import HistoryKeeper, KeeperStatus, NotKept
 from router.admin.rows import decision_row
 from router.telemetry.record import RequestRecord
 
 BYTES_MAX = 1 << 20  # of all decisions of one answer
 NUMBER_MAX = 1 << 62
-SLICE_SEEN, SLICE_ROWS = 1_000, 8  # records looked at, and rows made, without a break: below a millisecond each
+# Records looked at, rows made and intervals added without a break: below a millisecond each.
+SLICE_SEEN, SLICE_ROWS, SLICE_STEPS = 1_000, 8, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +141,33 @@ class RouterHistory:
 
     # -- intervals -----------------------------------------------------------------------------------------------
 
-    async def between(self, from_s: float, to_s: float, step_s: int) -> list[tuple[float, Sums]]:
-        """All intervals of that time, each with its beginning, in any order; of more than a day ago by the minute."""
-        known = [(number * STEP_S, sums) for number, sums in self.intervals.all()]
-        own_s = known[0][0]  # from here on memory has everything that this process counted
-        memory: list[tuple[float, Sums]] = [(at_s, sums) for at_s, sums in known if from_s <= at_s < to_s]
-        if self._keeper is None or from_s > own_s:
-            return memory
+    async def in_steps(self, from_s: int, to_s: int, step_s: int) -> dict[int, Sums]:
+        """What requests of that time added up to, by the beginning of steps of so many seconds; steps in which nobody
+        counted are not there. From COARSE_S on steps are made of minutes. Times are multiples of the step."""
+        steps: dict[int, Sums] = {}
+        own = [(float(number * STEP_S), sums) for number, sums in self.intervals.all()]
+        own_s = own[0][0]  # from here on memory has everything that this process counted
 
-        def kept(file: HistoryFile) -> list[tuple[int, Sums]]:
+        def kept(file: HistoryFile) -> None:
             if step_s < COARSE_S:
-                own = file.intervals(STEP_S, from_s, min(to_s, own_s), own=True)
-                return own + file.intervals(STEP_S, from_s, to_s, own=False)
+                in_steps(file.intervals(STEP_S, from_s, min(to_s, own_s), own=True), step_s, steps)
+                in_steps(file.intervals(STEP_S, from_s, to_s, own=False), step_s, steps)
+                return
             begun_s = own_s // COARSE_S * COARSE_S  # the minute in which memory begins is not whole there
-            minutes = file.intervals(COARSE_S, from_s, min(to_s, begun_s), own=True)
-            begun = file.intervals(STEP_S, max(from_s, begun_s), min(to_s, own_s), own=True)
-            return minutes + begun + file.intervals(COARSE_S, from_s, to_s, own=False)
+            in_steps(file.intervals(COARSE_S, from_s, min(to_s, begun_s), own=True), step_s, steps)
+            in_steps(file.intervals(STEP_S, max(from_s, begun_s), min(to_s, own_s), own=True), step_s, steps)
+            in_steps(file.intervals(COARSE_S, from_s, to_s, own=False), step_s, steps)
 
-        try:
-            return [*memory, *await self._keeper.search(kept)]
-        except NotKept:
-            return memory
+        if self._keeper is not None and from_s <= own_s:
+            try:
+                await self._keeper.search(kept)
+            except NotKept:
+                steps.clear()
+        memory = [(at_s, sums) for at_s, sums in own if from_s <= at_s < to_s]
+        for first in range(0, len(memory), SLICE_STEPS):
+            in_steps(memory[first : first + SLICE_STEPS], step_s, steps)
+            await asyncio.sleep(0)
+        return steps
 
     def fine_since_s(self, now_s: float) -> float:
         """Since when intervals of less than a minute are kept."""

@@ -150,13 +150,14 @@ def together(first: Sums, second: Mapping[str, float]) -> Sums:
     return first
 
 
-def in_steps(known: Iterable[tuple[float, Mapping[str, float]]], step_s: int) -> dict[int, Sums]:
-    """Intervals, each given with its beginning in Unix time, as longer ones by their beginning."""
-    steps: dict[int, Sums] = {}
+def in_steps(known: Iterable[tuple[float, Mapping[str, float]]], step_s: int, steps: dict[int, Sums]) -> None:
+    """Add intervals, each given with its beginning in Unix time, to longer ones, which `steps` has by theirs."""
     for at_s, sums in known:
         at = int(at_s // step_s) * step_s
-        steps[at] = together(steps.get(at, {}), sums)
-    return steps
+        step = steps.get(at)
+        if step is None:
+            step = steps[at] = {}
+        together(step, sums)
 
 
 def point(at_s: int, sums: Mapping[str, float] | None) -> dict[str, Any]:

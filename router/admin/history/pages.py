@@ -11,7 +11,7 @@ from aiohttp import web
 from router.admin.history.file import COARSE_S
 from router.admin.history.filters import PARAMETERS, DecisionFilter, filter_of, ids_of
 from router.admin.history.history import NUMBER_MAX, RouterHistory
-from router.admin.history.intervals import STEP_S, in_steps, point
+from router.admin.history.intervals import STEP_S, point
 from router.admin.parameters import BadParameter, seconds, takes, whole
 from router.admin.rows import client_row
 from router.placer import JSON, REQUESTS, Page, RequestOwner, json_page
@@ -64,7 +64,7 @@ class HistoryPages:
             raise BadParameter("'from_s' must be before 'to_s'.")
         step_s = self._step_s(whole("step_s", query.get("step_s"), STEP_S, STEPS_S[-1]), from_s, to_s, now_s)
         begin, end = int(from_s // step_s) * step_s, -int(-to_s // step_s) * step_s
-        steps = in_steps(await self._history.between(begin, end, step_s), step_s)
+        steps = await self._history.in_steps(begin, end, step_s)
         points = list[dict[str, Any]]()
         for at_s in range(begin, end, step_s):
             points.append(point(at_s, steps.get(at_s)))
