@@ -21,6 +21,7 @@ from router.core.placement.wanted import Wanted
 from router.telemetry.record import RequestRecord
 
 MODELS = "/v1/models"
+REQUESTS = "/v1/warmroute/requests/"  # followed by a request's id
 JSON = "application/json"
 
 
@@ -58,6 +59,15 @@ class Page:
     status: int
     content_type: str
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOwner:
+    """Whoever asks what became of a request of their own."""
+
+    tenant: str | None  # None where the router asks for no keys, and tells nobody apart
+    receipts: bool  # whether answers to them carry receipts
+    isolated: bool  # whether they may not hear of what others have asked
 
 
 class Placer(Protocol):
@@ -114,8 +124,9 @@ class Placer(Protocol):
     def report(self, record: RequestRecord) -> None:
         """A request ended."""
 
-    def page(self, path: str) -> Awaitable[Page | None]:
-        """One of the router's own pages on the main listener; None if there is none."""
+    def page(self, path: str, owner: RequestOwner | None = None) -> Awaitable[Page | None]:
+        """One of the router's own pages on the main listener; None if there is none. Pages below REQUESTS are for the
+        `owner` of a request."""
 
 
 class Edges(Protocol):

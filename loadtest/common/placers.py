@@ -61,5 +61,5 @@ def ignore(*_: object) -> None:
     """Nobody counts this."""
 
 
-async def _no_page(_: str) -> None:
+async def _no_page(*_: object) -> None:
     """No page is shown."""

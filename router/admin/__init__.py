@@ -2,6 +2,9 @@
 
 listener     the admin listener; guard says who may use it
 pages        health, readiness, metrics, models, and what an operator wants to see
+history/     past decisions and figures, in memory and in a file
+rows         decisions as rows of pages
+parameters   which parameters a page takes
 observatory  what the observatory knows
 replicas     adding and removing replicas at run time
 prewarm      warming replicas now

@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from router.admin import dashboard
 from router.admin.guard import BODY_BYTES_MAX, guarding
+from router.admin.parameters import checked_names
 from router.http.accepting import cannot_listen, url_of
 from router.settings.schema import Settings
 
@@ -41,7 +42,7 @@ async def listen(
     s = settings.listen
     if not settings.admin.allow_python_parser:
         _refuse_python_parser()
-    app = web.Application(middlewares=[guarding(token, s.admin_host)], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[guarding(token, s.admin_host), checked_names], client_max_size=BODY_BYTES_MAX)
     app.add_routes([*routes, *dashboard.routes()])
     runner = web.AppRunner(
         app,

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-from collections import deque
 from collections.abc import Callable
-from functools import partial
-from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from router.core.facts.misses import Difference
-from router.core.facts.placements import Candidate
+from router.admin.history.history import RouterHistory
+from router.admin.history.pages import HistoryPages
 from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
-from router.placer import JSON, MODELS, Page, json_page, no_model_page
+from router.placer import JSON, MODELS, REQUESTS, Page, RequestOwner, json_page, no_model_page
 from router.telemetry.metrics import CONTENT_TYPE, Metrics
-from router.telemetry.record import RequestRecord
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -35,7 +29,7 @@ class Pages:
         *,
         ready: Callable[[], bool],
         clock: Callable[[], float],
-        decisions_max: int,
+        history: RouterHistory,
         streams: Callable[[str], dict[str, Any] | None] = lambda _: None,
         window: Callable[[str], int | None] = lambda _: None,
         added: Callable[[str], bool] = lambda _: False,
@@ -54,21 +48,22 @@ class Pages:
         self._added = added
         self._warming = warming
         self._discoveries = discoveries
-        self.decisions: deque[RequestRecord] = deque(maxlen=decisions_max)
+        self.decisions = history.recent
+        self._past = HistoryPages(history)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the admin listener."""
         return [
             *(web.get(path, self._shown) for path in ("/healthz", "/readyz", "/metrics")),
             web.get("/admin/replicas", self.replicas),
-            web.get("/admin/decisions", self.last_decisions),
             web.get("/admin/index", self.index),
+            *self._past.routes(),
         ]
 
-    async def page(self, path: str) -> Page | None:
+    async def page(self, path: str, owner: RequestOwner | None = None) -> Page | None:
         """A page that clients may see, by path; None if there is none. `/healthz`: the process is alive. `/readyz`: at
         least one replica is ready and the router is not draining. `/v1/models`: the models of all ready replicas, in
-        OpenAI's list form."""
+        OpenAI's list form. Below REQUESTS: what became of a request of the owner's."""
         if path == "/healthz":
             return Page(200, TEXT, b"ok\n")
         if path == "/readyz":
@@ -80,6 +75,8 @@ class Pages:
             return json_page({"object": "list", "data": list(self._models().values())})
         if path.startswith(MODELS + "/"):
             return self._model(path.removeprefix(MODELS + "/"))
+        if path.startswith(REQUESTS) and owner is not None:
+            return await self._past.own(path, owner)
         return None
 
     def _model(self, name: str) -> Page:
@@ -97,14 +94,6 @@ class Pages:
         now_s = self._clock()
         rows = [self._replica(m, now_s) for m in self._router.members]
         return _json({"replicas": rows, "discovery": self._discoveries()})
-
-    async def last_decisions(self, _: web.Request) -> web.Response:
-        """The last requests, newest first, each with its most telling candidates and the number of all candidates."""
-        return _json({"decisions": [_decision(record) for record in reversed(self.decisions)]})
-
-    def newest(self, count: int) -> list[Callable[[], dict[str, Any]]]:
-        """Rows of the last `count` requests, each made when it is called."""
-        return [partial(_decision, record) for record in islice(reversed(self.decisions), count)]
 
     async def index(self, _: web.Request) -> web.Response:
         """Size of the prefix index."""
@@ -178,70 +167,6 @@ def _breaker(member: Member, now_s: float) -> dict[str, Any]:
     until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
     why = "it asked for that" if state is State.RESTING else member.breaker.why
     return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}
-
-
-def _decision(record: RequestRecord) -> dict[str, Any]:
-    receipt = record.receipt
-    return {
-        "id": record.id,
-        "at_s": round(record.at_s, 3),
-        "route": record.route,
-        "model": record.model,
-        "tenant": record.tenant,
-        "status": record.status,
-        "ending": record.ending,
-        "error": record.error,
-        "detail": record.detail,
-        "retries": [{"kind": kind, "replica": replica} for kind, replica in record.retries],
-        "queued_s": round(record.queued_s, 3),
-        "ttft_s": record.ttft_s,
-        "duration_s": record.duration_s,
-        "usage": _fields(record.usage) if record.usage is not None else None,
-        "replica": receipt and receipt.replica,
-        "reason": receipt and receipt.reason,
-        "grade": receipt and receipt.grade,
-        "prompt_tokens": receipt and receipt.prompt_tokens,
-        "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
-        "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
-        "weighed": receipt.weighed if receipt else 0,
-        **_explained(record),
-    }
-
-
-def _explained(record: RequestRecord) -> dict[str, Any]:
-    """Why the request's tokens missed the cache; null values without an observatory."""
-    miss, seen, replay = record.miss, record.sighting, record.receipt is not None and record.receipt.replay
-    return {
-        "miss": miss and miss.misses,
-        "hit_tokens": miss and miss.hit,
-        "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
-        "saved_ms": miss and round(miss.saved_ms, 1),
-        "template": f"{seen.template:016x}" if seen and seen.template else None,
-        "conversation": f"{seen.conversation:016x}" if seen and seen.conversation else None,
-        "turn": seen and seen.turn,
-        "step": seen and seen.step,
-        "difference": _difference(seen.difference) if seen and seen.difference else None,
-    }
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-    row = _fields(difference)
-    # Hashed with a key: if the shape shows that a piece has few digits, a plain hash would reveal its text.
-    named = blake2b(difference.piece_hash.to_bytes(8), digest_size=8, key=_HASH_KEY).hexdigest()
-    return {**row, "piece_hash": named}
-
-
-_HASH_KEY = secrets.token_bytes(16)
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    row = _fields(candidate)
-    return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
-
-
-def _fields(record: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
-    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON

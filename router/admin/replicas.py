@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from router.admin.guard import refused
+from router.admin.parameters import takes
 from router.engines.discovery.static import StaticDiscovery
 from router.settings.networks import Allowed, NotAllowed, checked
 
@@ -58,6 +59,7 @@ class Additions:
         log.info("replica added", extra={"fields": {"replica": url}})
         return _said(201, url)
 
+    @takes("url")
     async def remove(self, request: web.Request) -> web.Response:
         """200; 409 for a replica of the settings, which would be back after a restart."""
         url = request.query.get("url", "").removesuffix("/")

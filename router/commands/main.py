@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return audit.run(options, shlex.join(arguments))
     if options.command == "top":
         return _top(options)
+    if options.command == "explain":
+        from router.commands.explain.asking import main as explain
+
+        return explain(options.id, options.url, options.token_file)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored as long as there are no settings to read again
 
     def read() -> Settings:
@@ -101,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
     _add_audit(commands.add_parser("audit", help="say what request logs tell of the cache, before there is a router"))
     _add_top(commands.add_parser("top", help="watch a running router: hit rate, why tokens were computed, what to do"))
+    _add_explain(commands.add_parser("explain", help="say in words why a request went where it went"))
     commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
     return parser
 
@@ -149,6 +154,19 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
     parser.add_argument("--once", action="store_true", help="print it once and exit, as where there is no terminal")
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "id", metavar="ID", help="its x-warmroute-request-id, or the x-request-id that it was sent with"
+    )
+    parser.add_argument(
+        "--admin", "--url", dest="url", default="http://127.0.0.1:8001", metavar="URL",
+        help="of the router's admin listener (http://127.0.0.1:8001)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+    )
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ import msgspec
 
 from router.core.dialects import Dialect
 from router.core.facts.misses import Difference, Sighting
+from router.core.facts.placements import Receipt
+from router.core.observatory.explain import settled
 from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, Page, json_page, no_model_page
 from router.telemetry.record import RequestRecord
@@ -53,6 +55,32 @@ def change_message(found: Difference, *, own: bool) -> str:
     if own and (found.before or found.after):
         said += f" It was {found.before!r} and is {found.after!r}."
     return said
+
+
+def final_receipt(
+    dialect: Dialect, receipt: Receipt, record: RequestRecord, *, isolated: bool
+) -> Callable[[bytes], bytes]:
+    """A function that makes the comment behind a stream, of the stream's tail: the receipt with the engine's own
+    counts, which headers are sent too early to know. A comment is a line of an event stream that begins with a colon,
+    and that clients pass over (WHATWG HTML 9.2.6)."""
+
+    def comment(tail: bytes) -> bytes:
+        usage = dialect.stream_usage(tail)
+        miss = settled(receipt.miss, usage) if receipt.miss is not None else None
+        told = {
+            "request_id": record.id,
+            "replica": receipt.replica,
+            "reason": receipt.reason,
+            "grade": receipt.grade,
+            "prompt_tokens": usage.prompt_tokens if usage is not None else receipt.prompt_tokens,
+            "predicted_cached_tokens": receipt.predicted_cached_tokens,
+            "cached_tokens": usage.cached_tokens if usage is not None else None,
+            "completion_tokens": usage.completion_tokens if usage is not None else None,
+            "miss": miss.header(isolated=isolated) if miss is not None else None,
+        }
+        return b": warmroute %b\n\n" % msgspec.json.encode(told)
+
+    return comment
 
 
 def made_response(head: bytes) -> str | None:

@@ -22,10 +22,10 @@ from contextlib import suppress
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts.placements import Ending, Outcome
 from router.core.observatory.explain import settled
-from router.edge.answering import refuse, request_id
+from router.edge.answering import final_receipt, refuse, request_id
 from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.question import RESPONSES, STORED, Question
-from router.edge.reader import Reader
+from router.edge.reader import FINAL_RECEIPT, Reader
 from router.edge.relay import Relay
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, Stalled
@@ -33,7 +33,7 @@ from router.http.request import Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
 from router.settings.keys import ANYBODY, Caller
-from router.telemetry.record import RequestRecord
+from router.telemetry.record import RequestRecord, session_key
 from router.telemetry.spans import Moments
 from router.telemetry.tracing import Tracer
 
@@ -149,6 +149,11 @@ class Proxy:
         wanted = question.wanted
         record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
         record.repairs, record.warning = question.repairs, question.warning
+        name = question.request.fields.get(b"x-session-id")
+        if not name and wanted.ask.session:
+            name = wanted.ask.session.encode(errors="surrogatepass")
+        if name:
+            record.session = session_key(name)
 
     # -- answer --------------------------------------------------------------------------------------------------
 
@@ -161,12 +166,16 @@ class Proxy:
             question.request.answer(answer.status, lines, answer.head)
             call.outcome = _outcome(call)
             return
+        last = None
+        if FINAL_RECEIPT in question.request.fields and self.receipts and question.receipts:
+            last = final_receipt(question.dialect, call.lease.receipt, record, isolated=_isolated(caller, record))
         call.relay = Relay(
             answer,
             question.request.begin(answer.status, lines),
             begun=self._begun(call, record) if question.wanted.ask.stream else None,
             strip_usage=question.dialect if question.strip_usage else None,
             judge=judge_of(question, answer),
+            last=last,
         )
 
     async def _relay(self, call: Call, relay: Relay, record: RequestRecord) -> None:
@@ -189,12 +198,11 @@ class Proxy:
 
     def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
         """Header lines for the client: the engine's, and our own."""
-        lines, tenant, sighting = call.answer.lines, caller.tenant, record.sighting
+        lines = call.answer.lines
         if self.receipts and call.question.receipts:
             receipt, told = call.lease.receipt, ""
             if receipt.miss is not None and receipt.miss.misses:
-                isolated = (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
-                told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
+                told = f"x-warmroute-miss: {receipt.miss.header(isolated=_isolated(caller, record))}\r\n"
             if record.queued_s >= WAITED_MIN_S:
                 told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
             lines.append(
@@ -244,6 +252,12 @@ class Proxy:
             if lease.first_token_s is not None and relay.events > 2 and outcome.ending is _OK:
                 # The time of the last event is that of the end, since no event is timed by itself.
                 record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
+
+
+def _isolated(caller: Caller, record: RequestRecord) -> bool:
+    """Whether the client may not hear that another identity has the prompt."""
+    tenant, sighting = caller.tenant, record.sighting
+    return (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
 
 
 def _outcome(call: Call) -> Outcome:

@@ -42,8 +42,9 @@ SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
+FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
 
-_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY}
+_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 

@@ -41,8 +41,8 @@ class Relay:
     """Takes one answer's body and writes it to one client."""
 
     __slots__ = (
-        "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_long_ended", "_partial", "_splitter",
-        "_strip_usage", "_tail", "ending", "events",
+        "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_last", "_long_ended", "_partial",
+        "_splitter", "_strip_usage", "_tail", "ending", "events",
     )  # fmt: skip
 
     def __init__(
@@ -53,9 +53,11 @@ class Relay:
         begun: Callable[[bytes], bool] | None = None,
         strip_usage: Dialect | None = None,
         judge: Dialect | None = None,
+        last: Callable[[bytes], bytes] | None = None,
     ) -> None:
         """`begun` is called with what passes until it returns True. With `strip_usage` the usage event, which only we
-        asked for, is left out. `judge` says whether the stream is whole; without it no stream is judged."""
+        asked for, is left out. `judge` says whether the stream is whole; without it no stream is judged. `last`
+        makes what is sent behind a judged stream that is whole, of the tail that it is given."""
         self._answer = answer
         self._client = client
         self._begun = begun
@@ -63,6 +65,7 @@ class Relay:
         self._splitter = EventSplitter()  # finds the usage event
         self._events_only = answer.streams
         self._judge = judge
+        self._last = last
         self._dropping = False  # a `[DONE]` came before the stream was whole, so nothing more passes
         self._long_ended: Ending | None = None  # the ending that an event told which is too long for the tail
         self.ending: Ending | None = None  # the ending that the stream told, known at its end
@@ -125,6 +128,10 @@ class Relay:
             self._pass(bytes(self._partial))
         if rest := self._splitter.close():
             self._client.write(self._framed(rest))
+        if self._last is not None and self.ending is Ending.OK and self._client.chunked:
+            tail = self.tail
+            if tail.endswith((b"\n\n", b"\n\r\n")):  # behind half a line a comment would be a part of that line
+                self._client.write(self._framed(self._last(tail)))
         self._client.end()
 
     # -- the client's side ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from router.edge.callers import METRICS, Callers
 from router.edge.proxy import Proxy
 from router.edge.question import STORED
 from router.http.request import Refusal, Request, date_line
-from router.placer import MODELS, Page, Placer
+from router.placer import MODELS, REQUESTS, Page, Placer, RequestOwner
 from router.settings.keys import ANYBODY, Caller
 from router.settings.schema import Settings
 from router.telemetry.record import RequestRecord
@@ -76,10 +76,19 @@ class Routes:
             return _LEAVING
         if path == METRICS and not self._metrics_here:
             return None
+        if path.startswith(REQUESTS):
+            return await self._placer.page(path, self._owner(caller))
         page = await self._placer.page(path)
         if caller.tenant is not None and page is not None and path.startswith(MODELS):
             return filtered(page, path, caller.tenant.allows)
         return page
+
+    def _owner(self, caller: Caller) -> RequestOwner:
+        """The caller as whoever may read of their own requests as much as answers to them tell."""
+        tenant = caller.tenant
+        if tenant is None:
+            return RequestOwner(None, self._proxy.receipts, isolated=False)
+        return RequestOwner(tenant.name, self._proxy.receipts and tenant.receipts, tenant.isolated)
 
 
 def _about_response(request: Request) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from router.admin.history.history import RouterHistory
+from router.admin.history.keeper import HistoryKeeper
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
@@ -70,6 +72,10 @@ def metrics_of(hub: HubParts) -> Metrics:
         rows = hub.events.stats().items() if hub.events is not None else ()
         return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
 
+    def history() -> tuple[bool, int, int]:
+        status = hub.history.status()
+        return (status.failing, status.bytes, hub.history.dropped()) if status is not None else (False, 0, 0)
+
     figures = Figures(
         in_flight=lambda: hub.edges.in_flight,
         streams=streams,
@@ -78,6 +84,7 @@ def metrics_of(hub: HubParts) -> Metrics:
         held=lambda: hub.admission.held_back(),
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
+        history=history,
         totals=hub.totals,
     )
     return Metrics(hub.router, time.monotonic, figures, process=True)
@@ -89,6 +96,27 @@ def discoveries_of(hub: HubParts) -> Together:
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
         log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
     return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
+
+
+def history_of(hub: HubParts) -> RouterHistory:
+    """What is kept of the past, in memory and where a path is given in a file."""
+    admin = hub.settings.admin
+    keeper = None
+    if admin.history_path:
+        path, days = admin.history_path, admin.history_days_max
+        keeper = HistoryKeeper(path, bytes_max=admin.history_bytes_max, days_max=days)
+
+    def load() -> tuple[int, int]:
+        waiting, _ = hub.admission.queued()
+        return hub.edges.in_flight, sum(waiting.values())
+
+    return RouterHistory(
+        decisions_max=hub.settings.limits.decisions_max,
+        keeper=keeper,
+        load=load,
+        days_max=admin.history_days_max,
+        bytes_max=admin.history_bytes_max,
+    )
 
 
 def pages_of(hub: HubParts) -> Pages:
@@ -103,7 +131,7 @@ def pages_of(hub: HubParts) -> Pages:
         hub.metrics,
         ready=hub.ready,
         clock=time.monotonic,
-        decisions_max=hub.settings.limits.decisions_max,
+        history=hub.history,
         streams=stream,
         window=lambda id_: hub.admission.window(id_),
         added=lambda id_: Replica(id_).url in hub.replicas.added,
@@ -122,7 +150,7 @@ def observatory_of(hub: HubParts) -> Observatory | None:
         settings,
         tenant=hub.metrics.tenant,
         clock=time.monotonic,
-        decisions=hub.pages.newest,
+        decisions=hub.history.newest,
         window=lambda id_: hub.admission.window(id_),
         warming=lambda id_: hub.warmer.warming(id_),
     )

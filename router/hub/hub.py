@@ -79,6 +79,9 @@ class Hub:
         self.metrics = assembly.metrics_of(self)
         self.replicas = StaticDiscovery(s.replicas)  # replicas named in the settings or added at run time
         self.discoveries = assembly.discoveries_of(self)
+        self.history = assembly.history_of(self)
+        self._stack.push_async_callback(self.history.close)
+        self.history.start()
         self.pages = assembly.pages_of(self)
         self.observatory = assembly.observatory_of(self)
         self.placer = assembly.placer_of(self)
@@ -104,6 +107,7 @@ class Hub:
         if self.observatory is not None:
             self._task(self.observatory.watch(lambda: self.edges.templates()))
         self._task(self.totals.own_stalls.watch())
+        self._task(self.history.watch())
         self._task(self._check())
         self._task(self._admit())
 
@@ -171,7 +175,7 @@ class Hub:
     def observe(self, record: RequestRecord) -> None:
         """Count a request that ended; its log line is the edge's."""
         self.metrics.observe(record)
-        self.pages.decisions.append(record)
+        self.history.observe(record)
         if self.observatory is not None:
             self.observatory.observe(record)
 

@@ -14,7 +14,7 @@ from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.hub.admitter import Admitter
 from router.hub.owners import ResponseOwners
-from router.placer import LEFT, Page, TokenView
+from router.placer import LEFT, Page, RequestOwner, TokenView
 from router.telemetry.record import RequestRecord
 
 LISTEN_S = 0.001  # interval of the looks whether an awaited event has come
@@ -34,7 +34,7 @@ class LocalPlacer:
         observe: Callable[[RequestRecord], None],
         failed: Callable[[str, str], None],
         refused: Callable[[str], None],
-        page: Callable[[str], Awaitable[Page | None]],
+        page: Callable[[str, RequestOwner | None], Awaitable[Page | None]],
         limits: AdmissionLimits | None = None,
         load_stale_s: float = 3.0,
         shed: Callable[[str, Priority], None] = lambda *_: None,
@@ -57,7 +57,11 @@ class LocalPlacer:
         self.report = observe
         self.failed = failed
         self.refused = refused
-        self.page = page
+        self._page = page
+
+    def page(self, path: str, owner: RequestOwner | None = None) -> Awaitable[Page | None]:
+        """One of the router's own pages; None if there is none."""
+        return self._page(path, owner)
 
     def follows(self) -> bool:
         """Whether any replica's events are followed, so that prompts are wanted as token ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Protocol
 
+from router.admin.history.history import RouterHistory
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.placement.router import Router
@@ -34,6 +35,7 @@ class HubParts(Protocol):
     totals: Totals
     replicas: StaticDiscovery
     discoveries: Together
+    history: RouterHistory
     pages: Pages
     observatory: Observatory | None
     admission: Admitter

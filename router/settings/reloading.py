@@ -51,6 +51,7 @@ FIXED = frozenset(
         "discovery.replicas_max",
         "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
         "listen.hub_timeout_s", "admin.allow_python_parser",
+        "admin.history_path", "admin.history_bytes_max", "admin.history_days_max",
         "auth.secret", "auth.secret_file", "auth.tenants_max",
         "routing.policy", "routing.index_bytes_max", "routing.blocks_max_default", "routing.kv_tokens_max",
         "routing.memory_max",

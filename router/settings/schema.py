@@ -17,6 +17,8 @@ SECRETS = ("admin.token", "auth.secret", "probe.api_key", "upstream.api_key")  #
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
+HistoryBytes = Annotated[int, Meta(ge=16 << 20)]
+Days = Annotated[int, Meta(ge=1, le=366)]
 Workers = Annotated[int, Meta(ge=1, le=64)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
@@ -133,6 +135,13 @@ class AdminSettings:
     replicas_allowed: tuple[str, ...] = ()
     """Where replicas added at run time (`POST /admin/replicas`) may be: `http://10.0.0.0/8:8000`, an address or a
     network, never a name, with its port. Empty: none can be added."""
+    history_path: str = ""
+    """File in which past decisions and the page's figures are kept over restarts, made if it is not there; of this
+    router alone. Empty: memory only, `limits.decisions_max` decisions and an hour of figures."""
+    history_bytes_max: HistoryBytes = 256 << 20
+    """Bytes of that file with its journal; the oldest decisions go first. 256 MiB holds some 200,000."""
+    history_days_max: Days = 14
+    """Days that decisions and figures are kept there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from xxhash import xxh3_64_hexdigest
 
 from router.core.facts.misses import Breakdown, Sighting
 from router.core.facts.placements import Receipt, Usage
@@ -35,3 +36,11 @@ class RequestRecord(Struct):
     miss: Breakdown | None = None  # why tokens missed, by the engine's count if reported, otherwise as predicted
     repairs: tuple[str, ...] = ()  # repairs that the body needed
     warning: str = ""  # the warning header that the client got
+    session: str = ""  # `session_key` of the name that the client gave its session; "" for none
+    number: int = 0  # given by the hub at the end: unique, rising, microseconds of Unix time where the clock is steady
+
+
+def session_key(name: bytes) -> str:
+    """What stands for the name of a client's session: 16 hexadecimal digits. Names are text that clients choose, and
+    are neither shown nor kept; whoever knows one finds its requests by it."""
+    return xxh3_64_hexdigest(name)

@@ -170,6 +170,9 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         record.miss,
         receipt is not None and receipt.replay,
         record.repairs,
+        record.trace_id,
+        record.warning,
+        record.session,
     )
 
 
@@ -202,6 +205,9 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         sighting=report.sighting,
         miss=report.miss,
         repairs=report.repairs,
+        trace_id=report.trace_id,
+        warning=report.warning,
+        session=report.session,
     )
 
 

@@ -24,7 +24,7 @@ from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.hub.local_placer import LocalPlacer
-from router.placer import LEFT, UnknownResponse
+from router.placer import LEFT, RequestOwner, UnknownResponse
 from router.telemetry.process_counts import CONNECTIONS
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
@@ -367,7 +367,7 @@ class WorkerLink(asyncio.Protocol):
 
     def _page(self, said: messages.PageWanted) -> None:
         async def answer() -> None:
-            page = await self._placer.page(said.path)
+            page = await self._placer.page(said.path, RequestOwner(*said.owner) if said.owner else None)
             self.say(messages.PageAnswer(said.id, (page.status, page.content_type, page.body) if page else None))
             self.flush()
 

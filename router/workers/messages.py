@@ -123,6 +123,9 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     miss: Breakdown | None = None
     replay: bool = False
     repairs: tuple[str, ...] = ()
+    trace_id: str = ""
+    warning: str = ""
+    session: str = ""
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):
@@ -157,6 +160,7 @@ class PageWanted(Struct, tag=10, array_like=True, gc=False):
 
     id: Id
     path: Name
+    owner: tuple[str | None, bool, bool] | None = None  # the fields of a RequestOwner
 
 
 class Alive(Struct, tag=11, array_like=True, gc=False):

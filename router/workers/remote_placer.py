@@ -18,7 +18,7 @@ from router.core.facts.misses import Template
 from router.core.facts.placements import Outcome, Receipt
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
-from router.placer import LEFT, Edges, NoEdges, Page, TokenView
+from router.placer import LEFT, Edges, NoEdges, Page, RequestOwner, TokenView
 from router.settings.schema import Settings
 from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
@@ -235,14 +235,15 @@ class RemotePlacer:
         else:
             self._link.say(report)
 
-    async def page(self, path: str) -> Page | None:
+    async def page(self, path: str, owner: RequestOwner | None = None) -> Page | None:
         """One of the hub's pages; 503 while there is no hub."""
         if not self._link.up:
             return _NO_HUB
         id_ = self._new_id()
         future: asyncio.Future[Page | None] = self._loop.create_future()
         self._paging[id_] = future
-        self._link.say(messages.PageWanted(id_, path))
+        said = (owner.tenant, owner.receipts, owner.isolated) if owner is not None else None
+        self._link.say(messages.PageWanted(id_, path, said))
         try:
             async with asyncio.timeout(PAGE_S):
                 return await future

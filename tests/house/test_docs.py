@@ -23,6 +23,7 @@ from router.http.deadlines import REASONS
 from router.settings.keys import Keys
 from router.settings.schema import Settings, field_keys
 from tests.house.documents import DOCUMENTS, NAMES, ROOT, block, code_blocks, page, section, table
+from tests.support.histories import no_history
 
 METRICS = block(page(pages.BLOCKS["metrics"]), "metrics")
 
@@ -101,7 +102,7 @@ def test_every_path_is_in_the_table() -> None:
     """Every path that the router answers is in the table of endpoints."""
     endpoints = page("docs/reference/endpoints.md")
     never_asked: Any = None
-    pages = Pages(never_asked, never_asked, ready=bool, clock=float, decisions_max=1)
+    pages = Pages(never_asked, never_asked, ready=bool, clock=float, history=no_history())
     own = [str(route.path) for route in pages.routes() if isinstance(route, web.RouteDef)]
 
     for path in [*PATHS, *Settings().api.passthrough, *own, "/v1/models", "/v1/responses/{id}"]:

@@ -29,6 +29,7 @@ from router.telemetry import metrics as rendering
 from router.telemetry.metrics import Figures, Metrics
 from router.telemetry.process_counts import LINES_DROPPED, SPANS_DROPPED, UNEXPLAINED, Totals
 from router.telemetry.record import RequestRecord
+from tests.support.histories import no_history
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
@@ -189,7 +190,7 @@ def test_what_was_learned_of_decoding_is_told() -> None:
     first.steps = StepFit(StepModel(floor_ms=30.0, per_stream_ms=2.0, per_context_token_ms=0.001), observations=9)
     first.clock.join(1_000, 0.0, 0.0)
     it = metrics(of)
-    pages = Pages(of, it, ready=lambda: True, clock=lambda: 0.0, decisions_max=1)
+    pages = Pages(of, it, ready=lambda: True, clock=lambda: 0.0, history=no_history())
 
     page = it.page().decode()
     assert f'warmroute_replica_decode_step_seconds{{replica="{first.id}"}} 0.033' in page

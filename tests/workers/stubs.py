@@ -17,7 +17,7 @@ from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.hub.local_placer import LocalPlacer
-from router.placer import Edges, NoEdges, Page
+from router.placer import Edges, NoEdges, Page, RequestOwner
 from router.settings.schema import AuthSettings, ListenSettings, Settings
 from router.telemetry.record import RequestRecord
 from router.workers.hub_server import HubServer
@@ -95,7 +95,7 @@ class StubHub:
         self._told.extend((source, template) for source, templates in heard for template in templates)
         return self._told
 
-    async def page(self, path: str) -> Page | None:
+    async def page(self, path: str, owner: RequestOwner | None = None) -> Page | None:
         """One page, which says its own path."""
         return Page(200, "text/plain", path.encode()) if path == "/readyz" else None
 

@@ -318,7 +318,7 @@ async def test_one_scrape_has_the_requests_of_all_workers(engine: FakeEngine, ot
             async with session.get(router.url + "/metrics") as page:
                 assert 'status="404"} 1.0' in await page.text()
         assert [row["id"] for row in (await json_of(router.url + "/v1/models"))["data"]] == ["m"]
-        decisions = (await json_of(router.admin_url + "/admin/decisions"))["decisions"]
+        decisions = (await json_of(router.admin_url + "/admin/decisions?limit=500"))["decisions"]
         assert [len(row["candidates"]) for row in decisions if row["status"] == 200] == [2] * 30
 
 

@@ -28,5 +28,7 @@ class Figures:
     """How fresh each source's list of replicas is."""
     ledger: Callable[[], Ledger | None] = lambda: None
     """What the observatory has counted; None where it is off."""
+    history: Callable[[], tuple[bool, int, int]] = lambda: (False, 0, 0)
+    """Whether the file of the history is failing, bytes that it takes, decisions that it did not get."""
     totals: Totals = field(default_factory=Totals)
     """Totals of all processes."""

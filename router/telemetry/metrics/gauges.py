@@ -58,6 +58,11 @@ class Gauges(Collector):
         yield counter("log_lines_dropped", text, totals.lines_dropped())
         text = "Spans of traces that the collector did not take, or for which the queue was full."
         yield counter("spans_dropped", text, totals.spans_dropped())
+        failing, kept_bytes, lost = figures.history()
+        text = "1 while the file of past decisions (admin.history_path) cannot be written; 0 without one."
+        yield gauge("history_failing", text, (), [((), float(failing))])
+        yield gauge("history_bytes", "Bytes of that file with its journal.", (), [((), kept_bytes)])
+        yield counter("history_decisions_dropped", "Decisions that it did not get, as too many waited for it.", lost)
         text = "Placements on replicas that may not be fit, since no other was left."
         yield counter("panic_placements", text, self._router.panics)
         count, closed = totals.connections()

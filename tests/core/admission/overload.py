@@ -49,7 +49,7 @@ class Served:
         return sorted(self.ttft_s)[int(part * (len(self.ttft_s) - 1))]
 
 
-async def _no_page(_: str) -> Page | None:
+async def _no_page(*_: object) -> Page | None:
     return None
 
 

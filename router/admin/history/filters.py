@@ -1,0 +1,119 @@
+"""Which decisions are wanted: what a query of `/admin/decisions` says, of records in memory and of rows in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.admin.parameters import BadParameter, seconds
+from router.admin.rows import conversation_of
+from router.core.facts.misses import Miss
+from router.core.facts.placements import Reason
+from router.telemetry.record import RequestRecord, session_key
+
+PARAMETERS = ("id", "session", "model", "reason", "tenant", "replica", "status", "from_s", "to_s")
+REASONS = tuple(dict.fromkeys([*(reason.value for reason in Reason), *(miss.value for miss in Miss)]))
+ENGINE_PREFIXES = ("chatcmpl-", "cmpl-", "embd-", "resp_")  # what vLLM puts before a request's id to name its answer
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionFilter:
+    """Conditions that must all hold; None: any value will do. Times are Unix seconds of a request's arrival."""
+
+    ids: tuple[str, ...] = ()  # any of these request ids; () for any id
+    sessions: tuple[str, ...] = ()  # keys of sessions or names of conversations, any of them; () for any session
+    model: str | None = None
+    reason: str | None = None  # of the placement, or of tokens that missed
+    tenant: str | None = None
+    replica: str | None = None
+    statuses: range | None = None
+    from_s: float | None = None
+    to_s: float | None = None  # exclusive
+
+    def fits(self, record: RequestRecord) -> bool:
+        """Whether a record meets all conditions."""
+        receipt = record.receipt
+        return (
+            (not self.ids or record.id in self.ids)
+            and (not self.sessions or record.session in self.sessions or conversation_of(record) in self.sessions)
+            and (self.model is None or record.model == self.model)
+            and (self.tenant is None or record.tenant == self.tenant)
+            and (self.replica is None or (receipt is not None and receipt.replica == self.replica))
+            and (self.statuses is None or record.status in self.statuses)
+            and (self.from_s is None or record.at_s >= self.from_s)
+            and (self.to_s is None or record.at_s < self.to_s)
+            and (self.reason is None or self._has_reason(record))
+        )
+
+    def _has_reason(self, record: RequestRecord) -> bool:
+        placed = record.receipt is not None and record.receipt.reason == self.reason
+        return placed or (record.miss is not None and self.reason in record.miss.misses)
+
+    def where(self) -> tuple[str, list[str | float]]:
+        """The same as a condition of SQL on the file's table `decisions`, and its arguments."""
+        parts, values = ["1"], list[str | float]()
+
+        def add(condition: str, *arguments: str | float) -> None:
+            parts.append(condition)
+            values.extend(arguments)
+
+        if self.ids:
+            add(f"id IN ({', '.join('?' * len(self.ids))})", *self.ids)
+        if self.sessions:
+            any_ = ", ".join("?" * len(self.sessions))
+            add(f"(session IN ({any_}) OR conversation IN ({any_}))", *self.sessions, *self.sessions)
+        for name, value in (("model", self.model), ("tenant", self.tenant), ("replica", self.replica)):
+            if value is not None:
+                add(f"{name} = ?", value)
+        if self.reason is not None:
+            add("(reason = ? OR instr(misses, ?))", self.reason, f" {self.reason} ")
+        if self.statuses is not None:
+            add("status >= ? AND status < ?", self.statuses.start, self.statuses.stop)
+        if self.from_s is not None:
+            add("at_s >= ?", self.from_s)
+        if self.to_s is not None:
+            add("at_s < ?", self.to_s)
+        return " AND ".join(parts), values
+
+
+def filter_of(query: Mapping[str, str]) -> DecisionFilter:
+    """The conditions of a query's parameters; an empty value is none. Raises BadParameter."""
+    reason = query.get("reason") or None
+    if reason is not None and reason not in REASONS:
+        raise BadParameter(f"'reason' is one of {', '.join(REASONS)}, not '{reason[:64]}'.")
+    return DecisionFilter(
+        ids=ids_of(query.get("id", "")),
+        sessions=_sessions(query.get("session", "")),
+        model=query.get("model") or None,
+        reason=reason,
+        tenant=query.get("tenant") or None,
+        replica=query.get("replica") or None,
+        statuses=_statuses(query.get("status", "")),
+        from_s=seconds("from_s", query.get("from_s")),
+        to_s=seconds("to_s", query.get("to_s")),
+    )
+
+
+def ids_of(given: str) -> tuple[str, ...]:
+    """The request ids that somebody may mean: the id given, and without what an engine puts before it."""
+    if not given:
+        return ()
+    bare = [given.removeprefix(prefix) for prefix in ENGINE_PREFIXES if given.startswith(prefix)]
+    return (given, *(id_ for id_ in bare if id_))
+
+
+def _sessions(given: str) -> tuple[str, ...]:
+    """What a session may be called: by the name that its client gave, by the key that pages show, by a conversation."""
+    return (given, session_key(given.encode(errors="surrogatepass"))) if given else ()
+
+
+def _statuses(text: str) -> range | None:
+    """A status such as 503, or a class such as 5xx. Raises BadParameter."""
+    if not text:
+        return None
+    if len(text) == 3 and text[0] in "12345":
+        if text[1:].lower() == "xx":
+            return range(int(text[0]) * 100, int(text[0]) * 100 + 100)
+        if text.isascii() and text.isdigit():
+            return range(int(text), int(text) + 1)
+    raise BadParameter(f"'status' is a status such as 503 or a class such as 5xx, not '{text[:64]}'.")

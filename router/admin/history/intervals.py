@@ -1,0 +1,187 @@
+"""What all requests of five seconds add up to, whether they were placed or not: counts, tokens, times, load.
+
+An interval is a mapping of names to numbers, so that intervals add up to longer ones name by name, and one that was
+kept by another version of the router still does. Names are those of the page's points but for
+    miss:REASON            prompt tokens that missed the cache, by reason
+    ttft:N, itl:N, e2e:N, waited:N   requests in bucket N of a time's histogram
+    NAME_max               a maximum, which does not add up
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from router.core.facts.misses import Breakdown, Miss
+from router.core.facts.placements import Ending, Receipt, Usage
+from router.core.observatory.ledger.sums import TTFT_S, percentile
+from router.telemetry.record import RequestRecord
+
+STEP_S = 5
+STEPS = 720  # intervals kept in memory: an hour
+
+Sums: TypeAlias = dict[str, float]
+
+_ITL_S = tuple(round(0.0005 * 1.25**step, 7) for step in range(45))  # bounds of buckets, to 9 s
+_BOUNDS: dict[str, Sequence[float]] = {"ttft": TTFT_S, "itl": _ITL_S, "e2e": TTFT_S, "waited": TTFT_S}
+_KEYS = {name: tuple(f"{name}:{n}" for n in range(len(bounds) + 1)) for name, bounds in _BOUNDS.items()}
+_MISSES = {miss: f"miss:{miss.value}" for miss in Miss}
+_PARTS = {"ttft": (0.5, 0.9, 0.99), "itl": (0.5, 0.9, 0.99), "e2e": (0.5, 0.9, 0.99), "waited": (0.9,)}
+_COUNTED = (
+    "requests", "placed", "answered", "errors_5xx", "errors_4xx", "shed", "left", "broken", "retries",
+    "prompt_tokens", "completion_tokens", "predicted_tokens", "hit_tokens", "genuine_tokens", "replay_tokens",
+    "verified_tokens", "verified_hit_tokens", "verified_predicted_tokens",
+)  # fmt: skip
+(
+    _REQUESTS, _PLACED, _ANSWERED, _ERRORS_5XX, _ERRORS_4XX, _SHED, _LEFT, _BROKEN, _RETRIES,
+    _PROMPT, _COMPLETION, _PREDICTED, _HIT, _GENUINE, _REPLAY,
+    _VERIFIED, _VERIFIED_HIT, _VERIFIED_PREDICTED,
+) = range(len(_COUNTED))  # fmt: skip
+_OK, _CLIENT_LEFT = Ending.OK.value, Ending.CLIENT_LEFT.value  # looking up an enum's member costs as much as a call
+
+
+class Intervals:
+    """The intervals of the last hour. One is under way; `move` ends it.
+
+    What is under way is plain lists, since every request adds to it; it becomes a mapping when it is over.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.number = int(now_s // STEP_S)  # steps since 1970 of the interval under way
+        self.over: deque[tuple[int, Sums]] = deque(maxlen=STEPS)  # oldest first
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = [0] * len(_COUNTED)
+        self._load: Sums = {}
+        self._misses = dict.fromkeys(Miss, 0)
+        self._ttft, self._itl, self._e2e, self._waited = ([0] * len(keys) for keys in _KEYS.values())
+
+    def observe(self, record: RequestRecord) -> None:
+        """Add a request that ended."""
+        counts, status, receipt = self._counts, record.status, record.receipt
+        counts[_REQUESTS] += 1
+        counts[_outcome(status, record.ending)] += 1
+        if status != 429:
+            self._e2e[bisect_left(TTFT_S, record.duration_s)] += 1
+        if record.queued_s > 0:
+            self._waited[bisect_left(TTFT_S, record.queued_s)] += 1
+        if record.ttft_s is not None:
+            self._ttft[bisect_left(TTFT_S, record.ttft_s)] += 1
+        if record.inter_token_s is not None:
+            self._itl[bisect_left(_ITL_S, record.inter_token_s)] += 1
+        if record.retries:
+            counts[_RETRIES] += len(record.retries)
+        if record.usage is not None:
+            counts[_COMPLETION] += record.usage.completion_tokens
+        if receipt is not None:
+            counts[_PLACED] += 1
+            if record.miss is not None:
+                self._tokens(record.miss, receipt, record.usage)
+
+    def _tokens(self, miss: Breakdown, receipt: Receipt, usage: Usage | None) -> None:
+        """Add a prompt's tokens: hits, and misses by reason."""
+        counts, misses, predicted = self._counts, self._misses, receipt.predicted_cached_tokens
+        counts[_PROMPT] += miss.prompt_tokens
+        counts[_PREDICTED] += predicted
+        counts[_HIT] += miss.hit
+        counts[_REPLAY if receipt.replay else _GENUINE] += miss.hit
+        if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens > 0:
+            counts[_VERIFIED] += miss.prompt_tokens
+            counts[_VERIFIED_HIT] += miss.hit
+            counts[_VERIFIED_PREDICTED] += predicted
+        for reason, tokens in miss.misses.items():
+            misses[reason] += tokens
+
+    def sample(self, in_flight: int, waiting: int) -> None:
+        """Note how many requests are being answered, and how many of them wait in the router."""
+        now = {"in_flight": in_flight, "waiting": waiting, "in_flight_max": in_flight, "waiting_max": waiting}
+        together(self._load, {"samples": 1, **now})
+
+    def now(self) -> Sums:
+        """The interval under way."""
+        sums: Sums = {name: value for name, value in zip(_COUNTED, self._counts, strict=True) if value}
+        sums |= {_MISSES[miss]: tokens for miss, tokens in self._misses.items() if tokens}
+        for keys, counts in zip(_KEYS.values(), (self._ttft, self._itl, self._e2e, self._waited), strict=True):
+            sums |= {key: count for key, count in zip(keys, counts, strict=True) if count}
+        return sums | self._load
+
+    def move(self, now_s: float) -> tuple[int, Sums] | None:
+        """Begin a new interval if the one under way is over by `now_s`. Returns the one that is over, with its
+        number. A clock that was set back begins none."""
+        number = int(now_s // STEP_S)
+        if number <= self.number:
+            return None
+        ended = (self.number, self.now())
+        self.over.append(ended)
+        self.number = number
+        self._begin()
+        return ended
+
+    def all(self) -> list[tuple[int, Sums]]:
+        """Every interval with its number, oldest first, the one under way last."""
+        return [*self.over, (self.number, self.now())]
+
+
+def _outcome(status: int, ending: str) -> int:
+    """The count that a request's end belongs to, besides that of all requests."""
+    if status == 200 and ending == _OK:
+        return _ANSWERED
+    if status == 429:
+        return _SHED
+    if status == 499 or ending == _CLIENT_LEFT:  # nginx's code for a client that left before its answer began
+        return _LEFT
+    if status >= 500:
+        return _ERRORS_5XX
+    if status >= 400:
+        return _ERRORS_4XX
+    return _ANSWERED if ending == _OK else _BROKEN
+
+
+# -- adding up -----------------------------------------------------------------------------------------------------
+
+
+def together(first: Sums, second: Mapping[str, float]) -> Sums:
+    """Both intervals as one; `first` is changed and returned."""
+    for name, value in second.items():
+        first[name] = max(first.get(name, 0), value) if name.endswith("_max") else first.get(name, 0) + value
+    return first
+
+
+def in_steps(known: Iterable[tuple[float, Mapping[str, float]]], step_s: int, steps: dict[int, Sums]) -> None:
+    """Add intervals, each given with its beginning in Unix time, to longer ones, which `steps` has by theirs."""
+    for at_s, sums in known:
+        at = int(at_s // step_s) * step_s
+        step = steps.get(at)
+        if step is None:
+            step = steps[at] = {}
+        together(step, sums)
+
+
+def point(at_s: int, sums: Mapping[str, float] | None) -> dict[str, Any]:
+    """An interval as a row of the page; None: nobody counted then."""
+    if sums is None:
+        return {"at_s": at_s, "known": False}
+    samples = sums.get("samples", 0)
+    return {
+        "at_s": at_s,
+        "known": True,
+        **{name: round(sums.get(name, 0)) for name in _COUNTED},
+        "misses": {miss.value: round(sums[key]) for miss, key in _MISSES.items() if sums.get(key)},
+        **_percentiles(sums),
+        **{name: round(sums.get(name, 0) / samples, 2) if samples else None for name in ("in_flight", "waiting")},
+        **{name: sums.get(name) for name in ("in_flight_max", "waiting_max")},
+    }
+
+
+def _percentiles(sums: Mapping[str, float]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name, parts in _PARTS.items():
+        counts = [sums.get(key, 0.0) for key in _KEYS[name]]
+        any_ = any(counts)
+        for part in parts:
+            value = percentile(counts, _BOUNDS[name], part) if any_ else None
+            found[f"{name}_p{round(part * 100)}_s"] = None if value is None else round(value, 5)
+    return found

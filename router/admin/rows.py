@@ -1,0 +1,157 @@
+"""Decisions as rows of pages: what is known of a request, for those who run the router and for whoever sent it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from router.core.facts.misses import Difference, Miss
+from router.core.facts.placements import Candidate
+from router.placer import RequestOwner
+from router.telemetry.record import RequestRecord
+
+Row = dict[str, Any]
+
+_HASH_KEY = secrets.token_bytes(16)
+
+
+def decision_row(record: RequestRecord, number: int) -> Row:
+    """Everything about a request, for the admin pages. `number` is unique among decisions, and rises."""
+    receipt = record.receipt
+    return {
+        "number": number,
+        "id": record.id,
+        "session": record.session or None,
+        "at_s": round(record.at_s, 3),
+        "route": record.route,
+        "model": record.model,
+        "tenant": record.tenant,
+        "stream": record.stream,
+        "status": record.status,
+        "ending": record.ending,
+        "error": record.error,
+        "detail": record.detail,
+        "retries": [{"kind": kind, "replica": replica} for kind, replica in record.retries],
+        "queued_s": round(record.queued_s, 3),
+        "overhead_s": record.overhead_s and round(record.overhead_s, 6),
+        "ttft_s": record.ttft_s,
+        "inter_token_s": record.inter_token_s,
+        "duration_s": record.duration_s,
+        "events": record.events,
+        "usage": _fields(record.usage) if record.usage is not None else None,
+        "replica": receipt and receipt.replica,
+        "policy": receipt and receipt.policy,
+        "reason": receipt and receipt.reason,
+        "grade": receipt and receipt.grade,
+        "prompt_tokens": receipt and receipt.prompt_tokens,
+        "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
+        "spill": (receipt and receipt.spill) or None,
+        "spilled_tokens": receipt.spilled_tokens if receipt else 0,
+        "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
+        "weighed": receipt.weighed if receipt else 0,
+        **_explained(record),
+        "repairs": record.repairs,
+        "warning": record.warning or None,
+        "trace_id": record.trace_id or None,
+    }
+
+
+def _explained(record: RequestRecord) -> Row:
+    """Why the request's tokens missed the cache; null values without an observatory."""
+    miss, seen, replay = record.miss, record.sighting, record.receipt is not None and record.receipt.replay
+    return {
+        "miss": miss and miss.misses,
+        "hit_tokens": miss and miss.hit,
+        "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
+        "saved_ms": miss and round(miss.saved_ms, 1),
+        "template": f"{seen.template:016x}" if seen and seen.template else None,
+        "conversation": conversation_of(record),
+        "turn": seen and seen.turn,
+        "apart": seen is not None and seen.apart,
+        "step": seen and seen.step,
+        "difference": _difference(seen.difference) if seen and seen.difference else None,
+    }
+
+
+def conversation_of(record: RequestRecord) -> str | None:
+    """The name of the conversation that the prompt belongs to, as texts of prompts tell; None where they do not."""
+    seen = record.sighting
+    return f"{seen.conversation:016x}" if seen is not None and seen.conversation else None
+
+
+def _difference(difference: Difference) -> Row:
+    row = _fields(difference)
+    # Hashed with a key: if the shape shows that a piece has few digits, a plain hash would reveal its text.
+    named = blake2b(difference.piece_hash.to_bytes(8), digest_size=8, key=_HASH_KEY).hexdigest()
+    return {**row, "piece_hash": named}
+
+
+def _candidate(candidate: Candidate) -> Row:
+    row = _fields(candidate)
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _fields(record: msgspec.Struct) -> Row:
+    """The fields of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+# -- for whoever sent it -------------------------------------------------------------------------------------------
+
+_OWN = (
+    "id",
+    "at_s",
+    "route",
+    "model",
+    "stream",
+    "status",
+    "ending",
+    "error",
+    "detail",
+)  # known to its client
+_TIMES = ("ttft_s", "inter_token_s", "duration_s", "events", "usage")  # likewise: it could take these times itself
+_TOLD = ("replica", "reason", "grade", "prompt_tokens", "predicted_cached_tokens")  # headers of receipts
+_WHERE = (
+    "change",
+    "message",
+    "role",
+    "path",
+    "offset_bytes",
+    "at_bytes",
+    "lost_bytes",
+)  # places in the client's own body
+
+
+def client_row(row: Mapping[str, Any], owner: RequestOwner) -> Row:
+    """What whoever sent a request may read of its row. Where answers carry no receipts, that is what the client knows
+    anyway. Otherwise it is what receipts say and why: never another replica's load, nor another prompt's text."""
+    shown = {name: row.get(name) for name in (*_OWN, *_TIMES)}
+    if not owner.receipts:
+        return shown
+    shown |= {name: row.get(name) for name in _TOLD}
+    miss = row.get("miss")
+    difference = row.get("difference")
+    return shown | {
+        "waited_s": row.get("queued_s"),
+        "retries": [each["kind"] for each in row.get("retries") or ()],
+        "spill": row.get("spill"),
+        "spilled_tokens": row.get("spilled_tokens"),
+        "hit_tokens": row.get("hit_tokens"),
+        "miss": _not_of_others(miss) if miss and (owner.isolated or row.get("apart")) else miss,
+        "turn": row.get("turn"),
+        "difference": difference and {name: difference[name] for name in _WHERE},
+    }
+
+
+def _not_of_others(miss: Mapping[str, int]) -> dict[str, int]:
+    """The misses without a word of prompts that other identities have, as `x-warmroute-miss` tells an isolated tenant:
+    those tokens count as cold."""
+    if Miss.IDENTITY not in miss:
+        return dict(miss)
+    unknown = (Miss.IDENTITY.value, Miss.NEW.value)
+    cold = miss.get(Miss.COLD.value, 0) + sum(miss.get(reason, 0) for reason in unknown)
+    return {Miss.COLD.value: cold, **{why: tokens for why, tokens in miss.items() if why not in (*unknown, Miss.COLD)}}
