@@ -11,7 +11,7 @@ from math import ceil
 from operator import add
 from typing import Any, NamedTuple
 
-from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, TOOL_CALLS, ratio, zeros
+from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, TOOL_CALLS, VERIFIED, ratio, zeros
 
 OTHER = "other"
 GROUP_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)  # bounds of buckets: few, for there are many groups
@@ -107,6 +107,7 @@ def _row(label: Label, group: Group) -> dict[str, Any]:
         "step": label.step,
         "requests": round(sums[REQUESTS]),
         "prompt_tokens": round(sums[PROMPT]),
+        "verified_tokens": round(sums[VERIFIED]),
         "hit_rate": ratio(hit, prompt),
         "genuine_hit_rate": ratio(hit - replay, prompt),
         "ttft_p50_s": _of_recent(group.ttfts_s, 0.5),
