@@ -82,7 +82,7 @@ def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
     """The whole page."""
     mpl.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK, "axes.edgecolor": "#2c3235"})
     mpl.rcParams.update({"xtick.color": FAINT, "ytick.color": FAINT, "font.size": 8})
-    panels = [panel for panel in data["panels"] if panel["type"] != "row"]
+    panels = [panel for panel in data["panels"] if panel["type"] not in {"row", "heatmap"}]
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     height_in = HEAD_IN + rows * UNIT_IN + 0.1
     figure = plt.figure(figsize=(WIDTH_IN, height_in), facecolor=PAGE)

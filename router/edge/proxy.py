@@ -89,6 +89,7 @@ class Proxy:
         try:
             await self._serve(request, caller, record, started_s, trace)
         except Refusal as refusal:
+            record.model = record.model or refusal.model
             refuse(request, record, refusal, spoken_on(request.path))
         except (asyncio.CancelledError, ClientLeft) as error:
             if self.cut_why and isinstance(error, asyncio.CancelledError):

@@ -172,7 +172,10 @@ class Reader:
         try:
             model = self._placer.resolve(ask.model)
         except NoReplica as error:
-            raise none_ready() from error
+            refusal = none_ready()
+            if ask.model and self._placer.engines(ask.model):  # other names are the client's, and must not be counted
+                refusal.model = ask.model
+            raise refusal from error
         except UnknownModel as unknown:
             shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
             known = ", ".join(shown[:20]) or "none"

@@ -83,6 +83,11 @@ async def test_pages_agree_with_metrics(client: ClientSession, engines: Engines)
             assert counted[f"warmroute_group_{metric}_tokens_total"] == totals[name]
         assert counted["warmroute_group_ttft_seconds_count"] == counted["warmroute_ttft_seconds_count"] == 3
         assert {row["id"] for row in shown["replicas"]} == set(engines.urls)
+        assert all(row["models"] == ["sim"] for row in shown["replicas"])
+        (row,) = (row for row in shown["models"] if row["model"] == "sim")
+        same = ("requests", "prompt_tokens", "hit_tokens", "verified_tokens", "verified_hit_tokens")
+        assert {name: row[name] for name in same} == {name: totals[name] for name in same}
+        assert (row["failed"], row["in_flight"], row["waiting"], row["completion_tokens"]) == (0, 0, 0, 28)
         assert all(row["ready"] and row["state"] == "closed" and not row["warming"] for row in shown["replicas"])
         decisions = await page(client, app, "decisions")
         assert shown["decisions"] == decisions["decisions"]

@@ -54,8 +54,10 @@ async def test_actual_tokens_are_counted(client: ClientSession, engine: FakeEngi
             page = await response.text()
         assert 'warmroute_cached_tokens_total{model="m"} 32.0' in page
         assert 'warmroute_reported_prompt_tokens_total{model="m"} 100.0' in page
+        assert 'warmroute_token_hit_ratio{model="m"} 0.32' in page
+        assert 'warmroute_token_hit_verified_ratio{model="m"} 1.0' in page
         assert 'warmroute_token_hit_rate{kind="actual"} 0.32' in page
-        assert 'warmroute_decisions_total{policy="warm",reason="only"} 1.0' in page
+        assert 'warmroute_decisions_total{model="m",policy="warm",reason="only"} 1.0' in page
 
 
 async def test_label_values_are_bounded(client: ClientSession, engine: FakeEngine) -> None:

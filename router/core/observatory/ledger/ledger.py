@@ -17,7 +17,7 @@ from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighti
 from router.core.facts.placements import Usage
 from router.core.observatory.ledger.advice import Situation, advise
 from router.core.observatory.ledger.branches import Branch, Branches
-from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Groups
+from router.core.observatory.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S, Group, Groups
 from router.core.observatory.ledger.losses import Losses
 from router.core.observatory.ledger.sums import (
     AT,
@@ -134,6 +134,9 @@ class Ledger:
             for reason, of_reason in misses.items():
                 now[AT[reason]] += of_reason
             group.prompts.append(tokens)
+            lengths = group.lengths
+            lengths[bisect_left(GROUP_PROMPT_TOKENS, tokens)] += 1
+            lengths[-1] += tokens
             if receipt.replay:
                 now[REPLAY] += miss.hit
                 now[REPLAYS] += 1
