@@ -107,7 +107,7 @@ MISSED = (
     ("new", GREEN),
 )
 MARKS = (
-    Mark("Settings read again", f"changes(warmroute_last_reload_timestamp_seconds{{{OF}}}[1m]) > 0", "blue"),
+    Mark("Settings read again", f'sum(increase(warmroute_reloads_total{{{OF},result="ok"}}[2m])) > 0', "blue"),
     Mark(
         "Replica joined",
         f"max by (replica) (warmroute_replica_info{{{OF}}})"

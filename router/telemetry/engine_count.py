@@ -23,7 +23,7 @@ WINDOW_S = 300.0
 TOKENS_MIN = 2_000.0  # queries beyond those told of, within the window, before a rate is made of them
 PART_MIN = 0.05  # the same as part of all queries: below it, what is in flight weighs too much
 
-Silent = Mapping[tuple[str, str], list[float]]  # (replica, model's label) -> prompt tokens of answers that did not tell
+Silent = dict[tuple[str, str], float]  # (replica, model's label) -> prompt tokens of answers that did not tell
 Told = Mapping[str, list[float]]  # replica -> prompt tokens and hits of answers that told
 
 
@@ -33,10 +33,9 @@ class EngineCount:
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}
         self._replicas: dict[str, _Window] = {}
-        self._settled: dict[tuple[str, str], float] = {}  # silent tokens that were settled
 
     def settle(self, members: Iterable[Member], told: Told, silent: Silent, now_s: float) -> None:
-        """Take what engines have counted since the last call, and count silent answers by it."""
+        """Take what engines have counted since the last call, and count silent answers by it; `silent` is emptied."""
         rates: dict[str, float | None] = {}
         windows = self._replicas
         for member in members:
@@ -44,20 +43,13 @@ class EngineCount:
             rates[member.id] = window.rate(member, told.get(member.id) or [0.0, 0.0], now_s)
         if len(windows) > len(rates):
             self._replicas = {id_: window for id_, window in windows.items() if id_ in rates}
-        for key, (tokens,) in silent.items():
-            new, (replica, model) = tokens - self._settled.get(key, 0.0), key
-            if new < 0:  # the replica left and came back
-                new = tokens
-            if not new:
-                continue
-            self._settled[key] = tokens
+        for (replica, model), tokens in silent.items():
             rate = rates.get(replica)
             if rate is not None:
                 sums = self.sums.get(model) or self.sums.setdefault(model, [0.0, 0.0])
-                sums[0] += new
-                sums[1] += new * rate
-        if len(self._settled) > len(silent):
-            self._settled = {key: tokens for key, tokens in self._settled.items() if key in silent}
+                sums[0] += tokens
+                sums[1] += tokens * rate
+        silent.clear()
 
 
 class _Window:

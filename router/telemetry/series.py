@@ -129,7 +129,7 @@ class PlacementSeries:
     """Series of placements of one model on one replica, for one reason, with predictions of one grade. Those of a
     replica that has left are not shown."""
 
-    __slots__ = ("completion", "computed", "decisions", "graded", "placed", "requests", "silent", "told", "ttft")
+    __slots__ = ("completion", "computed", "decisions", "graded", "key", "placed", "requests", "told", "ttft")
 
     def __init__(
         self,
@@ -138,10 +138,10 @@ class PlacementSeries:
         of_replica: list[list[float]],
         ttft: list[float] | None,
         told: list[float],
-        silent: list[float],
+        key: tuple[str, str],
     ) -> None:
         """`of_replica`: tokens placed, tokens computed, requests, tokens of answers. `told` are prompt tokens and hits
-        of answers that tell what was cached, `silent` prompt tokens of those that do not."""
+        of answers that tell what was cached; `key` is the replica and the model's label."""
         self.decisions, self.graded = decisions, graded
         self.placed, self.computed, self.requests, self.completion = of_replica
-        self.ttft, self.told, self.silent = ttft, told, silent
+        self.ttft, self.told, self.key = ttft, told, key

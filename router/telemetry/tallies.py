@@ -71,7 +71,7 @@ class Tallies:
         self._placements: dict[tuple[str, str, Reason, Grade, str], PlacementSeries] = {}
         # What answers told of what was cached, for engine_count.py.
         self.told: dict[str, list[float]] = {}  # replica -> prompt tokens and hits of answers that told
-        self.silent: dict[tuple[str, str], list[float]] = {}  # (replica, model) -> prompt tokens of the other answers
+        self.silent: dict[tuple[str, str], float] = {}  # (replica, model) -> prompt tokens of the other answers
         self._overhead = self._histograms["overhead_seconds"]
         self._overhead_of_all = self._overhead.of()
         self.reloaded_at_s: float | None = None  # Unix time of the last reload that is in force
@@ -163,7 +163,7 @@ class Tallies:
             [self._counters[name].series.get((replica,)) or [0.0] for name in _REPLICA_COUNTERS],
             self._histograms["replica_ttft_seconds"].series.get((replica,)),
             told or [0.0, 0.0],
-            self.silent.setdefault((replica, model), [0.0]) if told is not None else [0.0],
+            (replica, model),
         )
         self._placements[replica, receipt.policy, receipt.reason, receipt.grade, model] = placement
         return placement
@@ -253,7 +253,7 @@ class Tallies:
             placement.told[0] += tokens
             placement.told[1] += hit
         else:
-            placement.silent[0] += tokens
+            self.silent[placement.key] = self.silent.get(placement.key, 0.0) + tokens
         model.recent.add(tokens, hit, receipt.predicted_cached_tokens, told, record.at_s)
 
     def _observe_reported(self, model: ModelSeries, usage: Usage, predicted: int, grade: Grade) -> None:
@@ -343,8 +343,6 @@ class Tallies:
             self._counters[name].series.pop((replica,), None)
         self._histograms["replica_ttft_seconds"].series.pop((replica,), None)
         self.told.pop(replica, None)
-        for key in [key for key in self.silent if key[0] == replica]:
-            del self.silent[key]
         self._placements.clear()
         failures = self._counters["replica_failures"].series
         for labels in [labels for labels in failures if labels[0] == replica]:
