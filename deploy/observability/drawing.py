@@ -40,7 +40,7 @@ def told(value: float, unit: str) -> str:
         if value >= 120:
             return f"{value / 60:.1f} min"
         return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.3g} s"
-    after = "/s" if unit == "reqps" else ""
+    after = "/s" if unit == "reqps" or unit.endswith("/s") else ""
     for limit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{letter}{after}"

@@ -29,8 +29,10 @@ REPLICAS, TIME_SCALE = 3, 30.0
 TARGET_LABELS = {"job", "instance", "namespace", "le"}  # of Prometheus' making, and of histograms
 NOT_OURS = {"up"}
 
-# Empty for replicas that are listed, as here; to Prometheus an empty label is none.
-OF_PODS = {"warmroute_replica_info": {"name", "node", "pod", "namespace"}}
+# Empty for replicas that are listed and agents that name no step, as here; to Prometheus an empty label is none.
+EMPTY = {"warmroute_replica_info": {"name", "node", "pod", "namespace"}}
+EMPTY |= {f"warmroute_group_{name}": {"step"} for name in ("requests_total", "prompt_tokens_total", "hit_tokens_total")}
+EMPTY["warmroute_group_ttft_seconds_bucket"] = {"step"}
 
 # All answers of the run tell what was cached, so that nothing is left for engines' counters to tell.
 TOLD = re.compile("token_hit_rate_(counted|silent):|: counted$")
@@ -141,7 +143,7 @@ def test_every_expression_returns_data(ran: Run) -> None:
 
 def test_expressions_name_only_what_a_router_emits(ran: Run) -> None:
     """Parsed by Prometheus' grammar, every metric was scraped from the router with the labels that are asked of it."""
-    emitted = {name: labels | OF_PODS.get(name, set()) for name, labels in ran.labels.items()}
+    emitted = {name: labels | EMPTY.get(name, set()) for name, labels in ran.labels.items()}
     parsed = in_tools(WALK, text=json.dumps(list(expressions().values())))
     for (where, expr), found in zip(expressions().items(), parsed, strict=True):
         known = TARGET_LABELS | set(re.findall(r'label_replace\(.*?, "(\w+)", "', expr))
