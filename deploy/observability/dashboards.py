@@ -840,7 +840,7 @@ REQUESTS = Board(
                 ),
                 Panel(
                     "Prompt tokens a request, by group",
-                    "Mean.",
+                    "Mean over the interval; the metric is a histogram, too.",
                     [
                         (
                             ratio(

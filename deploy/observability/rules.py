@@ -176,6 +176,13 @@ ALERTS = (
         "{{ $labels.instance }} answers every request with 503.",
     ),
     Alert(
+        "WarmrouteModelDown",
+        f"({MODEL_WAS_READY}) unless ({MODEL_READY} > 0) and on ({BY}) {ROUTERS}",
+        "2m", PAGE,
+        "No replica of a model is ready",
+        "Every request for {{ $labels.model }} of {{ $labels.job }} is answered with 503.",
+    ),
+    Alert(
         "WarmrouteNoReplicaYet",
         f"{ROUTERS} unless on ({BY}) {WAS_READY}",
         "30m", TICKET,
@@ -215,13 +222,6 @@ ALERTS = (
         "Engines count fewer hits than the hit rate says",
         "Of the prompt tokens of {{ $labels.model }} of {{ $labels.job }} whose answers tell nothing,"
         " {{ $value | humanizePercentage }} more are believed cached than engines count.",
-    ),
-    Alert(
-        "WarmrouteModelDown",
-        f"({MODEL_WAS_READY}) unless ({MODEL_READY} > 0) and on ({BY}) {ROUTERS}",
-        "2m", PAGE,
-        "No replica of a model is ready",
-        "Every request for {{ $labels.model }} of {{ $labels.job }} is answered with 503.",
     ),
     Alert(
         "WarmrouteGradeNotExact",
