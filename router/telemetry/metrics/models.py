@@ -12,6 +12,7 @@ from router.settings.keys import NONE
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.tallies import Tallies
 
+ZEROS_MAX = 100  # models that are told of though nothing of theirs is under way: the first that were asked for
 Waiting = Counter[tuple[Priority, str]]
 
 
@@ -24,7 +25,7 @@ class UnderWay:
         self.waiting: Waiting = Counter()
         for (priority, model), requests in figures.waiting().items():
             self.waiting[priority, tallies.label(model) if model else NONE] += requests
-        labels = tallies.labels()
+        labels = tallies.labels()[:ZEROS_MAX]
         self.in_flight = Counter(dict.fromkeys(labels, 0))
         for member in router.members:
             self.in_flight.update([tallies.label(lease.model) for lease in member.leases.values()])
