@@ -191,7 +191,7 @@ OVERVIEW = Board(
                         (f"({ACTUAL}) and ({TOLD} > {SHOWN_MIN})", "actual"),
                         (COUNTED, "counted"),
                     ],
-                    "percentunit", top=1, fixed=(("predicted", "blue"), ("counted", "text")),
+                    "percentunit", top=1, fixed=(("predicted", "blue"), ("actual", "purple"), ("counted", "text")),
                 ),
                 Panel(
                     "Time to first token",
@@ -234,13 +234,6 @@ OVERVIEW = Board(
         Row(
             [
                 Panel(
-                    "TTFT, all streams",
-                    "How many streams began within which time. Two bands: warm and cold prompts, or two kinds of"
-                    " replicas.",
-                    [(rate("warmroute_ttft_seconds_bucket", "le", MODEL), "{{le}}")],
-                    "s", "heatmap",
-                ),
-                Panel(
                     "Failed, by model",
                     "Part of each model's requests that ended with 5xx: one model may be down while the sum looks"
                     " well.",
@@ -261,6 +254,13 @@ OVERVIEW = Board(
                     "By the engine's count where its answer told, else as predicted.",
                     [(ratio(hits("model"), prompts("model")), "{{model}}")],
                     "percentunit", top=1,
+                ),
+                Panel(
+                    "TTFT, all streams",
+                    "How many streams began within which time. Two bands: warm and cold prompts, or two kinds of"
+                    " replicas.",
+                    [(rate("warmroute_ttft_seconds_bucket", "le", MODEL), "{{le}}")],
+                    "s", "heatmap",
                 ),
             ]
         ),

@@ -27,6 +27,7 @@ NAMED = {
     "blue": "#5794f2",
     "orange": "#ff9830",
     "purple": "#b877d9",
+    "text": "#ccccdc",
 }
 
 Series = tuple[str, list[float], list[float]]  # legend, minutes, values

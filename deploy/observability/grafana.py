@@ -103,11 +103,12 @@ def to_json(board: Board, boards: Sequence[Board]) -> str:
         if row.title:
             it = it.with_row(dashboard.Row(row.title).id(100 + y).grid_pos(model.GridPos(1, COLUMNS, 0, y)))
             y += 1
-        width = COLUMNS // len(row.panels)
+        x, (width, wider) = 0, divmod(COLUMNS, len(row.panels))
         for column, panel in enumerate(row.panels):
             number += 1
-            position = model.GridPos(row.height, width, column * width, y)
-            it = it.with_panel(_panel(panel).id(number).grid_pos(position))
+            own = width + (column < wider)
+            it = it.with_panel(_panel(panel).id(number).grid_pos(model.GridPos(row.height, own, x, y)))
+            x += own
         y += row.height
     return json.dumps(it.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
