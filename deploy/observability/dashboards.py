@@ -1,18 +1,22 @@
 """What is on each dashboard. One file says it all; grafana.py makes JSON of it.
 
 Expressions are of what routers emit themselves, not of recording rules, so that a dashboard works without these. A
-ratio has no value where there was nothing to divide by: no traffic is no bad hit rate. Several routers see the same
+ratio has no value where there was nothing to divide by: no traffic is no bad hit rate. There is one hit rate, hits over
+hits and misses; what engines told is beside it, and what they did not tell is grey. Several routers see the same
 replicas: what each knows of one is taken at its maximum, what each does with it is added up. Where one series a state
 says which it is, the states become a number in each router first: of two routers' states a sum would be a third.
 """
 
 from __future__ import annotations
 
-from deploy.observability.grafana import GREEN, RED, YELLOW, Board, Panel, Row
+from deploy.observability.grafana import GREEN, RED, YELLOW, Board, Mark, Panel, Row
 
 OF = 'job=~"$job",namespace=~"$namespace"'
 MODEL = f'{OF},model=~"$model"'
 REPLICA = f'{OF},replica=~"$replica"'
+ENGINE = 'namespace=~"$namespace"'  # of engines' own metrics: their job is not the routers'
+TOKENS = "si:tokens/s"  # a custom unit of Grafana: 1.2 ktokens/s
+SHARED = " / on () group_left () "  # each of several series by one whole
 R = "[$__rate_interval]"
 
 
@@ -46,16 +50,39 @@ def total(metric: str, by: str = "", labels: str = OF) -> str:
     return f"sum{f' by ({by})' if by else ''} ({metric}{{{labels}}})"
 
 
-ACTUAL = ratio(
-    rate("warmroute_cached_tokens_total", labels=MODEL), rate("warmroute_reported_prompt_tokens_total", labels=MODEL)
-)
-PREDICTED = ratio(
-    rate("warmroute_predicted_cached_tokens_total", labels=MODEL), rate("warmroute_prompt_tokens_total", labels=MODEL)
-)
+def hits(by: str = "") -> str:
+    """Tokens that were cached, a second: nought where there are misses alone."""
+    return f"({tokens('hit', by)} or 0 * {tokens('miss', by)})"
+
+
+def tokens(name: str, by: str = "") -> str:
+    """Of a counter of tokens by model, a second."""
+    return rate(f"warmroute_{name}_tokens_total", by, MODEL)
+
+
+def prompts(by: str = "") -> str:
+    """All prompt tokens, a second."""
+    return f"({hits(by)} + ({tokens('miss', by)} or 0 * {tokens('hit', by)}))"
+
+
+def of_engine(metric: str, by: str = "") -> str:
+    """One of vLLM's own, by the replica that the scraped address is."""
+    each = f'label_replace({metric}, "replica", "http://$1", "instance", "(.*)")'
+    return f"sum by ({'replica, ' + by if by else 'replica'}) ({each})"
+
+
+RATE = ratio(hits(), prompts())
+ACTUAL = ratio(tokens("cached"), tokens("reported_prompt"))
+COUNTED = ratio(tokens("counted_cached"), tokens("counted_prompt"))
+PREDICTED = ratio(tokens("predicted_cached"), tokens("prompt"))
+TOLD = ratio(f"({tokens('reported_prompt')} or 0 * {prompts()})", prompts())
+TOLD_OR_COUNTED = f"{TOLD} + ({ratio(tokens('counted_prompt'), prompts())} or 0 * {prompts()})"
+SHOWN_MIN = 0.2  # share of prompt tokens below which what was told says nothing of the whole
 FAILED = MODEL + ',status=~"5.."'
+AVOIDABLE = MODEL + ',reason=~"diverged|evicted|spilled|replica_lost|identity|mispredicted"'
 ASKED = rate("warmroute_requests_total", labels=MODEL)
 ERRORS = ratio(f"({rate('warmroute_requests_total', labels=FAILED)} or 0 * {ASKED})", ASKED)  # nought is a figure, too
-SHED = f"{rate('warmroute_shed_requests_total', 'code')} / on () group_left () ({rate('warmroute_requests_total')} > 0)"
+SHED = f"{rate('warmroute_shed_requests_total', 'code', MODEL)} / on () group_left () ({ASKED} > 0)"
 HITS = ((None, RED), (0.3, YELLOW), (0.6, GREEN))
 FAILS = ((None, GREEN), (0.001, YELLOW), (0.01, RED))
 GRADES = (("2", "exact", GREEN), ("1", "catching-up", YELLOW), ("0", "estimated", "blue"))
@@ -79,6 +106,15 @@ MISSED = (
     ("cold", "blue"),
     ("new", GREEN),
 )
+MARKS = (
+    Mark("Settings read again", f'sum(increase(warmroute_reloads_total{{{OF},result="ok"}}[2m])) > 0', "blue"),
+    Mark(
+        "Replica joined",
+        f"max by (replica) (warmroute_replica_info{{{OF}}})"
+        f" unless max by (replica) (warmroute_replica_info{{{OF}}} offset 2m)",
+        GREEN,
+    ),
+)
 BREAKERS = (("0", "closed", GREEN), ("1", "resting", "blue"), ("2", "half-open", YELLOW), ("3", "open", RED))
 
 # fmt: off
@@ -91,12 +127,18 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Token hit rate",
-                    "Part of all prompt tokens that engines found in their caches (where they say so, else as"
-                    " predicted)."
-                    " The figure to watch: if it falls after a rollout, see the grade of replicas and the spillover"
-                    " below.",
-                    [(f"({ACTUAL}) or ({PREDICTED})", "hit rate")],
+                    "Part of all prompt tokens that were cached: by the engine's count where its answer told, else as"
+                    " predicted. The figure to watch: if it falls after a rollout, see the grade of replicas and the"
+                    " spillover below.",
+                    [(RATE, "hit rate")],
                     "percentunit", "stat", colours=HITS, top=1,
+                ),
+                Panel(
+                    "Verified",
+                    "Part of prompt tokens of which an engine told: in its answers, or by its own counters. The rest"
+                    " of the hit rate is predicted. Low: see docs/guide/engines.md for the engine's flag.",
+                    [(TOLD, "by answers"), (TOLD_OR_COUNTED, "or by counters")],
+                    "percentunit", "stat", colours=((None, "text"), (SHOWN_MIN, "blue")), top=1,
                 ),
                 Panel(
                     "TTFT p90",
@@ -138,14 +180,18 @@ OVERVIEW = Board(
         Row(
             [
                 Panel(
-                    "Hit rate, predicted and actual",
-                    "Predicted is what the router believed when it placed, actual what engines then counted. Both"
-                    " low: prompts"
-                    " share little, or caches are too small. Predicted above actual: the router believes in what is"
-                    " gone;"
-                    " see grades and events.",
-                    [(PREDICTED, "predicted"), (ACTUAL, "actual")],
-                    "percentunit", top=1,
+                    "Hit rate: all, predicted, actual",
+                    "The hit rate; what was predicted of all prompts; actual, what answers told, shown where they told"
+                    " of a fifth of all tokens; counted, what engines' counters say of answers that told nothing. All"
+                    " low: prompts share little, or caches are too small. Predicted above actual or counted: the"
+                    " router believes in what is gone; see grades and events.",
+                    [
+                        (RATE, "hit rate"),
+                        (PREDICTED, "predicted"),
+                        (f"({ACTUAL}) and ({TOLD} > {SHOWN_MIN})", "actual"),
+                        (COUNTED, "counted"),
+                    ],
+                    "percentunit", top=1, fixed=(("predicted", "blue"), ("actual", "purple"), ("counted", "text")),
                 ),
                 Panel(
                     "Time to first token",
@@ -160,25 +206,86 @@ OVERVIEW = Board(
         Row(
             [
                 Panel(
+                    "Requests",
+                    "Answered a second, by model.",
+                    [(rate("warmroute_requests_total", "model", MODEL), "{{model}}")],
+                    "reqps", stack=True,
+                ),
+                Panel(
+                    "Output tokens",
+                    "Tokens of answers a second, by model: by the engine's count, else events of streams.",
+                    [(tokens("completion", "model"), "{{model}}")],
+                    TOKENS, stack=True,
+                ),
+                Panel(
+                    "Prompt tokens",
+                    "Cached and computed, a second.",
+                    [(hits(), "cached"), (tokens("miss"), "computed")],
+                    TOKENS, stack=True, fixed=(("cached", GREEN), ("computed", YELLOW)),
+                ),
+                Panel(
+                    "Replicas ready, by model",
+                    "None for a model that had some: its requests get 503, though others' do not.",
+                    [(f"max by (model) (warmroute_model_ready_replicas{{{MODEL}}})", "{{model}}")],
+                    colours=((None, RED), (1, GREEN)),
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "Failed, by model",
+                    "Part of each model's requests that ended with 5xx: one model may be down while the sum looks"
+                    " well.",
+                    [
+                        (
+                            ratio(
+                                f"({rate('warmroute_requests_total', 'model', FAILED)}"
+                                f" or 0 * {rate('warmroute_requests_total', 'model', MODEL)})",
+                                rate("warmroute_requests_total", "model", MODEL),
+                            ),
+                            "{{model}}",
+                        )
+                    ],
+                    "percentunit", colours=FAILS,
+                ),
+                Panel(
+                    "Hit rate by model",
+                    "By the engine's count where its answer told, else as predicted.",
+                    [(ratio(hits("model"), prompts("model")), "{{model}}")],
+                    "percentunit", top=1,
+                ),
+                Panel(
+                    "TTFT, all streams",
+                    "How many streams began within which time. Two bands: warm and cold prompts, or two kinds of"
+                    " replicas.",
+                    [(rate("warmroute_ttft_seconds_bucket", "le", MODEL), "{{le}}")],
+                    "s", "heatmap",
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
                     "Computed tokens by reason",
                     "Why prompt tokens were not found cached. diverged, evicted, spilled, replica_lost, identity and"
                     " mispredicted can be helped: diverged by whoever writes the prompts (/admin/advice says where),"
                     " evicted by more room. new, cold and tail are the traffic itself.",
-                    [(rate("warmroute_miss_tokens_total", "reason"), "{{reason}}")],
-                    "short", stack=True, fixed=MISSED,
+                    [(rate("warmroute_miss_tokens_total", "reason", MODEL), "{{reason}}")],
+                    TOKENS, stack=True, fixed=MISSED,
                 ),
                 Panel(
                     "Hits, genuine and replayed",
                     "Prompt tokens a second that were cached. A replay is the very prompt that was asked for before:"
                     " a hit rate that is made of those says nothing of real traffic.",
-                    [(rate("warmroute_hit_tokens_total", "kind"), "{{kind}}")],
-                    "short", stack=True, fixed=(("genuine", GREEN), ("replay", "purple")),
+                    [(rate("warmroute_hit_tokens_total", "kind", MODEL), "{{kind}}")],
+                    TOKENS, stack=True, fixed=(("genuine", GREEN), ("replay", "purple")),
                 ),
                 Panel(
                     "Prompts that are no replays",
                     "Part of prompts that were not asked for before, of late. Near 0 is a load test that repeats"
                     " itself, or clients that retry.",
-                    [(f"avg (warmroute_prompt_diversity{{{OF}}})", "diversity")],
+                    [(f"avg (warmroute_prompt_diversity_ratio{{{OF}}})", "diversity")],
                     "percentunit",
                 ),
             ]
@@ -192,7 +299,7 @@ OVERVIEW = Board(
                         (rate("warmroute_saved_prefill_tokens_total", labels=MODEL), "saved"),
                         (rate("warmroute_replica_computed_tokens_total"), "computed"),
                     ],
-                    "short", stack=True, fixed=SAVED,
+                    TOKENS, stack=True, fixed=SAVED,
                 ),
                 Panel(
                     "Replicas' worth of prefill saved",
@@ -214,13 +321,13 @@ OVERVIEW = Board(
                     " full, retry, unfit: it could not be asked;"
                     " tie: too"
                     " little to matter; policy: the policy does not look.",
-                    [(rate("warmroute_spilled_tokens_total", "cause"), "{{cause}}")],
-                    "short", stack=True,
+                    [(rate("warmroute_spilled_tokens_total", "cause", MODEL), "{{cause}}")],
+                    TOKENS, stack=True,
                 ),
                 Panel(
                     "Why requests went where they went",
                     "warm: to whoever holds most; spill: waiting there would cost more; cold: nobody holds any of it.",
-                    [(rate("warmroute_decisions_total", "reason"), "{{reason}}")],
+                    [(rate("warmroute_decisions_total", "reason", MODEL), "{{reason}}")],
                     "reqps", stack=True, fixed=WENT,
                 ),
             ]
@@ -242,8 +349,8 @@ OVERVIEW = Board(
                     "Requests being answered, and those that wait in the router for a place. A queue that stays: add"
                     " replicas, or raise admission limits if engines have room.",
                     [
-                        (total("warmroute_in_flight_requests"), "in flight"),
-                        (total("warmroute_queued_requests"), "waiting"),
+                        (total("warmroute_in_flight_requests", "model", MODEL), "in flight {{model}}"),
+                        (total("warmroute_queued_requests", "model", MODEL), "waiting {{model}}"),
                     ],
                 ),
                 Panel(
@@ -258,6 +365,7 @@ OVERVIEW = Board(
         ),
     ],
     [("model", "warmroute_requests_total")],
+    MARKS,
 )
 
 
@@ -270,6 +378,11 @@ def state(of_routers: str, metric: str, label: str, *weights: tuple[int, str]) -
 
 GRADE_OF = state("min", "warmroute_replica_grade", "grade", (2, "exact"), (1, "catching-up"))
 BREAKER_OF = state("max", "warmroute_replica_breaker", "state", (3, "open"), (2, "half-open"), (1, "resting"))
+def of_probes(metric: str) -> str:
+    """Of a counter of the engine's that every router reads: what any of them has seen, a second."""
+    return f"max by (replica) (rate({metric}{{{REPLICA}}}{R}))"
+
+
 COMPUTED = rate("warmroute_replica_computed_tokens_total", "replica")
 PLACED = rate("warmroute_replica_placed_tokens_total", "replica")
 EACH = "{{replica}}"
@@ -322,15 +435,47 @@ REPLICAS = Board(
                     "Tokens computed",
                     "Prompt tokens a second that each is predicted to compute: its real work.",
                     [(rate("warmroute_replica_computed_tokens_total", "replica", REPLICA), EACH)],
+                    TOKENS,
                 ),
                 Panel(
                     "Hit rate by the engine",
-                    "The engine's own hits over queries since it started, whoever asked.",
-                    [(most("warmroute_replica_hit_rate", "replica", REPLICA), EACH)],
+                    "The engine's own hits over queries, whoever asked.",
+                    [
+                        (
+                            ratio(
+                                of_probes("warmroute_replica_cache_hit_tokens_total"),
+                                of_probes("warmroute_replica_cache_query_tokens_total"),
+                            ),
+                            EACH,
+                        )
+                    ],
                     "percentunit", top=1,
                 ),
             ],
             title="Work",
+        ),
+        Row(
+            [
+                Panel(
+                    "TTFT p90",
+                    "Of streams that each replica answered, in coarse buckets. One far above the others: a slow GPU,"
+                    " or long prompts that only it gets.",
+                    [(quantile(0.9, "warmroute_replica_ttft_seconds", "replica", REPLICA), EACH)],
+                    "s",
+                ),
+                Panel(
+                    "Requests",
+                    "Placed there and ended, a second.",
+                    [(rate("warmroute_replica_requests_total", "replica", REPLICA), EACH)],
+                    "reqps", stack=True,
+                ),
+                Panel(
+                    "Output tokens",
+                    "Tokens of its answers, a second.",
+                    [(rate("warmroute_replica_completion_tokens_total", "replica", REPLICA), EACH)],
+                    TOKENS, stack=True,
+                ),
+            ],
         ),
         Row(
             [
@@ -357,7 +502,7 @@ REPLICAS = Board(
                 Panel(
                     "KV pool in use",
                     "By live requests. Near 1 the engine preempts: fewer concurrent requests, or more replicas.",
-                    [(most("warmroute_replica_kv_usage", "replica", REPLICA), EACH)],
+                    [(most("warmroute_replica_kv_usage_ratio", "replica", REPLICA), EACH)],
                     "percentunit", top=1, colours=((None, GREEN), (0.9, RED)),
                 ),
             ],
@@ -389,7 +534,7 @@ REPLICAS = Board(
                 Panel(
                     "Predicted to the token",
                     "Part of the last 200 answers. Below 0.99 the replica is not called exact on this evidence.",
-                    [(f"min by (replica) (warmroute_replica_predictions_equal{{{REPLICA}}})", EACH)],
+                    [(f"min by (replica) (warmroute_replica_predictions_equal_ratio{{{REPLICA}}})", EACH)],
                     "percentunit", top=1,
                 ),
             ],
@@ -422,21 +567,60 @@ REPLICAS = Board(
         Row(
             [
                 Panel(
+                    "Running and waiting",
+                    "vLLM's own batch and queue, where Prometheus scrapes the engines too.",
+                    [
+                        (of_engine(f"vllm:num_requests_running{{{ENGINE}}}"), "running {{replica}}"),
+                        (of_engine(f"vllm:num_requests_waiting{{{ENGINE}}}"), "waiting {{replica}}"),
+                    ],
+                ),
+                Panel(
+                    "KV cache in use",
+                    "vLLM's own figure.",
+                    [(of_engine(f"vllm:kv_cache_usage_perc{{{ENGINE}}}"), EACH)],
+                    "percentunit", top=1,
+                ),
+                Panel(
+                    "Tokens generated",
+                    "By vLLM's own count, whoever asked.",
+                    [(of_engine(f"rate(vllm:generation_tokens_total{{{ENGINE}}}{R})"), EACH)],
+                    TOKENS,
+                ),
+                Panel(
+                    "TTFT p90 in the engine",
+                    "From its arrival at the engine: the router's own TTFT has the way there and the queue besides.",
+                    [
+                        (
+                            "histogram_quantile(0.9, "
+                            + of_engine(f"rate(vllm:time_to_first_token_seconds_bucket{{{ENGINE}}}{R})", "le")
+                            + ")",
+                            EACH,
+                        )
+                    ],
+                    "s",
+                ),
+            ],
+            title="Engines (vLLM)",
+        ),
+        Row(
+            [
+                Panel(
                     "Which pod is which",
-                    "Names and nodes of replicas, as discovery tells them.",
-                    [(f"max by (replica, name, node) (warmroute_replica_info{{{REPLICA}}})", "")],
+                    "Pods, nodes and models of replicas, as far as known.",
+                    [(most("warmroute_replica_info", "replica, namespace, pod, node, model, engine", REPLICA), "")],
                     kind="table",
                 ),
                 Panel(
                     "Our share",
                     "Part of the replica's computed tokens that came through these routers. Below 1 others use it too.",
-                    [(f"clamp_max({total('warmroute_replica_share', 'replica', REPLICA)}, 1)", EACH)],
+                    [(f"clamp_max({total('warmroute_replica_share_ratio', 'replica', REPLICA)}, 1)", EACH)],
                     "percentunit", top=1,
                 ),
             ],
         ),
     ],
     [("replica", "warmroute_replica_ready")],
+    MARKS,
 )
 
 REQUESTS = Board(
@@ -489,13 +673,12 @@ REQUESTS = Board(
                     "s",
                 ),
                 Panel(
-                    "Hit rate by model",
-                    "By the engines' count.",
+                    "Verified by model",
+                    "Part of prompt tokens of which answers told what was cached. What is not told is predicted.",
                     [
                         (
-                            (
-                                f"{rate('warmroute_cached_tokens_total', 'model', MODEL)}"
-                                f" / ({rate('warmroute_reported_prompt_tokens_total', 'model', MODEL)} > 0)"
+                            ratio(
+                                f"({tokens('reported_prompt', 'model')} or 0 * {prompts('model')})", prompts("model")
                             ),
                             "{{model}}",
                         )
@@ -509,20 +692,25 @@ REQUESTS = Board(
             [
                 Panel(
                     "Waiting",
-                    "Requests that wait for a place, by priority.",
-                    [(total("warmroute_queued_requests", "priority"), "{{priority}}")],
+                    "Requests that wait for a place, by model and priority.",
+                    [(total("warmroute_queued_requests", "model, priority", MODEL), "{{model}} {{priority}}")],
                     stack=True,
                 ),
                 Panel(
                     "Waited p90",
                     "Of requests that had to wait.",
-                    [(quantile(0.9, "warmroute_queue_seconds"), "p90")],
+                    [(quantile(0.9, "warmroute_queue_seconds", "model", MODEL), "{{model}}")],
                     "s",
                 ),
                 Panel(
                     "Turned away",
                     "overloaded: the fleet is full; rate_limited: a tenant's quota.",
-                    [(rate("warmroute_shed_requests_total", "code, priority"), "{{code}} {{priority}}")],
+                    [
+                        (
+                            rate("warmroute_shed_requests_total", "code, model, priority", MODEL),
+                            "{{code}} {{model}} {{priority}}",
+                        )
+                    ],
                     "reqps",
                 ),
             ],
@@ -568,7 +756,13 @@ REQUESTS = Board(
                     "Prompt tokens by tenant",
                     "Of whole answers.",
                     [(rate("warmroute_tenant_prompt_tokens_total", "tenant"), "{{tenant}}")],
-                    stack=True,
+                    TOKENS, stack=True,
+                ),
+                Panel(
+                    "Output tokens by tenant",
+                    "By the engine's count, else events of streams.",
+                    [(rate("warmroute_tenant_completion_tokens_total", "tenant"), "{{tenant}}")],
+                    TOKENS, stack=True,
                 ),
                 Panel(
                     "Hit rate by tenant",
@@ -587,8 +781,82 @@ REQUESTS = Board(
             ],
             title="Tenants",
         ),
+        Row(
+            [
+                Panel(
+                    "Differences",
+                    "Prompts a second that differ from an earlier one before tokens that both have, by what differs."
+                    " Each makes everything behind it miss; the router's own page says where.",
+                    [(rate("warmroute_differences_total", "change") + " > 0 or vector(0)", "{{change}}")],
+                    stack=True,
+                ),
+                Panel(
+                    "Avoidable misses",
+                    "Part of prompt tokens that were computed for a reason that somebody can do something about.",
+                    [
+                        (
+                            f"{rate('warmroute_miss_tokens_total', 'reason', AVOIDABLE)}{SHARED}({prompts()} > 0)",
+                            "{{reason}}",
+                        )
+                    ],
+                    "percentunit", stack=True, fixed=MISSED,
+                ),
+                Panel(
+                    "Replays",
+                    "Requests a second whose very prompt was asked for before.",
+                    [(rate("warmroute_replays_total"), "replays")],
+                    "reqps",
+                ),
+            ],
+            title="Misses and differences",
+        ),
+        Row(
+            [
+                Panel(
+                    "Requests by group",
+                    "By what requests are for: tenant, and the step of an agent where they name it.",
+                    [(rate("warmroute_group_requests_total", "tenant, step"), "{{tenant}} {{step}}")],
+                    "reqps", stack=True,
+                ),
+                Panel(
+                    "Hit rate by group",
+                    "Low for one: look at its prompts first.",
+                    [
+                        (
+                            ratio(
+                                rate("warmroute_group_hit_tokens_total", "tenant, step"),
+                                rate("warmroute_group_prompt_tokens_total", "tenant, step"),
+                            ),
+                            "{{tenant}} {{step}}",
+                        )
+                    ],
+                    "percentunit", top=1,
+                ),
+                Panel(
+                    "TTFT p90 by group",
+                    "Time to the first event of nine streams in ten, in coarse buckets.",
+                    [(quantile(0.9, "warmroute_group_ttft_seconds", "tenant, step"), "{{tenant}} {{step}}")],
+                    "s",
+                ),
+                Panel(
+                    "Prompt tokens a request, by group",
+                    "Mean over the interval; the metric is a histogram, too.",
+                    [
+                        (
+                            ratio(
+                                rate("warmroute_group_prompt_tokens_total", "tenant, step"),
+                                rate("warmroute_group_requests_total", "tenant, step"),
+                            ),
+                            "{{tenant}} {{step}}",
+                        )
+                    ],
+                ),
+            ],
+            title="Groups",
+        ),
     ],
     [("model", "warmroute_requests_total")],
+    MARKS,
 )
 
 POD = "{{instance}}"

@@ -27,6 +27,7 @@ NAMED = {
     "blue": "#5794f2",
     "orange": "#ff9830",
     "purple": "#b877d9",
+    "text": "#ccccdc",
 }
 
 Series = tuple[str, list[float], list[float]]  # legend, minutes, values
@@ -40,7 +41,7 @@ def told(value: float, unit: str) -> str:
         if value >= 120:
             return f"{value / 60:.1f} min"
         return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.3g} s"
-    after = "/s" if unit == "reqps" else ""
+    after = "/s" if unit == "reqps" or unit.endswith("/s") else ""
     for limit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{letter}{after}"
@@ -82,7 +83,7 @@ def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
     """The whole page."""
     mpl.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK, "axes.edgecolor": "#2c3235"})
     mpl.rcParams.update({"xtick.color": FAINT, "ytick.color": FAINT, "font.size": 8})
-    panels = [panel for panel in data["panels"] if panel["type"] != "row"]
+    panels = [panel for panel in data["panels"] if panel["type"] not in {"row", "heatmap"}]
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     height_in = HEAD_IN + rows * UNIT_IN + 0.1
     figure = plt.figure(figsize=(WIDTH_IN, height_in), facecolor=PAGE)

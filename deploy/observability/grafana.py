@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.builders import common as build
-from grafana_foundation_sdk.builders import dashboard, prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import dashboard, heatmap, prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models import prometheus as prom
 
 COLUMNS = 24
 TAG = "warmroute"
+ROUTER_URL = "http://127.0.0.1:8001"  # after `kubectl port-forward`
 SOURCE = model.DataSourceRef("prometheus", "${datasource}")
 GREEN, YELLOW, RED = "green", "yellow", "red"
 CALCULATED = ["mean", "lastNotNull", "max"]
@@ -36,12 +38,21 @@ class Panel:
     text: str  # what it means, and what to do
     queries: Sequence[tuple[str, str]]
     unit: str = "short"
-    kind: str = "timeseries"  # or stat, states, table
+    kind: str = "timeseries"  # or stat, states, table, heatmap (of buckets, with `le` as legend)
     stack: bool = False
     colours: Colours = ()
     states: States = ()
     top: float | None = None  # of the axis
     fixed: tuple[tuple[str, str], ...] = ()  # colours of series by legend, where a colour means something
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line across all panels where the expression has a value."""
+
+    name: str
+    expr: str
+    colour: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class Board:
     text: str
     rows: Sequence[Row]
     variables: Sequence[tuple[str, str]] = ()
+    marks: Sequence[Mark] = ()
 
 
 def to_json(board: Board, boards: Sequence[Board]) -> str:
@@ -80,6 +92,9 @@ def to_json(board: Board, boards: Sequence[Board]) -> str:
     it = it.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     for label, metric in (("job", "warmroute_build_info"), ("namespace", "warmroute_build_info"), *board.variables):
         it = it.with_variable(_variable(label, metric))
+    it = it.with_variable(_router_url()).link(_page())
+    for mark in board.marks:
+        it = it.annotation(_annotation(mark))
     for other in boards:
         if other is not board:
             it = it.link(_link(other))
@@ -88,11 +103,12 @@ def to_json(board: Board, boards: Sequence[Board]) -> str:
         if row.title:
             it = it.with_row(dashboard.Row(row.title).id(100 + y).grid_pos(model.GridPos(1, COLUMNS, 0, y)))
             y += 1
-        width = COLUMNS // len(row.panels)
+        x, (width, wider) = 0, divmod(COLUMNS, len(row.panels))
         for column, panel in enumerate(row.panels):
             number += 1
-            position = model.GridPos(row.height, width, column * width, y)
-            it = it.with_panel(_panel(panel).id(number).grid_pos(position))
+            own = width + (column < wider)
+            it = it.with_panel(_panel(panel).id(number).grid_pos(model.GridPos(row.height, own, x, y)))
+            x += own
         y += row.height
     return json.dumps(it.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -114,6 +130,31 @@ def _variable(label: str, metric: str) -> dashboard.QueryVariable:
     )
 
 
+def _router_url() -> dashboard.TextBoxVariable:
+    url = model.VariableOption(selected=True, text=ROUTER_URL, value=ROUTER_URL)
+    it = dashboard.TextBoxVariable("router_url").label("Router's admin URL").default_value(ROUTER_URL)
+    return it.current(url).description(
+        "Where your browser reaches a router's admin port, for the link to its own page."
+    )
+
+
+def _page() -> dashboard.DashboardLink:
+    text = "The router's own page: advice, prompts, decisions, the last ten minutes. Set the admin URL above."
+    link = dashboard.DashboardLink("Router's own page").type(model.DashboardLinkType.LINK)
+    return link.url("${router_url}/dashboard").target_blank(True).tooltip(text)
+
+
+def _annotation(mark: Mark) -> dashboard.AnnotationQuery:
+    return (
+        dashboard.AnnotationQuery()
+        .name(mark.name)
+        .datasource(SOURCE)
+        .enable(True)
+        .icon_color(mark.colour)
+        .expr(mark.expr)
+    )
+
+
 def _link(other: Board) -> dashboard.DashboardLink:
     link = dashboard.DashboardLink(other.title).type(model.DashboardLinkType.LINK).url(f"/d/{other.uid}")
     return link.keep_time(True).include_vars(True).tooltip(other.text)
@@ -125,6 +166,8 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401 - of four unrelated builders wi
         query = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(chr(ord("A") + number))
         if panel.kind == "table":
             query = query.instant().format(prom.PromQueryFormat.TABLE)
+        if panel.kind == "heatmap":
+            query = query.format(prom.PromQueryFormat.HEATMAP)
         it = it.with_target(query.datasource(SOURCE))
     steps = [model.Threshold(value, colour) for value, colour in panel.colours or ((None, GREEN),)]
     it = it.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
@@ -163,9 +206,16 @@ def _states(panel: Panel) -> statetimeline.Panel:
     return it.show_value(common.VisibilityMode.NEVER)
 
 
+def _heatmap(panel: Panel) -> heatmap.Panel:
+    it = heatmap.Panel().calculate(False).show_legend().color(_HEAT)
+    return it.y_axis(heatmap.YAxisConfig().unit(panel.unit)).cell_gap(1)
+
+
+_HEAT = heatmap.HeatmapColorOptions().mode(heatmap_model.HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
 _KINDS: dict[str, Any] = {
     "timeseries": _series,
     "stat": _stat,
     "states": _states,
+    "heatmap": _heatmap,
     "table": lambda panel: table.Panel(),
 }

@@ -4,7 +4,12 @@ An alert fires on what somebody can act on, and never for want of traffic: a rat
 nought, and comparisons with the past ask that there is something to compare. `for` is long enough that one restart or
 one burst says nothing. Each alert has a section of its name in docs/operate/runbook.md.
 
-Recording rules keep `job` and `namespace`: one value for all routers of a deployment.
+Recording rules keep `job` and `namespace`: one value for all routers of a deployment. Where a small model would drown
+in the traffic of a large one, they keep `model`, too.
+
+There is one hit rate: hits over hits and misses, each token by the engine's count where its answer told, and as
+predicted elsewhere. An answer that tells moves it by its own tokens and no more. Beside it stand the part of tokens of
+which answers told (`verified`) or engines' counters did (`counted`), and what these two alone say.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import yaml
 
 RUNBOOK = "https://github.com/warmroute/warmroute/blob/main/docs/operate/runbook.md"
 BY = "job, namespace"
+BY_MODEL = f"{BY}, model"
 OBJECTIVE = 0.999  # of requests without a 5xx, over 30 days
 PAGE, TICKET = "critical", "warning"
 ERROR_WINDOWS = ("5m", "30m", "1h", "6h")
@@ -59,49 +65,67 @@ def ratio(part: str, whole: str) -> str:
 
 
 def _hits(window: str) -> dict[str, str]:
-    actual = ratio(
-        rate("warmroute_cached_tokens_total", window), rate("warmroute_reported_prompt_tokens_total", window)
-    )
-    predicted = ratio(
-        rate("warmroute_predicted_cached_tokens_total", window), rate("warmroute_prompt_tokens_total", window)
-    )
+    """By model: what was cached; of what part answers told, or engines' counters; what these said was cached; what was
+    predicted of answers that told nothing, and of all."""
+
+    def tokens(name: str) -> str:
+        return rate(f"warmroute_{name}_tokens_total", window, by=BY_MODEL)
+
+    hits = f"({tokens('hit')} or 0 * {tokens('miss')})"
+    prompt = f"({hits} + ({tokens('miss')} or 0 * {tokens('hit')}))"
+    told, counted = tokens("reported_prompt"), tokens("counted_prompt")
     name = "warmroute:token_hit_rate"
     return {
-        f"{name}_actual:ratio_rate{window}": actual,
-        f"{name}_predicted:ratio_rate{window}": predicted,
-        f"{name}:ratio_rate{window}": f"({actual}) or ({predicted})",
+        f"{name}:ratio_rate{window}": ratio(hits, prompt),
+        f"{name}_verified_share:ratio_rate{window}": ratio(f"({told} or 0 * {prompt})", prompt),
+        f"{name}_counted_share:ratio_rate{window}": ratio(f"({counted} or 0 * {prompt})", prompt),
+        f"{name}_actual:ratio_rate{window}": ratio(tokens("cached"), told),
+        f"{name}_counted:ratio_rate{window}": ratio(tokens("counted_cached"), counted),
+        f"{name}_silent:ratio_rate{window}": ratio(
+            f"({hits} - ({tokens('cached')} or 0 * {prompt}))", f"({prompt} - ({told} or 0 * {prompt}))"
+        ),
+        f"{name}_predicted:ratio_rate{window}": ratio(tokens("predicted_cached"), tokens("prompt")),
     }
 
 
 def recorded() -> dict[str, str]:
     """Expressions by the names that they are recorded under."""
-    rules = {"warmroute:requests:rate5m": rate("warmroute_requests_total", "5m")}
+    rules = {"warmroute:requests:rate5m": rate("warmroute_requests_total", "5m", by=BY_MODEL)}
+    rules["warmroute:prompt_tokens:rate5m"] = rate("warmroute_prompt_tokens_total", "5m", by=BY_MODEL)
+    rules["warmroute:completion_tokens:rate5m"] = rate("warmroute_completion_tokens_total", "5m", by=BY_MODEL)
     for window in ("5m", "30m"):
         rules |= _hits(window)
     for q in (50, 90, 99):
-        buckets = rate("warmroute_ttft_seconds_bucket", "5m", by=f"{BY}, le")
+        buckets = rate("warmroute_ttft_seconds_bucket", "5m", by=f"{BY_MODEL}, le")
         rules[f"warmroute:ttft_seconds:p{q}_rate5m"] = f"histogram_quantile({q / 100}, {buckets})"
     for window in ERROR_WINDOWS:
-        failed = rate("warmroute_requests_total", window, '{status=~"5.."}')
-        none = f"0 * {rate('warmroute_requests_total', window)}"
-        whole = rate("warmroute_requests_total", window)
+        failed = rate("warmroute_requests_total", window, '{status=~"5.."}', by=BY_MODEL)
+        none = f"0 * {rate('warmroute_requests_total', window, by=BY_MODEL)}"
+        whole = rate("warmroute_requests_total", window, by=BY_MODEL)
         rules[f"warmroute:requests_failed:ratio_rate{window}"] = ratio(f"({failed} or {none})", whole)
     each = rate("warmroute_replica_computed_tokens_total", "15m", by=f"{BY}, replica")
     rules["warmroute:replica_computed_tokens:imbalance_rate15m"] = ratio(
         f"max by ({BY}) ({each})", f"avg by ({BY}) ({each})"
     )
     rules["warmroute:replica_computed_tokens:rate15m"] = f"sum by ({BY}) ({each})"
-    rules["warmroute:spilled_tokens:rate5m"] = rate("warmroute_spilled_tokens_total", "5m", by=f"{BY}, cause")
-    rules["warmroute:saved_prefill_seconds:rate5m"] = rate("warmroute_saved_prefill_seconds_total", "5m")
+    rules["warmroute:spilled_tokens:rate5m"] = rate("warmroute_spilled_tokens_total", "5m", by=f"{BY_MODEL}, cause")
+    rules["warmroute:saved_prefill_seconds:rate5m"] = rate("warmroute_saved_prefill_seconds_total", "5m", by=BY_MODEL)
     return rules
 
 
 HIT = "warmroute:token_hit_rate:ratio_rate30m"
 FELL = " or ".join(f"({HIT} < 0.7 * ({HIT} offset {ago} > 0.1))" for ago in ("1h", "1d"))
 FAILED = "warmroute:requests_failed:ratio_rate"
-OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}')
+SILENT = "warmroute:token_hit_rate_silent:ratio_rate30m"
+COUNTED = "warmroute:token_hit_rate_counted:ratio_rate30m"
+REQUESTS = "warmroute:requests:rate5m"
+ALL_REQUESTS = f"sum by ({BY}) ({REQUESTS})"
+OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}', by=BY_MODEL)
 OVER = rate("warmroute_overpredicted_tokens_total", "30m")
 CACHED = rate("warmroute_cached_tokens_total", "30m")
+# Every base model of which some router has had a ready replica of late, and that no router has one of now.
+MODEL_READY = f"max by ({BY_MODEL}) (warmroute_model_ready_replicas)"
+MODEL_WAS_READY = f"max by ({BY_MODEL}) (max_over_time(warmroute_model_ready_replicas[6h])) > 0"
 EXACT = 'warmroute_replica_grade{grade="exact"}'
 # A router that restarts is another `instance`, an engine that does another `replica`: what was exact is looked for
 # among all routers for each replica, and, where none is exact now, among all replicas.
@@ -118,7 +142,7 @@ FAILURES_MIN = 10  # in the longer window: one failed request at night is a larg
 
 
 def _burn(factor: float, short: str, long: str) -> str:
-    failures = f'sum by ({BY}) (increase(warmroute_requests_total{{status=~"5.."}}[{long}]))'
+    failures = f'sum by ({BY_MODEL}) (increase(warmroute_requests_total{{status=~"5.."}}[{long}]))'
     parts = [f"{FAILED}{window} > {factor} * {BUDGET}" for window in (short, long)]
     return " and ".join([*parts, f"{failures} > {FAILURES_MIN}"])
 
@@ -152,6 +176,13 @@ ALERTS = (
         "{{ $labels.instance }} answers every request with 503.",
     ),
     Alert(
+        "WarmrouteModelDown",
+        f"({MODEL_WAS_READY}) unless ({MODEL_READY} > 0) and on ({BY}) {ROUTERS}",
+        "2m", PAGE,
+        "No replica of a model is ready",
+        "Every request for {{ $labels.model }} of {{ $labels.job }} is answered with 503.",
+    ),
+    Alert(
         "WarmrouteNoReplicaYet",
         f"{ROUTERS} unless on ({BY}) {WAS_READY}",
         "30m", TICKET,
@@ -163,27 +194,38 @@ ALERTS = (
         _burn(14.4, "5m", "1h"),
         "2m", PAGE,
         "Requests fail, 14 times faster than the objective allows",
-        "{{ $value | humanizePercentage }} of requests of {{ $labels.job }} ended with 5xx in the last five minutes.",
+        "{{ $value | humanizePercentage }} of requests for {{ $labels.model }} of {{ $labels.job }} ended with 5xx in"
+        " the last five minutes.",
     ),
     Alert(
         "WarmrouteErrorBudgetBurns",
         _burn(6, "30m", "6h"),
         "15m", TICKET,
         "Requests fail, 6 times faster than the objective allows",
-        "{{ $value | humanizePercentage }} of requests of {{ $labels.job }} ended with 5xx in the last half hour.",
+        "{{ $value | humanizePercentage }} of requests for {{ $labels.model }} of {{ $labels.job }} ended with 5xx in"
+        " the last half hour.",
     ),
     Alert(
         "WarmrouteHitRateFell",
-        f"({FELL}) and warmroute:requests:rate5m > 0.1",
+        f"({FELL}) and {REQUESTS} > 0.1",
         "15m", TICKET,
         "The cache hit rate has fallen",
-        "{{ $value | humanizePercentage }} of prompt tokens of {{ $labels.job }} are cached, less than 70 % of what"
-        " it was"
-        " an hour or a day ago.",
+        "{{ $value | humanizePercentage }} of prompt tokens for {{ $labels.model }} of {{ $labels.job }} are cached,"
+        " less than 70 % of what it was an hour or a day ago.",
+    ),
+    Alert(
+        "WarmrouteHitRateUnproven",
+        # What was predicted of answers that do not tell, against what engines counted of them.
+        f"({SILENT} - {COUNTED} > 0.15) and warmroute:token_hit_rate_counted_share:ratio_rate30m > 0.2"
+        f" and {REQUESTS} > 0.1",
+        "30m", TICKET,
+        "Engines count fewer hits than the hit rate says",
+        "Of the prompt tokens of {{ $labels.model }} of {{ $labels.job }} whose answers tell nothing,"
+        " {{ $value | humanizePercentage }} more are believed cached than engines count.",
     ),
     Alert(
         "WarmrouteGradeNotExact",
-        f"({NO_LONGER}) and on ({BY}) warmroute:requests:rate5m > 0.1",
+        f"({NO_LONGER}) and on ({BY}) {ALL_REQUESTS} > 0.1",
         "15m", TICKET,
         "A replica's cache is no longer known exactly",
         "{{ $labels.replica }} or those before it were followed exactly within six hours, and {{ $labels.instance }}"
@@ -212,17 +254,19 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteShedding",
-        f"{OVERLOADED} / (warmroute:requests:rate5m > 0) > 0.01",
+        f"{OVERLOADED} / ({REQUESTS} > 0) > 0.01",
         "5m", PAGE,
         "Requests are turned away because the fleet is full",
-        "{{ $value | humanizePercentage }} of requests of {{ $labels.job }} get 429 for want of capacity.",
+        "{{ $value | humanizePercentage }} of requests for {{ $labels.model }} of {{ $labels.job }} get 429 for want of"
+        " capacity.",
     ),
     Alert(
         "WarmrouteQueue",
-        f"sum by ({BY}) (warmroute_queued_requests) > 0",
+        f"sum by ({BY_MODEL}) (warmroute_queued_requests) > 0",
         "10m", TICKET,
         "Requests have been waiting for ten minutes without a break",
-        "{{ $value }} requests of {{ $labels.job }} wait for a place or for room in the caches.",
+        "{{ $value }} requests for {{ $labels.model }} of {{ $labels.job }} wait for a place or for room in the"
+        " caches.",
     ),
     Alert(
         "WarmrouteBreakerOpen",

@@ -179,7 +179,7 @@ async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncItera
             url = (await engine.said(READY))[0][1]
             it.engines[url] = engine
             it.replicas.append(url)
-        it.prometheus = await stack.enter_async_context(_prometheus(folder, it.admin_port))
+        it.prometheus = await stack.enter_async_context(_prometheus(folder, it.admin_port, it.replicas))
         yield it
 
 
@@ -205,7 +205,7 @@ def _engine(time_scale: float) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def _prometheus(folder: Path, admin_port: int) -> AsyncIterator[str]:
+async def _prometheus(folder: Path, admin_port: int, replicas: Sequence[str]) -> AsyncIterator[str]:
     program = shutil.which("prometheus")
     if program is None:
         raise SceneError("there is no prometheus here: install the package of that name")
@@ -216,7 +216,13 @@ async def _prometheus(folder: Path, admin_port: int) -> AsyncIterator[str]:
             {
                 "job_name": "warmroute",
                 "static_configs": [{"targets": [f"{HOST}:{admin_port}"], "labels": {"namespace": "llm"}}],
-            }
+            },
+            {
+                "job_name": "engines",
+                "static_configs": [
+                    {"targets": [url.partition("://")[2] for url in replicas], "labels": {"namespace": "llm"}}
+                ],
+            },
         ],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -6,7 +6,7 @@ from loadtest.pages.markdown import PageError, table
 from router.core.cache.reported import StoredPrefix
 from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Grade, Reason, Receipt, Usage
-from router.core.facts.replicas import Load, Replica
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Priority
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
@@ -31,7 +31,8 @@ def _exercised_metrics() -> Metrics:
     """Metrics with at least one series each: a replica that reports everything, and a request that failed once."""
     id_ = "http://10.0.0.1:8000"
     router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
-    router.replace([Replica(id_)])
+    router.replace([Replica(id_, name="serving/vllm-0")])
+    router.observe_models(id_, [ServedModel("m", owned_by="vllm")])
     router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
     held = StoredPrefix(16, 16, Grade.CATCHING_UP, epoch=0)

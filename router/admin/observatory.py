@@ -29,6 +29,7 @@ JSON = "application/json"
 ADVICE_MAX = 50  # rows of the advice page
 TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
+MODELS_SHOWN_MAX = 50
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
@@ -50,11 +51,15 @@ class Observatory:
         decisions: Callable[[int], list[Callable[[], dict[str, Any]]]],
         window: Callable[[str], int | None] = lambda _: None,
         warming: Callable[[str], bool] = lambda _: False,
+        models: Callable[[int], Rows] = lambda _: [],
+        counted: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`tenant(name)` is the label under which a tenant is shown; `decisions(n)` makes rows of the last n requests,
         newest first; `window(replica)` is how many requests the replica may have open, `warming(replica)` whether its
-        cache is being filled. Times of requests are `wall_clock`'s."""
+        cache is being filled. `models(n)` makes rows of n models; `counted()` is how many prompt tokens of answers
+        that do not tell engines' own counters tell of, and how many of them were cached. Times of requests are
+        `wall_clock`'s."""
         self._router = router
         self._excerpts = settings.excerpts
         self._clock, self._wall_clock = clock, wall_clock
@@ -62,6 +67,7 @@ class Observatory:
         self._window = window
         self._began_s = wall_clock()
         self._warming = warming
+        self._models, self._counted = models, counted
         self.ledger = Ledger(
             templates_max=settings.templates_max,
             groups_max=settings.groups_max,
@@ -115,7 +121,7 @@ class Observatory:
             "version": __version__,
             "uptime_s": round(now_s - self._began_s, 1),
             "excerpts": self._excerpts,
-            "totals": ledger.totals_row(),
+            "totals": {**ledger.totals_row(), **self._counted_row()},
             "timeline": {"step_s": STEP_S, "points": ledger.timeline.points()},
         }
         await asyncio.sleep(0)
@@ -128,10 +134,15 @@ class Observatory:
         page["advice"] = self._advice(TOP_ADVICE_MAX)
         page["no_advice"] = f"{NOTHING} was lost to anything that can be changed."
         await asyncio.sleep(0)
+        page["models"] = self._models(MODELS_SHOWN_MAX)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
         await asyncio.sleep(0)
         page["decisions"] = await _in_slices(self._decisions(DECISIONS_MAX), lambda decision: decision(), 1)
         return _json(page)
+
+    def _counted_row(self) -> dict[str, int]:
+        tokens, hits = self._counted()
+        return {"counted_tokens": round(tokens), "counted_hit_tokens": round(hits)}
 
     async def templates(self, _: web.Request) -> web.Response:
         """Templates, most used first, and the differences found in each."""
@@ -180,6 +191,9 @@ class Observatory:
         return {
             "id": member.id,
             "name": member.replica.name,
+            "pod": member.replica.pod,
+            "namespace": member.replica.namespace,
+            "models": sorted(member.models)[:MODELS_SHOWN_MAX],
             "ready": member.ready,
             "why": member.health.why if member.replica.ready else "not ready, by discovery",
             "state": member.state(now_s),

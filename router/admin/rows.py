@@ -66,6 +66,7 @@ def _explained(record: RequestRecord) -> Row:
     return {
         "miss": miss and miss.misses,
         "hit_tokens": miss and miss.hit,
+        "verified": record.usage is not None and record.usage.verified,
         "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
         "saved_ms": miss and round(miss.saved_ms, 1),
         "template": f"{seen.template:016x}" if seen and seen.template else None,

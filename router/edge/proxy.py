@@ -89,6 +89,7 @@ class Proxy:
         try:
             await self._serve(request, caller, record, started_s, trace)
         except Refusal as refusal:
+            record.model = record.model or refusal.model
             refuse(request, record, refusal, spoken_on(request.path))
         except (asyncio.CancelledError, ClientLeft) as error:
             if self.cut_why and isinstance(error, asyncio.CancelledError):
@@ -144,9 +145,11 @@ class Proxy:
 
     def _record(self, question: Question, record: RequestRecord, trace: Moments | None) -> None:
         """Note what is known before placing."""
+        wanted = question.wanted
         if trace is not None:
             question.trace, trace.parsed_s = trace, self._clock()
-        wanted = question.wanted
+            kinds = list(self._placer.engines(wanted.model)) if wanted.model else []
+            trace.provider = kinds[0] if len(kinds) == 1 else ""
         record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
         record.repairs, record.warning = question.repairs, question.warning
         name = question.request.fields.get(b"x-session-id")

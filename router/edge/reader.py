@@ -36,6 +36,7 @@ from router.tokens.request_tokens import Tokens
 
 # Paths whose requests need no prefill.
 FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
+TELL_USAGE = frozenset(("vllm", "sglang"))  # kinds of engines that end a stream with its usage where they are asked to
 BYTES_PER_TOKEN = 4  # assumed of a body whose prompt is unknown
 # Bounds of memory for each of the two threads that read bodies: beginnings of bodies; tools and what they became.
 SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
@@ -54,7 +55,7 @@ class ReadingRules:
 
     offload_bytes_min: int
     json_depth_max: int = 256
-    ask_usage: bool = False
+    ask_usage: bool | str = "auto"
     repairs: tuple[str, ...] = ()
     append_only: str = OFF
     step_header: str = ""
@@ -173,7 +174,10 @@ class Reader:
         try:
             model = self._placer.resolve(ask.model)
         except NoReplica as error:
-            raise none_ready() from error
+            refusal = none_ready()
+            if ask.model and self._placer.engines(ask.model):  # other names are the client's, and must not be counted
+                refusal.model = ask.model
+            raise refusal from error
         except UnknownModel as unknown:
             shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
             known = ", ".join(shown[:20]) or "none"
@@ -230,7 +234,7 @@ class Reader:
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
-        strip_usage = self._rules.ask_usage and dialect is not None and ask.stream and not ask.wants_usage
+        strip_usage = dialect is not None and ask.stream and not ask.wants_usage and self._asks_usage(wanted.model)
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
@@ -240,6 +244,14 @@ class Reader:
             strip_usage,
             how.tenant is None or how.tenant.receipts,
         )
+
+    def _asks_usage(self, model: str | None) -> bool:
+        """Whether to ask for the usage of a stream whose client did not."""
+        asks = self._rules.ask_usage
+        if isinstance(asks, bool):
+            return asks
+        kinds = self._placer.engines(model) if model is not None else ()
+        return bool(kinds) and TELL_USAGE.issuperset(kinds)
 
     def _forward_lines(self, request: Request, request_id: str) -> list[bytes]:
         """Header lines for the engine: the client's, without those that are for us or for this connection alone."""

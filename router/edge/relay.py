@@ -31,6 +31,7 @@ TAIL_PIECES, TAIL_BYTES = 16, 8 << 10
 NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
 
+_USAGE = b'"usage"'  # in every event that tells usage; within a string of JSON the quotes have backslashes
 _END_BYTES = 2  # length of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
 _COMMENTS = re.compile(rb"(?::[^\n]*\n\r?\n)+")
@@ -42,7 +43,7 @@ class Relay:
 
     __slots__ = (
         "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_last", "_long_ended", "_partial",
-        "_splitter", "_strip_usage", "_tail", "ending", "events",
+        "_splitter", "_strip_usage", "_tail", "ending", "events", "mark",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,7 @@ class Relay:
         self._client = client
         self._begun = begun
         self._strip_usage = strip_usage
+        self.mark = _USAGE if strip_usage is not None else b""
         self._splitter = EventSplitter()  # finds the usage event
         self._events_only = answer.streams
         self._judge = judge
@@ -90,7 +92,7 @@ class Relay:
 
     def shortcut(self) -> Callable[[bytes], None] | None:
         """The client's `write`, while nothing has to be seen on the way."""
-        looks = self._partial or self._begun is not None or self._strip_usage is not None or self._dropping
+        looks = self._partial or self._begun is not None or self._dropping or self._splitter.holds
         return self._client.write if self._client.chunked and self._events_only and not looks else None
 
     def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
@@ -178,8 +180,8 @@ class Relay:
         piece = self._framed(data)
         if not self._only_comments(data):
             self._remember(piece)
-        if self._strip_usage is not None:
-            strip = self._strip_usage
+        strip = self._strip_usage
+        if strip is not None and (_USAGE in data or self._splitter.holds or not data.endswith(b"\n\n")):
             kept = b"".join(event for event in self._splitter.feed(data) if not strip.is_usage_event(event))
             piece = self._framed(kept)
         self._client.write(piece)

@@ -44,6 +44,10 @@ class BodySink(Protocol):
     def shortcut(self) -> Callable[[bytes], None] | None:
         """Where whole chunks that end with an event may be written as they come; None while they must be looked at."""
 
+    @property
+    def mark(self) -> bytes:
+        """Bytes of which a chunk that has them may not take the shortcut; b"" where any chunk may."""
+
     def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
         """Note what took the shortcut since it was taken: how many events, and their last two chunks."""
 
@@ -210,8 +214,8 @@ class EngineConnection(asyncio.Protocol):
     """A connection to an engine, used for one request after the other."""
 
     __slots__ = (
-        "_answer", "_before_last", "_between", "_headed", "_keep", "_last", "_outbox", "_parser", "_transport",
-        "_write", "events", "give_back", "head_bytes", "idle_since_s",
+        "_answer", "_before_last", "_between", "_headed", "_keep", "_last", "_mark", "_outbox", "_parser",
+        "_transport", "_write", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox) -> None:
@@ -225,6 +229,7 @@ class EngineConnection(asyncio.Protocol):
         self._keep = False  # the connection may take another request behind this answer
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
+        self._mark = b""  # BodySink.mark, while the shortcut is open
         self.events = 0  # events that took the shortcut
         self._last = self._before_last = b""  # the last two chunks that took the shortcut
         self.give_back = give_back
@@ -291,7 +296,12 @@ class EngineConnection(asyncio.Protocol):
         write = self._write
         if write is not None:
             end = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)
-            if _sizes.get(data[:end]) == len(data) - end - 4 and data.endswith(b"}\n\n\r\n"):
+            mark = self._mark
+            if (
+                _sizes.get(data[:end]) == len(data) - end - 4
+                and data.endswith(b"}\n\n\r\n")
+                and (not mark or mark not in data)
+            ):
                 write(data)
                 self.events += data.count(b"\n\n")
                 self._before_last, self._last = self._last, data
@@ -317,7 +327,7 @@ class EngineConnection(asyncio.Protocol):
             answer.broke(f"a head of more than {HEAD_BYTES_MAX} bytes")
             return
         if self._between and data.endswith(b"\r\n") and self._answer is not None and answer.sink is not None:
-            self._write = answer.sink.shortcut()
+            self._write, self._mark = answer.sink.shortcut(), answer.sink.mark
             if self._write is not None:
                 _learn(data)
 

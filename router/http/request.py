@@ -24,6 +24,7 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
+        self.model = ""  # the model that was meant, where it is one that replicas serve
 
 
 class BodySender(Protocol):

@@ -12,6 +12,7 @@ comes again within a minute, goes on waiting where it was (core/admission/return
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import cast
 
@@ -48,9 +49,10 @@ class Admitter:
         *,
         stale_s: float,
         clock: Callable[[], float],
-        shed: Callable[[str, Priority], None],
+        shed: Callable[[str, Priority, str], None],
     ) -> None:
-        """`shed(code, priority)` hears of each request that is turned away."""
+        """`shed(code, priority, model)` hears of each request that is turned away; the model is "" where it names
+        none."""
         self._router = router
         self._owners = owners
         self._clock = clock
@@ -89,6 +91,15 @@ class Admitter:
         for ticket in self._holding:
             counts[ticket.priority] += 1
         return counts, queue.size_bytes + self._held_back_bytes()
+
+    def waiting(self) -> Counter[tuple[Priority, str]]:
+        """The same requests by priority and model; the model is "" where a request names none."""
+        counts = Counter[tuple[Priority, str]]()
+        for pool, priority, requests in self._admission.queue.waiting():
+            counts[priority, pool[0] or ""] += requests
+        for ticket in self._holding:
+            counts[ticket.priority, ticket.pool[0] or ""] += 1
+        return counts
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -295,7 +306,7 @@ class Admitter:
         return tokens
 
     def _tell_shed(self, code: str, wanted: Wanted) -> None:
-        self._shed(code, wanted.priority)
+        self._shed(code, wanted.priority, wanted.model or "")
         self._router.turned_away(wanted)
 
     def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:

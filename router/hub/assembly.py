@@ -81,6 +81,7 @@ def metrics_of(hub: HubParts) -> Metrics:
         streams=streams,
         prompts=lambda: hub.totals.prompts(hub.prompts.counts() if hub.prompts is not None else {}),
         queued=lambda: hub.admission.queued(),
+        waiting=lambda: hub.admission.waiting(),
         held=lambda: hub.admission.held_back(),
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
@@ -153,6 +154,8 @@ def observatory_of(hub: HubParts) -> Observatory | None:
         decisions=hub.history.newest,
         window=lambda id_: hub.admission.window(id_),
         warming=lambda id_: hub.warmer.warming(id_),
+        models=hub.metrics.models,
+        counted=hub.metrics.counted,
     )
 
 

@@ -145,7 +145,8 @@ class Hub:
         self._stack.push_async_callback(in_background(work))
 
     async def _check(self) -> None:
-        """Look for stuck replicas, and at times compare what events say with what engines count, until cancelled."""
+        """Look for stuck replicas, and at times compare what events and answers say with what engines
+        count, until cancelled."""
         look = 0
         while True:
             await asyncio.sleep(LOOK_S)
@@ -156,6 +157,7 @@ class Hub:
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
+                self.metrics.check()
 
     async def _admit(self) -> None:
         """Place requests that wait, where something else than the end of an answer made room, until cancelled."""

@@ -37,9 +37,9 @@ class LocalPlacer:
         page: Callable[[str, RequestOwner | None], Awaitable[Page | None]],
         limits: AdmissionLimits | None = None,
         load_stale_s: float = 3.0,
-        shed: Callable[[str, Priority], None] = lambda *_: None,
+        shed: Callable[[str, Priority, str], None] = lambda *_: None,
     ) -> None:
-        """`limits` None: nobody waits for a place. `shed(code, priority)` hears of each request turned away."""
+        """`limits` None: nobody waits for a place. `shed(code, priority, model)` hears of each request turned away."""
         self._router = router
         self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.admission = Admitter(

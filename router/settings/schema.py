@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
@@ -414,9 +414,10 @@ class ApiSettings:
     )
     """Further paths, passed to the least costly replica. Everything else is 404: engines have paths that flush
     caches, load adapters or put them to sleep, and those are not for clients."""
-    ask_usage: bool = False
-    """Ask engines for usage at the end of streams whose clients did not, and take it out again. Off: the bodies of
-    healthy requests stay as they are."""
+    ask_usage: bool | Literal["auto"] = "auto"
+    """Ask engines for usage at the end of streams whose clients did not, and take it out again. `auto`: where all
+    engines of the model are vLLM or SGLang, which are known to do so. `false`: the bodies of healthy requests stay as
+    they are."""
     receipts: bool = True
     """Whether answers carry `x-warmroute-*` headers that say where a request went and why."""
 

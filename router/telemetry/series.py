@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from math import exp
 from typing import TypeAlias
 
+from router.core.facts.misses import Miss
+
+RECENT_S = 300.0
+FADE_S = 0.25
 Labels: TypeAlias = tuple[object, ...]  # values in the order of the names, shown by str()
 
 
@@ -53,6 +58,37 @@ class Histogram:
         series[-1] += value
 
 
+class RecentTokens:
+    """Prompt tokens of one model over the last minutes: what was added RECENT_S ago counts for a third of what is added
+    now. `verified` are those of which an engine told; `told` is what it found of them."""
+
+    __slots__ = ("at_s", "hit", "predicted", "prompt", "told", "verified")
+
+    def __init__(self) -> None:
+        self.prompt = self.hit = self.predicted = self.verified = self.told = self.at_s = 0.0
+
+    def add(self, prompt: int, hit: int, predicted: int, verified: bool, now_s: float) -> None:
+        """Add one prompt; steps of less than FADE_S do not fade what came before."""
+        if now_s > self.at_s + FADE_S:  # records of several workers need not come in order
+            fade = self.faded(now_s)
+            self.at_s = now_s
+            self.prompt *= fade
+            self.hit *= fade
+            self.predicted *= fade
+            self.verified *= fade
+            self.told *= fade
+        self.prompt += prompt
+        self.hit += hit
+        self.predicted += predicted
+        if verified:
+            self.verified += prompt
+            self.told += hit
+
+    def faded(self, now_s: float) -> float:
+        """What the sums are to be multiplied with to be those of `now_s`."""
+        return exp((self.at_s - now_s) / RECENT_S)
+
+
 class KindSeries:
     """Series of requests with one route, model, status and ending."""
 
@@ -67,8 +103,8 @@ class ModelSeries:
     """Series of requests for one model, or for all that are `other`. Those that are None begin with the first request
     that has such a value."""
 
-    __slots__ = ("cached", "events", "inter_token", "kinds", "label", "predicted", "prompt", "reported", "saved",
-                 "saved_s", "ttft")  # fmt: skip
+    __slots__ = ("cached", "completion", "events", "genuine", "inter_token", "kinds", "label", "misses", "predicted",
+                 "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft")  # fmt: skip
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -82,13 +118,30 @@ class ModelSeries:
         self.cached: list[float] = []
         self.saved: list[float] | None = None
         self.saved_s: list[float] = []
+        self.completion: list[float] | None = None
+        self.genuine: list[float] | None = None  # hits in prompts that were not asked for before
+        self.replayed: list[float] | None = None
+        self.misses: dict[Miss, list[float]] = {}
+        self.recent = RecentTokens()
 
 
 class PlacementSeries:
-    """Series of placements on one replica, for one reason, with predictions of one grade."""
+    """Series of placements of one model on one replica, for one reason, with predictions of one grade. Those of a
+    replica that has left are not shown."""
 
-    __slots__ = ("computed", "decisions", "graded", "placed")
+    __slots__ = ("completion", "computed", "decisions", "graded", "key", "placed", "requests", "told", "ttft")
 
-    def __init__(self, decisions: list[float], graded: list[float], placed: list[float], computed: list[float]) -> None:
+    def __init__(
+        self,
+        decisions: list[float],
+        graded: list[float],
+        of_replica: list[list[float]],
+        ttft: list[float] | None,
+        told: list[float],
+        key: tuple[str, str],
+    ) -> None:
+        """`of_replica`: tokens placed, tokens computed, requests, tokens of answers. `told` are prompt tokens and hits
+        of answers that tell what was cached; `key` is the replica and the model's label."""
         self.decisions, self.graded = decisions, graded
-        self.placed, self.computed = placed, computed  # the two lists are not shown where the replica has left
+        self.placed, self.computed, self.requests, self.completion = of_replica
+        self.ttft, self.told, self.key = ttft, told, key

@@ -56,8 +56,8 @@ class Moments:
     """The moments of one traced request."""
 
     __slots__ = (
-        "_new_id", "attempts", "begun_s", "method", "parent", "parsed_s", "path", "span_id", "state", "tenant",
-        "trace_id", "version",
+        "_new_id", "attempts", "begun_s", "method", "parent", "parsed_s", "path", "provider", "span_id", "state",
+        "tenant", "trace_id", "version",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,7 @@ class Moments:
         self.method, self.path, self.version = method, path, version
         self.state = state
         self.tenant = ""  # the tenant that an API key proved; "" for none
+        self.provider = ""  # the kind of engine that serves the model; "" where there are several, or none is known
         self.parsed_s: float | None = None
         self.attempts: list[Attempt] = []
         self._new_id = new_id
@@ -165,7 +166,7 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
         about["warmroute.queued_seconds"] = record.queued_s
     if moments.tenant:
         about["warmroute.tenant"] = moments.tenant
-    _tell_generation(about, record)
+    _tell_generation(about, record, moments.provider)
     if record.receipt is not None:
         about |= _placed(record.receipt)
     error = _error(record) if record.status >= 500 or record.ending in _BROKE_OFF else None
@@ -176,9 +177,13 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
     return Span(name, moments.span_id, parent_id, 0.0, record.duration_s, "server", about, error=error)
 
 
-def _tell_generation(about: Attributes, record: RequestRecord) -> None:
+def _tell_generation(about: Attributes, record: RequestRecord, provider: str) -> None:
     if record.route in _OPERATIONS:
         about["gen_ai.operation.name"] = _OPERATIONS[record.route]
+    if provider:
+        about["gen_ai.provider.name"] = provider
+    if record.sighting is not None and record.sighting.conversation:
+        about["gen_ai.conversation.id"] = f"{record.sighting.conversation:016x}"  # ours: it is no text of the client's
     if record.model:
         about["gen_ai.request.model"] = record.model
         about["gen_ai.request.stream"] = record.stream

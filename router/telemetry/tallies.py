@@ -2,9 +2,12 @@
 
 Counting is on the path of every request, so the counts are plain numbers in lists, found by label values;
 prometheus_client's own counters take a lock, a search and a call or two per update. The series that requests of one
-kind add to are looked up once, and kept (`ModelSeries`, `KindSeries`, `PlacementSeries`). FAMILIES become families of
-Prometheus when a scrape asks (metrics/). What the observatory counts (core/observatory/ledger/ledger.py) is taken over
-then.
+kind add to are looked up once, and kept (`ModelSeries`, `KindSeries`, `PlacementSeries`). FAMILIES (catalogue.py)
+become families of Prometheus when a scrape asks (metrics/). Differences and replays, which the observatory counts
+(core/observatory/ledger/ledger.py), are taken over then.
+
+There is one hit rate: hits over hits and misses, each token by the engine's count where its answer told, and as
+predicted elsewhere. Beside it stands of how many tokens an engine told.
 
 Labels are bounded: routes and reasons are fixed sets, models are those that replicas serve (the first MODELS_MAX, any
 other is `other`), replicas are those discovered.
@@ -13,135 +16,42 @@ other is `other`), replicas are those discovered.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from router.core.dialects.repairs import REPAIRS
-from router.core.facts.misses import Change, Miss
+from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.core.facts.requests import Priority
 from router.core.learned.prefill import PrefillModel
 from router.core.observatory.ledger.ledger import Ledger
-from router.core.observatory.ledger.sums import AT, HIT, REPLAY, REPLAYS, FadingRatio
-from router.core.placement.spill import SpillCause
+from router.core.observatory.ledger.sums import REPLAYS
 from router.settings.keys import NONE, OTHER
+from router.telemetry.catalogue import (
+    BEGUN,
+    BEGUN_BY_MODEL,
+    FAMILIES,
+    LATENCY_S,
+    MODELS_BEGUN_MAX,
+    REPLICA_TTFT_S,
+)
 from router.telemetry.record import RequestRecord
-from router.telemetry.series import Counter, Histogram, KindSeries, Labels, ModelSeries, PlacementSeries
+from router.telemetry.series import Counter, Histogram, KindSeries, ModelSeries, PlacementSeries, RecentTokens
 
-HIT_RATE_WINDOW_S = 300.0
 MODELS_MAX = 1_000  # models with a label value of their own: adapters may come and go for ever
 
-_LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
-_INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
-_OVERHEAD_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _OK = Ending.OK
-
-
-class Family(NamedTuple):
-    """A family of series: a histogram where it has bounds, otherwise a counter."""
-
-    name: str
-    text: str
-    labels: str = ""  # names of the labels, separated by spaces
-    bounds: tuple[float, ...] = ()
-
-
-FAMILIES = (  # families in the order of the metrics page
-    Family("requests", "Requests answered.", "route model status"),
-    Family("ttft_seconds", "Time to the first event of a stream.", "model", _LATENCY_S),
-    Family("duration_seconds", "Request read to answer ended.", "route model", _LATENCY_S),
-    Family("inter_token_seconds", "Mean time between the events of a stream.", "model", _INTER_TOKEN_S),
-    Family("overhead_seconds", "Request read to request sent on: parse, hash, match, place.", "", _OVERHEAD_S),
-    Family("queue_seconds", "Waited for a place, or held back, of requests that were.", "", _LATENCY_S),
-    Family("shed_requests", "Requests turned away though replicas are there, by reason.", "code priority"),
-    Family("stream_events", "Streamed events passed on.", "model"),
-    Family("prompt_tokens", "Prompt tokens placed, estimated.", "model"),
-    Family("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model"),
-    Family("reported_prompt_tokens", "Prompt tokens of answers that say how many were cached.", "model"),
-    Family("cached_tokens", "Prompt tokens that engines reported as cached.", "model"),
-    Family("decisions", "Placements.", "policy reason"),
-    Family("graded_requests", "Placements by grade of the prediction.", "grade"),
-    Family("predictions", "Predictions against the engine's own count of cached tokens.", "grade result"),
-    Family("overpredicted_tokens", "Tokens predicted to be cached that were not.", "grade"),
-    Family("attempts", "Requests sent to replicas, further attempts included, by what became of them.", "outcome"),
-    Family("retries", "Attempts that failed and were retried elsewhere.", "kind"),
-    Family("replica_failures", "Attempts that failed.", "replica kind"),
-    Family("worker_hub_lost_placements", "Placements that workers made by the ring, as the hub was lost to them."),
-    Family("reloads", "Times that the settings were read again.", "result"),
-    Family("tenant_requests", "Requests answered, by tenant of the keys file and class of status.", "tenant status"),
-    Family("tenant_prompt_tokens", "Prompt tokens of whole answers, by tenant of the keys file.", "tenant"),
-    Family(
-        "tenant_cached_tokens", "Those of them that were cached: by the engine's count, else as predicted.", "tenant"
-    ),
-    Family(
-        "saved_prefill_tokens",
-        "Prompt tokens of whole answers that were not computed: by the engine's count, else as predicted.",
-        "model",
-    ),
-    Family(
-        "saved_prefill_seconds",
-        "Prefill that was not done for that, estimated in a replica's seconds by its learned speed.",
-        "model",
-    ),
-    Family("spills", "Placements off the replica that holds most of the prompt, by what spoke against it.", "cause"),
-    Family("spilled_tokens", "Tokens that it holds, and that were predicted to be computed again.", "cause"),
-    Family("replica_placed_tokens", "Prompt tokens placed on a replica, estimated.", "replica"),
-    Family("replica_computed_tokens", "Those of them predicted to be computed.", "replica"),
-    Family("prewarm_requests", "Prompts sent to fill replicas' caches, by what became of them.", "result"),
-    Family("prewarm_tokens", "Prompt tokens of those that were answered."),
-    Family(
-        "miss_tokens",
-        "Prompt tokens that were computed, by why: by the engine's count where it told, else as predicted.",
-        "reason",
-    ),
-    Family(
-        "hit_tokens",
-        "Prompt tokens that were cached, likewise: in prompts asked for before (replay), or not (genuine).",
-        "kind",
-    ),
-    Family("replays", "Requests whose very prompt was asked for before, within the observatory's window."),
-    Family(
-        "differences",
-        "Prompts that differ from an earlier one before tokens that both have, by what differs.",
-        "change",
-    ),
-    Family("repairs", "Requests whose tools were put in order before they were sent, by what they needed.", "repair"),
-)
-
-KINDS = (  # kinds of failures (http/failures.py)
-    "broke_early", "broke_midway", "connect", "engine", "garbage", "lost", "shed", "stale", "stalled",
-    "stuck", "timeout", "unfinished",
+_TOKENS_MIN = 1e-9  # what has faded below it is nothing
+_COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # endings of requests whose prompts were computed
+_REPLICA_COUNTERS = (
+    "replica_placed_tokens", "replica_computed_tokens", "replica_requests", "replica_completion_tokens"
 )  # fmt: skip
-
-# Series that are there from the first scrape on: one that begins with its first increment has no rate that shows it.
-_OUTCOMES = (Ending.OK.value, Ending.CLIENT_LEFT.value, *KINDS)
-BEGUN: dict[str, list[Labels]] = {
-    "shed_requests": [(code, each.name.lower()) for code in ("overloaded", "rate_limited") for each in Priority],
-    "graded_requests": [(grade,) for grade in Grade],
-    "predictions": [(grade, result) for grade in Grade for result in ("equal", "over", "under")],
-    "overpredicted_tokens": [(grade,) for grade in Grade],
-    "attempts": [(outcome,) for outcome in _OUTCOMES],
-    "retries": [(kind,) for kind in KINDS],
-    "worker_hub_lost_placements": [()],
-    "reloads": [("ok",), ("refused",)],
-    "spills": [(cause.value,) for cause in SpillCause],
-    "spilled_tokens": [(cause.value,) for cause in SpillCause],
-    "prewarm_requests": [("ok",), ("failed",), ("skipped",)],
-    "prewarm_tokens": [()],
-    "miss_tokens": [(miss.value,) for miss in Miss],
-    "hit_tokens": [("genuine",), ("replay",)],
-    "replays": [()],
-    "differences": [(change.value,) for change in Change],
-    "repairs": [(repair,) for repair in REPAIRS],
-}
 
 
 class Tallies:
     """All counters and histograms of one router."""
 
     def __init__(self, prefill: Callable[[str], PrefillModel] = lambda _: PrefillModel(), policy: str = "") -> None:
-        """`prefill(replica)` is what is learned of the replica's speed. Decisions of `policy` are there from the
-        start."""
+        """`prefill(replica)` is what is learned of the replica's speed. Decisions of `policy` are there from a model's
+        first request on."""
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         for each in FAMILIES:
@@ -152,15 +62,18 @@ class Tallies:
                 self._counters[each.name] = Counter(each.name, each.text, *labels)
         for name, series in BEGUN.items():
             self._counters[name].begin(series)
+        self._begun = dict(BEGUN_BY_MODEL)
         if policy:
-            self._counters["decisions"].begin((policy, reason) for reason in Reason)
+            self._begun["decisions"] = [(policy, reason) for reason in Reason]
         self._prefill = prefill
         self._models: dict[str, ModelSeries] = {"": ModelSeries("none")}
         self._others = ModelSeries(OTHER)
-        self._placements: dict[tuple[str, str, Reason, Grade], PlacementSeries] = {}
+        self._placements: dict[tuple[str, str, Reason, Grade, str], PlacementSeries] = {}
+        # What answers told of what was cached, for engine_count.py.
+        self.told: dict[str, list[float]] = {}  # replica -> prompt tokens and hits of answers that told
+        self.silent: dict[tuple[str, str], float] = {}  # (replica, model) -> prompt tokens of the other answers
         self._overhead = self._histograms["overhead_seconds"]
         self._overhead_of_all = self._overhead.of()
-        self.hit_rate_predicted, self.hit_rate_actual = FadingRatio(HIT_RATE_WINDOW_S), FadingRatio(HIT_RATE_WINDOW_S)
         self.reloaded_at_s: float | None = None  # Unix time of the last reload that is in force
         self._tenants: Collection[str] = ()
         self._tenants_max = 0
@@ -172,12 +85,7 @@ class Tallies:
 
     def take_over(self, ledger: Ledger) -> None:
         """Replace what the observatory counts by its sums; the ledger must have been settled."""
-        totals = ledger.totals
-        for miss, at in AT.items():
-            self._of("miss_tokens", miss.value)[0] = totals[at]
-        self._of("hit_tokens", "genuine")[0] = totals[HIT] - totals[REPLAY]
-        self._of("hit_tokens", "replay")[0] = totals[REPLAY]
-        self._of("replays")[0] = totals[REPLAYS]
+        self._of("replays")[0] = ledger.totals[REPLAYS]
         for change, requests in ledger.differences.items():
             self._of("differences", change.value)[0] = requests
 
@@ -206,7 +114,7 @@ class Tallies:
         kind = model.kinds.get(what) or self._kind(model, what)
         kind.requests[0] += 1
         duration, duration_s = kind.duration, record.duration_s
-        duration[bisect_left(_LATENCY_S, duration_s)] += 1
+        duration[bisect_left(LATENCY_S, duration_s)] += 1
         duration[-1] += duration_s
         if self._tenants:
             self._of("tenant_requests", self.tenant(record.tenant), f"{record.status // 100}xx")[0] += 1
@@ -214,7 +122,7 @@ class Tallies:
             self._overhead.add(self._overhead_of_all, record.overhead_s)
         if record.queued_s > 0:
             waited = self._histograms["queue_seconds"]
-            waited.add(waited.of(), record.queued_s)
+            waited.add(waited.of(model.label), record.queued_s)
         if record.events or record.ttft_s is not None or record.inter_token_s is not None:
             self._observe_stream(model, record)
         for failure, _ in record.retries:
@@ -227,14 +135,18 @@ class Tallies:
                 if kind.attempts is None:
                     kind.attempts = self._of("attempts", record.ending)
                 kind.attempts[0] += 1
-            self._observe_receipt(model, receipt, record.usage, record.at_s)
+            self._observe_receipt(model, receipt, record)
             if record.ending == _OK:
                 self._observe_saved(model, receipt, record.usage, record.tenant)
 
     def _model(self, name: str) -> ModelSeries:
         if len(self._models) > MODELS_MAX:
             return self._others
-        return self._models.setdefault(name, ModelSeries(name))
+        model = self._models[name] = ModelSeries(name)
+        if len(self._models) <= MODELS_BEGUN_MAX + 1:  # one of them is that of requests for no model
+            for family, series in self._begun.items():
+                self._counters[family].begin((*labels, name) for labels in series)
+        return model
 
     def _kind(self, model: ModelSeries, what: tuple[str, int, str]) -> KindSeries:
         route, status, _ = what
@@ -242,15 +154,18 @@ class Tallies:
         kind = model.kinds[what] = KindSeries(self._of("requests", route, model.label, status), duration)
         return kind
 
-    def _placement(self, receipt: Receipt) -> PlacementSeries:
-        labels = (receipt.replica,)
+    def _placement(self, receipt: Receipt, model: str) -> PlacementSeries:
+        replica = receipt.replica
+        told = self.told.get(replica)
         placement = PlacementSeries(
-            self._of("decisions", receipt.policy, receipt.reason),
+            self._of("decisions", receipt.policy, receipt.reason, model),
             self._of("graded_requests", receipt.grade),
-            self._counters["replica_placed_tokens"].series.get(labels) or [0.0],
-            self._counters["replica_computed_tokens"].series.get(labels) or [0.0],
+            [self._counters[name].series.get((replica,)) or [0.0] for name in _REPLICA_COUNTERS],
+            self._histograms["replica_ttft_seconds"].series.get((replica,)),
+            told or [0.0, 0.0],
+            (replica, model),
         )
-        self._placements[receipt.replica, receipt.policy, receipt.reason, receipt.grade] = placement
+        self._placements[replica, receipt.policy, receipt.reason, receipt.grade, model] = placement
         return placement
 
     def _observe_stream(self, model: ModelSeries, record: RequestRecord) -> None:
@@ -268,17 +183,26 @@ class Tallies:
                 model.events = self._of("stream_events", label)
             model.events[0] += record.events
 
-    def _observe_receipt(self, model: ModelSeries, receipt: Receipt, usage: Usage | None, now_s: float) -> None:
-        prompt, predicted = receipt.prompt_tokens, receipt.predicted_cached_tokens
-        placement = self._placements.get((receipt.replica, receipt.policy, receipt.reason, receipt.grade))
+    def _observe_receipt(self, model: ModelSeries, receipt: Receipt, record: RequestRecord) -> None:
+        prompt, predicted, label = receipt.prompt_tokens, receipt.predicted_cached_tokens, model.label
+        placement = self._placements.get((receipt.replica, receipt.policy, receipt.reason, receipt.grade, label))
         if placement is None:
-            placement = self._placement(receipt)
+            placement = self._placement(receipt, label)
         placement.decisions[0] += 1
+        placement.requests[0] += 1
+        if record.ttft_s is not None and placement.ttft is not None:
+            placement.ttft[bisect_left(REPLICA_TTFT_S, record.ttft_s)] += 1
+            placement.ttft[-1] += record.ttft_s
+        usage = record.usage
+        completion = usage.completion_tokens if usage is not None else record.events
+        if completion:
+            self._observe_completion(model, placement, completion, record.tenant)
+        self._observe_tokens(model, placement, receipt, record)
         if not prompt:
             return
         if receipt.spill:
-            self._of("spills", receipt.spill)[0] += 1
-            self._of("spilled_tokens", receipt.spill)[0] += receipt.spilled_tokens
+            self._of("spills", receipt.spill, label)[0] += 1
+            self._of("spilled_tokens", receipt.spill, label)[0] += receipt.spilled_tokens
         placement.graded[0] += 1
         placement.placed[0] += prompt
         if prompt > predicted:
@@ -288,18 +212,57 @@ class Tallies:
             model.predicted = self._of("predicted_cached_tokens", model.label)
         model.prompt[0] += prompt
         model.predicted[0] += predicted
-        self.hit_rate_predicted.add(predicted, prompt, now_s)
         if usage is not None and usage.cached_tokens is not None:
-            self._observe_reported(model, usage, predicted, receipt.grade, now_s)
+            self._observe_reported(model, usage, predicted, receipt.grade)
 
-    def _observe_reported(self, model: ModelSeries, usage: Usage, predicted: int, grade: Grade, now_s: float) -> None:
+    def _observe_completion(self, model: ModelSeries, placement: PlacementSeries, tokens: int, tenant: str) -> None:
+        if model.completion is None:
+            model.completion = self._of("completion_tokens", model.label)
+        model.completion[0] += tokens
+        placement.completion[0] += tokens
+        if self._tenants:
+            self._of("tenant_completion_tokens", self.tenant(tenant))[0] += tokens
+
+    def _observe_tokens(
+        self, model: ModelSeries, placement: PlacementSeries, receipt: Receipt, record: RequestRecord
+    ) -> None:
+        """Every token of a prompt that was computed is a hit or a miss, and is verified or not."""
+        usage, miss = record.usage, record.miss
+        if miss is None:
+            if receipt.miss is not None or record.ending not in _COMPUTED:
+                return
+            miss = _unexplained(receipt, usage)
+        tokens, hit = miss.prompt_tokens, miss.hit
+        if hit:
+            hits = model.replayed if receipt.replay else model.genuine
+            if hits is None:
+                hits = self._of("hit_tokens", "replay" if receipt.replay else "genuine", model.label)
+                if receipt.replay:
+                    model.replayed = hits
+                else:
+                    model.genuine = hits
+            hits[0] += hit
+        misses = model.misses
+        for reason, of_reason in miss.misses.items():
+            series = misses.get(reason)
+            if series is None:
+                series = misses[reason] = self._of("miss_tokens", reason.value, model.label)
+            series[0] += of_reason
+        told = usage is not None and usage.verified
+        if told:
+            placement.told[0] += tokens
+            placement.told[1] += hit
+        else:
+            self.silent[placement.key] = self.silent.get(placement.key, 0.0) + tokens
+        model.recent.add(tokens, hit, receipt.predicted_cached_tokens, told, record.at_s)
+
+    def _observe_reported(self, model: ModelSeries, usage: Usage, predicted: int, grade: Grade) -> None:
         prompt, cached = usage.prompt_tokens, usage.cached_tokens or 0
         if model.reported is None:
             model.reported = self._of("reported_prompt_tokens", model.label)
             model.cached = self._of("cached_tokens", model.label)
         model.reported[0] += prompt
         model.cached[0] += cached
-        self.hit_rate_actual.add(cached, prompt, now_s)
         over = predicted - cached
         self._of("predictions", grade, "equal" if not over else "over" if over > 0 else "under")[0] += 1
         if over > 0:
@@ -326,9 +289,30 @@ class Tallies:
             self._of("replica_failures", replica, kind)[0] += 1
         self._of("attempts", kind)[0] += 1
 
-    def shed(self, code: str, priority: Priority) -> None:
+    def shed(self, code: str, priority: Priority, model: str = "") -> None:
         """Count one request that was turned away."""
-        self._of("shed_requests", code, priority.name.lower())[0] += 1
+        label = (self._models.get(model) or self._model(model)).label
+        self._of("shed_requests", code, priority.name.lower(), label)[0] += 1
+
+    def recent(self) -> dict[str, RecentTokens]:
+        """Prompt tokens of late by model's label, of models that had any."""
+        series = (*self._models.values(), self._others)
+        return {model.label: model.recent for model in series if model.recent.prompt > _TOKENS_MIN}
+
+    def labels(self) -> list[str]:
+        """Labels of all models that were asked for by name."""
+        return [model.label for name, model in self._models.items() if name]
+
+    def label(self, model: str) -> str:
+        """The label of a model, known from its requests or not."""
+        known = self._models.get(model)
+        return known.label if known is not None else model if len(self._models) <= MODELS_MAX else OTHER
+
+    def counted(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Take over what engines' own counters say of silent answers (engine_count.py), by model's label."""
+        for label, (prompt, cached) in sums.items():
+            self._of("counted_prompt_tokens", label)[0] = prompt
+            self._of("counted_cached_tokens", label)[0] = cached
 
     def hub_lost(self, placements: int) -> None:
         """Take over how many placements workers have made without the hub."""
@@ -347,15 +331,28 @@ class Tallies:
 
     def joined(self, replica: str) -> None:
         """Begin the series of a replica, so that a replica which is given nothing counts in a mean, too."""
-        self._counters["replica_placed_tokens"].begin([(replica,)])
-        self._counters["replica_computed_tokens"].begin([(replica,)])
+        for name in _REPLICA_COUNTERS:
+            self._counters[name].begin([(replica,)])
+        self._histograms["replica_ttft_seconds"].of(replica)
+        self.told[replica] = [0.0, 0.0]
         self._placements.clear()
 
     def left(self, replica: str) -> None:
         """Drop the series of a replica that left."""
-        self._counters["replica_placed_tokens"].series.pop((replica,), None)
-        self._counters["replica_computed_tokens"].series.pop((replica,), None)
+        for name in _REPLICA_COUNTERS:
+            self._counters[name].series.pop((replica,), None)
+        self._histograms["replica_ttft_seconds"].series.pop((replica,), None)
+        self.told.pop(replica, None)
         self._placements.clear()
         failures = self._counters["replica_failures"].series
         for labels in [labels for labels in failures if labels[0] == replica]:
             del failures[labels]
+
+
+def _unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
+    """Hits and misses of a request that no observatory explained."""
+    tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
+    if usage is not None and usage.verified:
+        tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
+    hit = min(hit, tokens)
+    return Breakdown(tokens, hit, {Miss.UNSUPPORTED: tokens - hit} if tokens > hit else {})

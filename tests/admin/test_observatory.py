@@ -62,7 +62,7 @@ async def chat(client: ClientSession, app: App, *texts: str, stream: bool = Fals
 async def test_pages_agree_with_metrics(client: ClientSession, engines: Engines) -> None:
     """Totals, the timeline, groups and decisions of the overview are the same requests that Prometheus is told of, and
     every prompt token is a hit or has a reason."""
-    async with running(*engines.urls) as app:
+    async with running(*engines.urls, api__ask_usage=False) as app:
         for number in range(6):
             await chat(client, app, f"question {number} " * 50, stream=number % 2 == 0)
         await chat(client, app, "question 0 " * 50)
@@ -75,13 +75,19 @@ async def test_pages_agree_with_metrics(client: ClientSession, engines: Engines)
         assert totals["genuine_tokens"] + totals["replay_tokens"] == totals["hit_tokens"]
         assert 0 < totals["ttft_p50_s"] <= totals["ttft_p90_s"] <= totals["ttft_p99_s"]
         assert len(points) == STEPS
-        for name in ("requests", "prompt_tokens", "predicted_tokens", "hit_tokens", "genuine_tokens", "replay_tokens"):
+        assert 0 < totals["verified_tokens"] < totals["prompt_tokens"]  # three streamed, and their engine told nothing
+        for name in {*points[0]} & {*totals} - {"misses"} - {name for name in totals if name.startswith("ttft")}:
             assert sum(point[name] for point in points) == totals[name]
         assert sum(group["requests"] for group in shown["groups"]) == counted["warmroute_group_requests_total"] == 7
         for name, metric in (("prompt_tokens", "prompt"), ("hit_tokens", "hit")):
             assert counted[f"warmroute_group_{metric}_tokens_total"] == totals[name]
         assert counted["warmroute_group_ttft_seconds_count"] == counted["warmroute_ttft_seconds_count"] == 3
         assert {row["id"] for row in shown["replicas"]} == set(engines.urls)
+        assert all(row["models"] == ["sim"] for row in shown["replicas"])
+        (row,) = (row for row in shown["models"] if row["model"] == "sim")
+        same = ("requests", "prompt_tokens", "hit_tokens", "verified_tokens", "verified_hit_tokens")
+        assert {name: row[name] for name in same} == {name: totals[name] for name in same}
+        assert (row["failed"], row["in_flight"], row["waiting"], row["completion_tokens"]) == (0, 0, 0, 28)
         assert all(row["ready"] and row["state"] == "closed" and not row["warming"] for row in shown["replicas"])
         decisions = await page(client, app, "decisions")
         assert shown["decisions"] == decisions["decisions"]

@@ -208,11 +208,11 @@ async def test_two_kinds_of_hits(client: ClientSession, engine: FakeEngine) -> N
     assert [row["hit"] for row in rows] == ["genuine", "replay", "genuine"]
     assert [len(row["retries"]) for row in rows] == [0, 0, 1]
     figures = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-    assert figures['warmroute_hit_tokens_total{kind="genuine"}'] == 64
-    assert figures['warmroute_hit_tokens_total{kind="replay"}'] == 32
+    assert figures['warmroute_hit_tokens_total{kind="genuine",model="m"}'] == 64
+    assert figures['warmroute_hit_tokens_total{kind="replay",model="m"}'] == 32
     assert figures["warmroute_replays_total"] == 1
     assert round(figures["warmroute_prompt_diversity"], 3) == 0.667
-    missed = [figures[f'warmroute_miss_tokens_total{{reason="{miss}"}}'] for miss in Miss]
+    missed = [figures[f'warmroute_miss_tokens_total{{model="m",reason="{miss}"}}'] for miss in Miss]
     assert sum(missed) + 96 == 300
     assert all(f'warmroute_differences_total{{change="{change}"}}' in figures for change in Change)
 
@@ -228,7 +228,7 @@ async def test_what_was_refused_was_not_computed(client: ClientSession, engine: 
         async with client.get(app.url + "/metrics") as page:
             text = await page.text()
     assert [row["miss"] for row in rows] == [None, None]
-    assert all(f'warmroute_miss_tokens_total{{reason="{miss}"}} 0.0' in text for miss in Miss)
+    assert all(f'warmroute_miss_tokens_total{{model="m",reason="{miss}"}} 0.0' in text for miss in Miss)
 
 
 async def test_without_an_observatory_nothing_is_said(client: ClientSession, engine: FakeEngine) -> None:

@@ -1,11 +1,14 @@
 """Bodies, headers and paths between client and engine."""
 
+import asyncio
 import json
 import re
 
-from aiohttp import ClientSession
+import pytest
+from aiohttp import ClientSession, web
 
-from tests.support.fakes import USAGE, FakeEngine, events, idle, running, status
+from router.edge.relay import Relay
+from tests.support.fakes import USAGE, FakeEngine, data_event, events, idle, running, status
 
 CHAT = "/v1/chat/completions"
 ODD = b'{ "model" : "m",\n\t"messages":[{"role":"user","content":"h\\u00e9llo \\ud83d\\ude00"}], "x_new": [1, 2.50] }'
@@ -110,6 +113,61 @@ async def test_usage_on_behalf(client: ClientSession, engine: FakeEngine) -> Non
         )
         assert app.hub.pages.decisions[-1].usage is not None
         assert app.hub.pages.decisions[-1].usage.cached_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "asks", "asked"),
+    [("vllm", "auto", True), ("sglang", "auto", True), ("other", "auto", False), ("vllm", False, False)],
+)
+async def test_usage_is_asked_of_engines_that_are_known_to_tell(
+    client: ClientSession, kind: str, asks: bool | str, asked: bool
+) -> None:
+    """Unless told otherwise, engines that end a stream with its usage where they are asked to are asked, and others get
+    the body as it is; no client sees a difference."""
+    body = b'{"model":"m","stream":true,"messages":[]}'
+    more = b',"stream_options":{"include_usage":true}}'
+    async with FakeEngine(owned_by=kind) as engine, running(engine, api__ask_usage=asks) as app:
+        async with client.post(app.url + CHAT, data=body) as response:
+            assert await response.read() == b"".join(events())
+        assert engine.seen[0].body == (body[:-1] + more if asked else body)
+        row = app.hub.pages.decisions[-1]
+        assert (row.usage is not None) is asked
+
+
+@pytest.mark.inside
+async def test_what_is_no_usage_takes_the_shortcut(client: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long stream whose usage only the router asked for, the few events that may have it are looked at: text that
+    speaks of usage arrives, the event with the usage does not, and nearly all others pass as they come."""
+    looked: list[bytes] = []
+    seen = Relay._pass
+
+    def counted(relay: Relay, data: bytes) -> None:
+        looked.append(data)
+        seen(relay, data)
+
+    monkeypatch.setattr(Relay, "_pass", counted)
+    pieces = events(300)
+    pieces[150:150] = [data_event({"choices": [{"index": 0, "delta": {"content": 'of "usage", '}}], "usage": None})]
+    asked = [*pieces[:-1], *events(0, usage=USAGE)[-2:]]
+    async with FakeEngine(owned_by="vllm") as engine, running(engine) as app:
+        engine.script.append(lambda _, request: one_by_one(request, asked))
+        body = {"model": "m", "stream": True, "messages": []}
+        async with client.post(app.url + CHAT, json=body) as response:
+            assert await response.read() == b"".join(pieces)
+        row = app.hub.pages.decisions[-1]
+    assert row.usage is not None
+    assert row.usage.cached_tokens == 32
+    assert len(looked) < 100
+
+
+async def one_by_one(request: web.Request, pieces: list[bytes]) -> web.StreamResponse:
+    """A stream whose pieces are chunks that come by themselves."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(0.002)
+    return response
 
 
 async def test_usage_of_clients_who_asked(client: ClientSession, engine: FakeEngine) -> None:

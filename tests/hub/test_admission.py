@@ -62,14 +62,14 @@ async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEn
         await engine.at_work.wait()
         second = asyncio.create_task(asked(client, app, stream=stream))
         await until(app, 1)
-        assert 'warmroute_queued_requests{priority="normal"} 1.0' in await page(client, app)
+        assert 'warmroute_queued_requests{model="m",priority="normal"} 1.0' in await page(client, app)
         await asyncio.sleep(1.0)
         assert len(engine.seen) == 1
         engine.go_on.set()
         assert [(await each)[0] for each in (first, second)] == [200, 200]
         text = await page(client, app)
-        assert "warmroute_queue_seconds_count 1.0" in text
-        assert 'warmroute_queued_requests{priority="normal"} 0.0' in text
+        assert 'warmroute_queue_seconds_count{model="m"} 1.0' in text
+        assert 'warmroute_queued_requests{model="m",priority="normal"} 0.0' in text
         overhead = re.search(r"^warmroute_overhead_seconds_sum (\S+)$", text, re.MULTILINE)
         async with client.get(app.admin_url + "/admin/decisions") as response:
             newest = (await response.json())["decisions"][0]
@@ -98,7 +98,8 @@ async def test_too_many_are_turned_away_at_once(client: ClientSession, engine: F
         async with client.post(app.url + "/v1/messages", json={**BODY, "max_tokens": 5}) as response:
             assert response.status == 429
             assert (await response.json())["type"] == "error"
-        assert 'warmroute_shed_requests_total{code="overloaded",priority="normal"} 4.0' in await page(client, app)
+        shed = 'warmroute_shed_requests_total{code="overloaded",model="m",priority="normal"} 4.0'
+        assert shed in await page(client, app)
         engine.go_on.set()
         assert [(await each)[0] for each in tasks] == [200] * 3
         assert idle(app)
@@ -183,7 +184,7 @@ async def test_who_is_held_goes_as_soon_as_that_is_better(
         held = asyncio.create_task(asked(client, app, stream=stream))
         await until(app, 1)
         assert app.hub.admission.queued()[1] > 0
-        assert 'warmroute_queued_requests{priority="normal"} 1.0' in await page(client, app)
+        assert 'warmroute_queued_requests{model="m",priority="normal"} 1.0' in await page(client, app)
         assert not engine.seen
         patient.hold = False
         assert (await held)[0] == 200

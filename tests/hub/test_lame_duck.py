@@ -59,13 +59,13 @@ async def test_a_lame_duck_is_not_ready(client: ClientSession, engine: FakeEngin
             assert (await client.get(url + "/readyz")).status == 503
             assert (await client.get(url + "/healthz")).status == 200
             async with client.get(url + "/metrics") as page:
-                assert "warmroute_in_flight_requests 1.0" in await page.text()
+                assert 'warmroute_in_flight_requests{model="m"} 1.0' in await page.text()
         engine.go_on.set()
         assert b"[DONE]" in await stream.read()
         while app.edge.in_flight:
             await asyncio.sleep(0)
         async with client.get(app.admin_url + "/metrics") as page:
-            assert "warmroute_in_flight_requests 0.0" in await page.text()
+            assert 'warmroute_in_flight_requests{model="m"} 0.0' in await page.text()
 
 
 async def test_readiness_needs_no_hub(client: ClientSession, engine: FakeEngine) -> None:

@@ -87,7 +87,8 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
             assert idle(app)
             assert app.hub.admission._admission._open == {}
             text = app.hub.metrics.page().decode()
-            assert f'warmroute_replica_info{{name="ns/b",node="",replica="{first.url}"}} 1.0' in text
+            labels = f'model="m",name="ns/b",namespace="ns",node="",pod="b",replica="{first.url}"'
+            assert f'warmroute_replica_info{{engine="fake",{labels}}} 1.0' in text
             assert "ns/a" not in text
 
 

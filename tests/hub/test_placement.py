@@ -1,5 +1,6 @@
 """The whole router: conversations stay where their cache is, and what is said about it is true."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -54,8 +55,10 @@ async def test_actual_tokens_are_counted(client: ClientSession, engine: FakeEngi
             page = await response.text()
         assert 'warmroute_cached_tokens_total{model="m"} 32.0' in page
         assert 'warmroute_reported_prompt_tokens_total{model="m"} 100.0' in page
+        assert 'warmroute_token_hit_ratio{model="m"} 0.32' in page
+        assert 'warmroute_token_hit_verified_ratio{model="m"} 1.0' in page
         assert 'warmroute_token_hit_rate{kind="actual"} 0.32' in page
-        assert 'warmroute_decisions_total{policy="warm",reason="only"} 1.0' in page
+        assert 'warmroute_decisions_total{model="m",policy="warm",reason="only"} 1.0' in page
 
 
 async def test_label_values_are_bounded(client: ClientSession, engine: FakeEngine) -> None:
@@ -118,3 +121,24 @@ async def test_openai_client(engine: FakeEngine) -> None:
             await ai.chat.completions.create(**{**ask, "model": "gpt"})
         assert [model.id async for model in ai.models.list()] == ["sim"]
         assert (await ai.completions.create(model="sim", prompt=[1, 2, 3], max_tokens=4)).choices[0].text
+
+
+async def test_of_two_models_one_is_down(client: ClientSession) -> None:
+    """Requests for a model whose replicas are not ready count as failed for that model, and its number of ready
+    replicas is 0 while the other model is served; a name that nobody serves is no label."""
+    async with FakeEngine(models=("large",)) as large, FakeEngine(models=("small",)) as small:
+        async with running(large, small) as app:
+            small.healthy = False
+            async with asyncio.timeout(60):
+                while len(app.router.ready()) > 1:
+                    await app.hub.probe_now()
+            statuses = []
+            for model in ("large", "small", "nobody's"):
+                async with client.post(app.url + CHAT, json={"model": model, "messages": []}) as response:
+                    statuses.append(response.status)
+            page = app.hub.metrics.page().decode()
+    assert statuses == [200, 503, 404]
+    assert f'warmroute_requests_total{{model="small",route="{CHAT}",status="503"}} 1.0' in page
+    assert f'warmroute_requests_total{{model="none",route="{CHAT}",status="404"}} 1.0' in page
+    assert 'warmroute_model_ready_replicas{model="small"} 0.0' in page
+    assert 'warmroute_model_ready_replicas{model="large"} 1.0' in page

@@ -3,154 +3,26 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import prometheus_client
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import generate_latest
 
 from router.admin.pages import Pages
-from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
 from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
-from router.core.facts.replicas import Replica
 from router.core.learned.prefill import PrefillModel
 from router.core.learned.steps import StepFit, StepModel
-from router.core.observatory.ledger.ledger import Ledger
-from router.core.observatory.ledger.sums import FadingRatio
-from router.core.placement.policies import POLICIES
-from router.core.placement.router import Router
-from router.core.placement.spill import SpillCause
 from router.http.failures import BrokeMidway, Failure
-from router.telemetry import logs, series, tallies
+from router.telemetry import catalogue, logs, tallies
 from router.telemetry import metrics as rendering
 from router.telemetry.metrics import Figures, Metrics
 from router.telemetry.process_counts import LINES_DROPPED, SPANS_DROPPED, UNEXPLAINED, Totals
 from router.telemetry.record import RequestRecord
 from tests.support.histories import no_history
-
-REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
-AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
-SECONDS = st.one_of(st.none(), st.sampled_from([0.0, 0.025, 0.1, 1.0, 300.0, 300.1, 1e-5]), st.floats(0, 1e4))
-TOKENS = st.integers(0, 1 << 40)
-
-
-def router(replicas: int = 0) -> Router:
-    """A Router that knows so many replicas."""
-    it = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
-    it.replace([Replica(f"http://10.0.0.{n}:8000") for n in range(replicas)])
-    return it
-
-
-def metrics(of: Router | None = None) -> Metrics:
-    """Metrics of a router in which nothing is happening."""
-    return Metrics(of or router(), lambda: 0.0)
-
-
-def record(**fields: Any) -> RequestRecord:
-    """A request that was answered, but for these fields."""
-    return RequestRecord(**{"id": "1", "route": "/v1/completions", "model": "m", "status": 200, **fields})
-
-
-receipts = st.builds(
-    Receipt,
-    replica=st.sampled_from(REPLICAS),
-    policy=st.sampled_from(["warm", "round_robin"]),
-    reason=st.sampled_from(Reason),
-    grade=st.sampled_from(Grade),
-    prompt_tokens=TOKENS,
-    predicted_cached_tokens=TOKENS,
-    spill=st.sampled_from(["", *SpillCause]),
-    spilled_tokens=TOKENS,
-)
-records = st.builds(
-    RequestRecord,
-    id=st.just("1"),
-    route=st.sampled_from(["/v1/completions", "/v1/responses/{id}", "other"]),
-    at_s=st.floats(0, 2e9),
-    model=st.sampled_from(AWKWARD),
-    status=st.sampled_from([200, 404, 499, 503]),
-    ending=st.sampled_from(["ok", "refused", "client_left", "failed"]),
-    duration_s=st.floats(0, 1e4),
-    overhead_s=SECONDS,
-    ttft_s=SECONDS,
-    inter_token_s=SECONDS,
-    events=st.integers(0, 5000),
-    receipt=st.one_of(st.none(), receipts),
-    usage=st.one_of(st.none(), st.builds(Usage, TOKENS, TOKENS, st.one_of(st.none(), TOKENS))),
-    retries=st.lists(st.tuples(st.sampled_from(["connect", "lost"]), st.sampled_from(REPLICAS)), max_size=2).map(tuple),
-)
-
-
-class Library:
-    """The same counters and histograms, as prometheus_client keeps them itself."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        kinds = {series.Counter: Counter, series.Histogram: Histogram}
-        self.of: dict[str, Any] = {}
-        for tally in tallies.Tallies(policy="warm").all():
-            bounds = {"buckets": tally.bounds} if isinstance(tally, series.Histogram) else {}
-            made = kinds[type(tally)](tally.name, tally.text, tally.labels, registry=self.registry, **bounds)
-            self.of[tally.name.removeprefix("warmroute_")] = made
-            for labels in tally.series if isinstance(tally, series.Counter) else ():
-                if labels:
-                    made.labels(*map(str, labels))
-        for replica in REPLICAS:
-            self.of["replica_placed_tokens"].labels(replica)
-            self.of["replica_computed_tokens"].labels(replica)
-
-    def observe(self, record: RequestRecord) -> None:
-        """Count one request, a call for each of its figures."""
-        of, model = self.of, record.model or "none"
-        of["requests"].labels(record.route, model, str(record.status)).inc()
-        of["duration_seconds"].labels(record.route, model).observe(record.duration_s)
-        if record.overhead_s is not None:
-            of["overhead_seconds"].observe(record.overhead_s)
-        if record.ttft_s is not None:
-            of["ttft_seconds"].labels(model).observe(record.ttft_s)
-        if record.inter_token_s is not None:
-            of["inter_token_seconds"].labels(model).observe(record.inter_token_s)
-        if record.events:
-            of["stream_events"].labels(model).inc(record.events)
-        for kind, _ in record.retries:
-            of["retries"].labels(kind).inc()
-        if record.receipt is not None:
-            if record.error is None:
-                of["attempts"].labels(str(record.ending)).inc()
-            self._placed(model, record.receipt, record.usage)
-            if record.ending == Ending.OK:
-                self._saved(model, record.receipt, record.usage)
-
-    def _placed(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
-        of, grade = self.of, receipt.grade.value
-        of["decisions"].labels(receipt.policy, receipt.reason.value).inc()
-        if not receipt.prompt_tokens:
-            return
-        if receipt.spill:
-            of["spills"].labels(receipt.spill).inc()
-            of["spilled_tokens"].labels(receipt.spill).inc(receipt.spilled_tokens)
-        of["replica_placed_tokens"].labels(receipt.replica).inc(receipt.prompt_tokens)
-        computed = max(0, receipt.prompt_tokens - receipt.predicted_cached_tokens)
-        of["replica_computed_tokens"].labels(receipt.replica).inc(computed)
-        of["graded_requests"].labels(grade).inc()
-        of["prompt_tokens"].labels(model).inc(receipt.prompt_tokens)
-        of["predicted_cached_tokens"].labels(model).inc(receipt.predicted_cached_tokens)
-        if usage is not None and usage.cached_tokens is not None:
-            of["reported_prompt_tokens"].labels(model).inc(usage.prompt_tokens)
-            of["cached_tokens"].labels(model).inc(usage.cached_tokens)
-            over = receipt.predicted_cached_tokens - usage.cached_tokens
-            of["predictions"].labels(grade, "equal" if not over else "over" if over > 0 else "under").inc()
-            of["overpredicted_tokens"].labels(grade).inc(max(0, over))
-
-    def _saved(self, model: str, receipt: Receipt, usage: Usage | None) -> None:
-        cached = receipt.predicted_cached_tokens
-        if usage is not None and usage.cached_tokens is not None:
-            cached = min(usage.cached_tokens, usage.prompt_tokens)
-        self.of["saved_prefill_tokens"].labels(model).inc(cached)
-        self.of["saved_prefill_seconds"].labels(model).inc(PrefillModel().saved_ms(cached) / 1e3)
+from tests.telemetry.counted import REPLICAS, Library, metrics, record, records, router
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +39,7 @@ def no_created_series() -> Iterator[None]:
 def test_the_page_is_what_the_library_would_write(seen: list[RequestRecord]) -> None:
     """Our own counters give, byte for byte, the page that prometheus_client's counters give."""
     ours, library = metrics(), Library()
+    ours.know_tenants(["acme"], 9)
     for replica in REPLICAS:
         ours.joined(replica)
     for each in seen:
@@ -271,22 +144,10 @@ def test_failures_leave_with_their_replica() -> None:
     assert page.count(f'replica="{REPLICAS[1]}"') == 2
 
 
-def test_hit_rate_of_records_out_of_order() -> None:
-    """Records that come late count, and do not make what came before fade twice."""
-    turned, straight = FadingRatio(300.0), FadingRatio(300.0)
-    for at_s in (1000.0, 900.0, 1000.0):
-        turned.add(1, 2, at_s)
-        straight.add(1, 2, 1000.0)
-    assert turned.value == straight.value == 0.5
-    assert turned._whole == straight._whole == 6
-    turned.add(0, 6, 1000.0 + 1e6)
-    assert turned.value == 0.0
-
-
 def test_every_kind_of_failure_is_there_from_the_start() -> None:
     """Kinds of failures that the page begins with at nought are all that there are."""
     kinds = {failure.kind for made in (Failure, BrokeMidway) for failure in made.__subclasses__()}
-    assert set(tallies.KINDS) == {*kinds, BrokeMidway.kind}
+    assert set(catalogue.KINDS) == {*kinds, BrokeMidway.kind}
 
 
 def test_a_replica_that_gets_nothing_counts() -> None:
@@ -357,38 +218,6 @@ def test_prompts_that_were_not_compared_are_counted() -> None:
     """The page says how many prompts the edges have not compared with an earlier one."""
     it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {UNEXPLAINED: 7})))
     assert b"\nwarmroute_differences_unexplained_total 7.0\n" in it.page()
-
-
-def test_tokens_by_reason() -> None:
-    """Every reason is there from the start; what was computed is counted by why, what was cached by whether the prompt
-    was asked for before, and the two add up to the prompts. What is not known to be a replay says nothing of
-    diversity."""
-    ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
-    it = Metrics(router(), lambda: 0.0, Figures(ledger=lambda: ledger))
-    page = it.page().decode()
-    assert all(f'warmroute_miss_tokens_total{{reason="{miss}"}} 0.0' in page for miss in Miss)
-    assert all(f'warmroute_hit_tokens_total{{kind="{kind}"}} 0.0' in page for kind in ("genuine", "replay"))
-    difference = Difference(Change.WHITESPACE, 0, "user", "messages[0].content", 1, 1, 200)
-    for replay, miss, seen in (
-        (False, Breakdown(100, 20, {Miss.DIVERGED: 70, Miss.TAIL: 10}), Sighting(difference=difference)),
-        (True, Breakdown(100, 90, {Miss.TAIL: 10}), Sighting()),
-        (False, Breakdown(50, 0, {Miss.UNSUPPORTED: 50}), None),
-    ):
-        receipt = Receipt(REPLICAS[0], "warm", Reason.WARM, Grade.EXACT, 100, 60, replay=replay)
-        ledger.observe(record(ending="ok", receipt=receipt, miss=miss, sighting=seen))
-    ledger.settle(1.0)
-    page = it.page().decode()
-    for name, value in (
-        ('miss_tokens_total{reason="diverged"}', 70),
-        ('miss_tokens_total{reason="tail"}', 20),
-        ('miss_tokens_total{reason="unsupported"}', 50),
-        ('hit_tokens_total{kind="genuine"}', 20),
-        ('hit_tokens_total{kind="replay"}', 90),
-        ("replays_total", 1),
-        ("prompt_diversity", 0.5),
-        ('differences_total{change="whitespace"}', 1),
-    ):
-        assert f"\nwarmroute_{name} {float(value)}\n" in page
 
 
 @pytest.mark.inside

@@ -29,15 +29,20 @@ from tests.telemetry.traced import CHAT, ask, body, check_nested, traced
 async def test_a_stream(client: ClientSession, engine: FakeEngine, collector: Collector) -> None:
     """A streamed request is one trace: parse, match and place, the call with its first byte and first token, and the
     stream; attributes are those of the conventions and of the receipt."""
+    messages = [{"role": "user", "content": "a word " * 500}]  # long enough for a conversation with a name
+    asked = body(stream=True, stream_options={"include_usage": True}, messages=messages)
     async with running(engine, **traced(collector)) as app:
         began_ns = time.time_ns()
-        async with client.post(app.url + CHAT, json=body(stream=True, stream_options={"include_usage": True})) as r:
+        async with client.post(app.url + CHAT, json=asked) as r:
             await r.read()
             receipt = r.headers
         spans = await collector.trace()
+        sighting = app.hub.pages.decisions[-1].sighting
     root = check_nested(spans)
     assert [got.name for got in spans] == [f"POST {CHAT}", "parse", "match and place", "POST", "stream"]
     assert root.parent == ""
+    assert sighting is not None
+    assert sighting.conversation
     assert abs(root.span.start_time_unix_nano - began_ns) < 10e9
     assert root.span.kind == root.span.SPAN_KIND_SERVER
     assert not any(got.failed for got in spans)
@@ -48,6 +53,8 @@ async def test_a_stream(client: ClientSession, engine: FakeEngine, collector: Co
         "url.scheme": "http",
         "url.path": CHAT,
         "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "fake",
+        "gen_ai.conversation.id": f"{sighting.conversation:016x}",
         "gen_ai.request.model": "m",
         "gen_ai.request.stream": True,
         "gen_ai.usage.input_tokens": 100,

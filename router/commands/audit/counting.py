@@ -16,6 +16,7 @@ from msgspec import Struct
 from router.commands.audit.requests import Logged
 from router.core.dialects import PATHS
 from router.core.facts.misses import Breakdown, Miss, Sighting
+from router.core.facts.placements import Usage
 from router.core.facts.requests import Ask, Prompt
 from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
 from router.core.observatory.difference.compare import compare
@@ -51,6 +52,7 @@ class _Ended(Struct):
     at_s: float = 0.0
     duration_s: float = 0.0
     ttft_s: float | None = None
+    usage: Usage | None = None
 
 
 class Audit:

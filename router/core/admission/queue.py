@@ -76,6 +76,12 @@ class FairQueue:
         """Requests that wait with that priority."""
         return self._counts[priority]
 
+    def waiting(self) -> Iterator[tuple[Pool, Priority, int]]:
+        """How many requests wait in each pool, by priority."""
+        for pool, lanes in self._pools.items():
+            for priority, lane in zip(Priority, lanes, strict=True):
+                yield pool, priority, sum(map(len, lane.tenants.values()))
+
     def ahead(self, tenant: str, priority: Priority) -> int:
         """About how many get a turn before a request that would come now, at most."""
         tenants, count = self._tenants[priority], self._counts[priority]

@@ -23,6 +23,11 @@ class EventSplitter:
     def __init__(self) -> None:
         self._held = bytearray()
 
+    @property
+    def holds(self) -> bool:
+        """Whether an event has begun and not ended."""
+        return bool(self._held)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Events completed by `data`; the incomplete rest is held, and only its new part searched."""
         held, events = self._held, list[bytes]()

@@ -100,6 +100,11 @@ class Usage(Struct, gc=False):
     completion_tokens: int
     cached_tokens: int | None = None
 
+    @property
+    def verified(self) -> bool:
+        """Whether the engine told how many tokens of the prompt it found in its cache."""
+        return self.cached_tokens is not None and self.prompt_tokens > 0
+
     def grown_blocks(self, block_tokens: int) -> int:
         """Full blocks of so many tokens that the answer fills behind its prompt's own. Its last token is never fed
         back, and has no place in the cache."""

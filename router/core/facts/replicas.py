@@ -35,6 +35,16 @@ class Replica:
         rank = self.id.partition(RANK_MARK)[2]
         return int(rank) if rank else None
 
+    @property
+    def pod(self) -> str:
+        """The pod's name; "" where discovery knows none."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def namespace(self) -> str:
+        """The pod's namespace; "" where discovery knows none."""
+        return self.name.rpartition("/")[0]
+
     def of_rank(self, rank: int) -> Replica:
         """One rank of this server."""
         return replace(self, id=f"{self.url}{RANK_MARK}{rank}")

@@ -34,6 +34,7 @@ class Models:
         self._knowledge = knowledge
         self.names = Names()
         self._tokens: dict[str, ModelTokens] = {}
+        self._engines: dict[str, frozenset[str]] = {}  # until replicas or their models change
         self._untokened: dict[str, str] = {}  # model -> why its prompts cannot be turned into tokens
 
     def resolve(self, model: str | None) -> str:
@@ -80,8 +81,17 @@ class Models:
 
     def engines(self, model: str) -> frozenset[str]:
         """Kinds of all engines that serve it, ready or not."""
-        served = (member.models.get(model) for member in self._fleet.members.values())
-        return frozenset(each.owned_by for each in served if each is not None)
+        known = self._engines.get(model)
+        if known is None:
+            served = (member.models.get(model) for member in self._fleet.members.values())
+            known = frozenset(each.owned_by for each in served if each is not None)
+            if known:  # other names are anybody's
+                self._engines[model] = known
+        return known
+
+    def changed(self) -> None:
+        """Replicas came or went, or serve something else."""
+        self._engines.clear()
 
     # -- whether events are of use -------------------------------------------------------------------------------
 

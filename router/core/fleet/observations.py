@@ -60,6 +60,7 @@ class Observations:
         left is dropped, though its open leases may still be finished. An engine that was replaced at its address has
         left, and another has joined: its id is in both lists."""
         joined, left = self.fleet.replace(replicas)
+        self.models.changed()
         for id_ in left:
             self._index.remove(id_)
             self.knowledge.forget(id_)
@@ -73,6 +74,7 @@ class Observations:
         """What a replica serves now."""
         member = self.fleet.members.get(id_)
         if member and self.fleet.observe_models(member, models):
+            self.models.changed()
             self.models.names.observe(id_, member.models.values())
             self.models.judge(member)
 

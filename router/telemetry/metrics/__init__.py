@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
@@ -15,6 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from router.core.placement.router import Router
+from router.telemetry.engine_count import EngineCount
+from router.telemetry.metrics import models
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
@@ -37,6 +40,7 @@ class Metrics:
     ) -> None:
         """`process`: the page ends with the kernel's figures of this process, which no registry has."""
         figures = figures or Figures()
+        self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineCount()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
         self.observe = self._tallies.observe  # bound directly: one call less per request
         self.failed = self._tallies.failed
@@ -60,6 +64,20 @@ class Metrics:
         for collector in (_Counted(self._of_tallies), *self._read, _Counted(self._of_groups)):
             self.registry.register(collector)
 
+    def check(self) -> None:
+        """Take what engines have counted themselves; to be called every second or so."""
+        tallies = self._tallies
+        self._engine_count.settle(self._router.members, tallies.told, tallies.silent, self._clock())
+
+    def counted(self) -> tuple[float, float]:
+        """Prompt tokens of answers that did not tell, and how many of them were cached, by engines' own counters."""
+        sums = self._engine_count.sums.values()
+        return sum(prompt for prompt, _ in sums), sum(cached for _, cached in sums)
+
+    def models(self, rows_max: int) -> list[dict[str, Any]]:
+        """What the requests of each model have come to (metrics/models.py)."""
+        return models.rows(self._tallies, models.UnderWay(self._router, self._tallies, self._figures), rows_max)
+
     def page(self) -> bytes:
         """The whole page, written without a break."""
         return b"".join(self._slices())
@@ -79,6 +97,7 @@ class Metrics:
 
     def _of_tallies(self) -> list[Counter | Histogram]:
         self._tallies.hub_lost(self._totals.hub_lost())
+        self._tallies.counted(self._engine_count.sums)
         ledger = self._ledger()
         if ledger is not None:
             self._tallies.take_over(ledger)

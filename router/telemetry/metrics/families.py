@@ -10,6 +10,8 @@ from prometheus_client.utils import floatToGoString
 
 from router.telemetry.series import Counter, Gauge, Histogram
 
+OLD_NAMES_UNTIL = "0.3"  # release in which old names are gone
+
 
 def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
     """A tally's series as families of up to `samples_max` samples, never with part of a series; an empty family if
@@ -50,6 +52,15 @@ def gauge(
         if value is not None:
             family.add_metric(label_values, value)
     return family
+
+
+def with_old_name(family: GaugeMetricFamily, old: str) -> Iterator[GaugeMetricFamily]:
+    """A gauge, and the same samples under the name that it had until OLD_NAMES_UNTIL."""
+    yield family
+    text = f"Old name of {family.name}, until {OLD_NAMES_UNTIL}."
+    alias = GaugeMetricFamily(f"warmroute_{old}", text)
+    alias.samples = [sample._replace(name=alias.name) for sample in family.samples]
+    yield alias
 
 
 def counter(name: str, text: str, value: float) -> CounterMetricFamily:

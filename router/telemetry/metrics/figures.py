@@ -22,6 +22,8 @@ class Figures:
     """Prompts on their way to token ids, by outcome."""
     queued: Callable[[], tuple[Mapping[Priority, int], int]] = lambda: ({}, 0)
     """Requests in the queue by priority, and bytes of their bodies."""
+    waiting: Callable[[], Mapping[tuple[Priority, str], int]] = dict
+    """The same requests by priority and model."""
     held: Callable[[], int] = int
     """Requests in the queue that are held back."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict

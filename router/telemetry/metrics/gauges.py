@@ -6,19 +6,20 @@ dashboards find it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router import __version__
 from router.core.facts.placements import Grade
-from router.core.facts.requests import Priority
 from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
-from router.telemetry.metrics.families import counter, counters, gauge, histogram
+from router.telemetry.metrics.families import OLD_NAMES_UNTIL, counter, counters, gauge, histogram, with_old_name
 from router.telemetry.metrics.figures import Figures
+from router.telemetry.metrics.models import UnderWay
 from router.telemetry.stalls import BOUNDS_S
 from router.telemetry.tallies import Tallies
 
@@ -32,18 +33,15 @@ class Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield one family after another."""
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
-        yield gauge("in_flight_requests", "Requests being answered.", (), [((), figures.in_flight())])
-        waiting, size_bytes = figures.queued()
-        counts = [((priority.name.lower(),), waiting.get(priority, 0)) for priority in Priority]
-        yield gauge("queued_requests", "Requests that wait for a place, or are held back.", ("priority",), counts)
+        yield from self._by_model()
         text = "Requests among those that wait which are held back, as they would evict too much."
         yield gauge("held_requests", text, (), [((), figures.held())])
-        yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), size_bytes)])
-        rates = [(("predicted",), tallies.hit_rate_predicted.value), (("actual",), tallies.hit_rate_actual.value)]
-        yield gauge("token_hit_rate", "Cached part of prompt tokens, last five minutes.", ("kind",), rates)
+        yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), figures.queued()[1])])
+        yield from self._rates()
         text = "Part of prompts that are no replays, last five minutes; near 0 where a load test repeats itself."
         ledger = figures.ledger()
-        yield gauge("prompt_diversity", text, (), [((), ledger.diversity.value if ledger is not None else None)])
+        diversity = ledger.diversity.value if ledger is not None else None
+        yield from with_old_name(gauge("prompt_diversity_ratio", text, (), [((), diversity)]), "prompt_diversity")
         text = "Prompts that were not looked at, or not compared with an earlier one, as both have their limits."
         yield counter("differences_unexplained", text, totals.unexplained())
         index = self._router.index
@@ -74,6 +72,34 @@ class Gauges(Collector):
         text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."
         yield counter("worker_cpu_seconds", text, totals.workers_cpu_s())
 
+    def _by_model(self) -> Iterable[Metric]:
+        under_way = UnderWay(self._router, self._tallies, self._figures)
+        in_flight = [((label,), requests) for label, requests in under_way.in_flight.items()]
+        yield gauge("in_flight_requests", "Requests being answered.", ("model",), in_flight)
+        counts = [((priority.name.lower(), label), n) for (priority, label), n in under_way.waiting.items()]
+        text = "Requests that wait for a place, or are held back."
+        yield gauge("queued_requests", text, ("priority", "model"), counts)
+
+    def _rates(self) -> Iterable[Metric]:
+        recent = self._tallies.recent()
+        text = (
+            "Cached part of prompt tokens, last five minutes: by the engine's count where it told, else as predicted."
+        )
+        rates = [((label,), tokens.hit / tokens.prompt) for label, tokens in recent.items()]
+        yield gauge("token_hit_ratio", text, ("model",), rates)
+        text = "Part of prompt tokens of whose answers engines told how many were cached, last five minutes."
+        rates = [((label,), tokens.verified / tokens.prompt) for label, tokens in recent.items()]
+        yield gauge("token_hit_verified_ratio", text, ("model",), rates)
+        now_s = max((tokens.at_s for tokens in recent.values()), default=0.0)
+        prompt, predicted, verified, told = (
+            sum(getattr(tokens, name) * tokens.faded(now_s) for tokens in recent.values())
+            for name in ("prompt", "predicted", "verified", "told")
+        )
+        actual = told / verified if verified else None
+        old = [(("predicted",), predicted / prompt if prompt else None), (("actual",), actual)]
+        text = f"Of all models: as predicted, and of answers that tell; until {OLD_NAMES_UNTIL}, see token_hit_ratio."
+        yield gauge("token_hit_rate", text, ("kind",), old)
+
 
 class Replicas(Collector):
     """Metrics of each replica, as the Router knows it."""
@@ -85,13 +111,14 @@ class Replicas(Collector):
         """Yield one family after another."""
         router, now_s = self._router, self._clock()
 
-        def each(name: str, text: str, value: Callable[[Member], float | None]) -> Metric:
+        def each(name: str, text: str, value: Callable[[Member], float | None]) -> GaugeMetricFamily:
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
         # The replicas are those that are there when a family is made: between two families a replica may leave.
-        facts = [((m.id, m.replica.name, m.replica.node), 1.0) for m in router.members]
-        text = "1; what discovery knows of the replica, for joins."
-        yield gauge("replica_info", text, ("replica", "name", "node"), facts)
+        text = f"1; what is known of the replica, for joins; its name is there until {OLD_NAMES_UNTIL}."
+        yield gauge("replica_info", text, INFO, [(_info(m), 1.0) for m in router.members])
+        text = "Replicas that serve the base model and may be sent requests."
+        yield gauge("model_ready_replicas", text, ("model",), _ready(router.members))
         yield each("ready", "1 when requests may be sent there.", lambda m: float(m.ready))
         yield each("in_flight", "Open leases.", lambda m: len(m.leases))
         yield each(
@@ -99,14 +126,24 @@ class Replicas(Collector):
         )
         yield each("running", "Requests running, by the engine's count.", lambda m: m.load.running)
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
-        yield each("kv_usage", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
+        used = each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
+        yield from with_old_name(used, "replica_kv_usage")
         yield each("kv_tokens", "KV pool in tokens.", lambda m: m.load.kv_tokens_max)
         yield each("index_blocks", "Blocks believed held.", lambda m: router.index.blocks(m.id))
-        yield each("share", "Our part of the replica's computed tokens.", lambda m: m.share)
+        share = each("share_ratio", "Our part of the replica's computed tokens.", lambda m: m.share)
+        yield from with_old_name(share, "replica_share")
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
         text = "Learned time of a decoding step with the streams that decode there now; with none, its floor."
         yield each("decode_step_seconds", text, _step_s)
-        yield each("hit_rate", "The engine's own hits over queries, since it started.", _engine_rate)
+        loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in router.members]
+        text = "Tokens that the engine looked up in its prefix cache, by its own count."
+        queries = ((id_, queries) for id_, queries, _ in loads if queries is not None)
+        yield counters("replica_cache_query_tokens", text, "replica", queries)
+        text = "Those of them that it found."
+        found = ((id_, hits) for id_, _, hits in loads if hits is not None)
+        yield counters("replica_cache_hit_tokens", text, "replica", found)
+        text = f"These hits over queries since the engine started; until {OLD_NAMES_UNTIL}."
+        yield each("hit_rate", text, _engine_rate)
         yield gauge(
             "replica_breaker",
             "1 at what the replica is sent, as far as requests have a say in it.",
@@ -159,9 +196,10 @@ class Events(Collector):
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
         yield gauge("replica_held_blocks", "Blocks held, by its own events.", ("replica",), held)
-        shares = [((id_,), equal / n) for id_ in ledgers for equal, n in [knowledge.checks(id_)] if n]
+        shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
         text = "Part of its last 200 answers that events predicted to the token."
-        yield gauge("replica_predictions_equal", text, ("replica",), shares)
+        equal = gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
+        yield from with_old_name(equal, "replica_predictions_equal")
         text = "Prompts on their way to token ids, by what became of them."
         yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())
 
@@ -175,6 +213,29 @@ _STREAM_COUNTERS = {
     "lost": "Times that batches of events were lost for good.",
     "malformed": "Batches of events that could not be read.",
 }
+
+
+def _ready(members: Iterable[Member]) -> list[tuple[tuple[str, ...], float]]:
+    """Ready replicas of each model that is no adapter, the first READY_MODELS_MAX by name."""
+    counts = Counter[str]()
+    for member in members:
+        for model in member.models.values():
+            if model.parent is None:
+                counts[model.name] += member.ready
+    return [((name,), counts[name]) for name in sorted(counts)[:READY_MODELS_MAX]]
+
+
+READY_MODELS_MAX = 1_000
+INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine")
+
+
+def _info(member: Member) -> tuple[str, ...]:
+    """Values of INFO; "" for what is not known. The model is the first of those that are no adapters."""
+    replica = member.replica
+    bases = [model for model in member.models.values() if model.parent is None]
+    base = min(bases, key=lambda model: model.name, default=None)
+    model, engine = (base.name, base.owned_by) if base is not None else ("", "")
+    return member.id, replica.name, replica.pod, replica.namespace, replica.node, model, engine
 
 
 def _speed(router: Router, member: Member) -> float | None:

@@ -1,12 +1,13 @@
-"""Groups of requests (core/observatory/ledger/groups.py) as counters, a gauge and a histogram, made when a scrape
+"""Groups of requests (core/observatory/ledger/groups.py) as counters, a gauge and histograms, made when a scrape
 asks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Label
+from router.core.observatory.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S, Group, Label
 from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, TOOL_CALLS
+from router.telemetry.metrics.families import OLD_NAMES_UNTIL
 from router.telemetry.series import Counter, Gauge, Histogram
 
 LABELS = ("route", "tenant", "tools", "step")
@@ -18,7 +19,9 @@ def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
     prompt = Counter("group_prompt_tokens", "Their prompt tokens, by the engine's count where it told.", *LABELS)
     hit = Counter("group_hit_tokens", "Those of them that were cached: by the engine's count, else predicted.", *LABELS)
     calls = Counter("group_tool_calls", "Tool calls in the history of their prompts.", *LABELS)
-    p50 = Gauge("group_prompt_tokens_p50", "Median of the prompt tokens of the group's last requests.", *LABELS)
+    text = f"Median of the prompt tokens of the group's last requests; until {OLD_NAMES_UNTIL}."
+    p50 = Gauge("group_prompt_tokens_p50", text, *LABELS)
+    lengths = Histogram("group_prompt_length_tokens", "Prompt tokens of a request.", GROUP_PROMPT_TOKENS, *LABELS)
     ttft = Histogram("group_ttft_seconds", "Time to the first event of a stream.", GROUP_TTFT_S, *LABELS)
     for label, group in groups.items():
         labels = (label.route, label.tenant, "yes" if label.tools else "no", label.step)
@@ -27,5 +30,6 @@ def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
         median = group.prompt_tokens_p50
         if median is not None:
             p50.series[labels] = [median]
+        lengths.series[labels] = group.lengths
         ttft.series[labels] = group.ttft
-    return [requests, prompt, hit, calls, p50, ttft]
+    return [requests, prompt, hit, calls, lengths, p50, ttft]

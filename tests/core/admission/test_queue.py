@@ -135,6 +135,8 @@ class QueueAndModel(RuleBasedStateMachine):
         assert self.queue.size_bytes == sum(t.size_bytes for t in self.waiting)
         for priority in Priority:
             assert self.queue.count(priority) == sum(t.priority is priority for t in self.waiting)
+        by_pool = Counter((ticket.pool, ticket.priority) for ticket in self.waiting)
+        assert {(pool, priority): n for pool, priority, n in self.queue.waiting() if n} == by_pool
 
 
 QueueAndModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

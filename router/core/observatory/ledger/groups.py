@@ -11,10 +11,11 @@ from math import ceil
 from operator import add
 from typing import Any, NamedTuple
 
-from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, TOOL_CALLS, ratio, zeros
+from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, TOOL_CALLS, VERIFIED, ratio, zeros
 
 OTHER = "other"
 GROUP_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)  # bounds of buckets: few, for there are many groups
+GROUP_PROMPT_TOKENS = (500.0, 2_000.0, 8_000.0, 32_000.0, 128_000.0)  # likewise, of lengths of prompts
 RECENT = 128  # requests that medians are taken of
 STEP_CHARS_MAX = 64
 
@@ -35,13 +36,14 @@ class Group:
     """Counters since the router began, and what its last requests were like. Callers add to the fields directly: a call
     would cost more."""
 
-    __slots__ = ("faded", "now", "prompts", "sums", "ttft", "ttfts_s")
+    __slots__ = ("faded", "lengths", "now", "prompts", "sums", "ttft", "ttfts_s")
 
     def __init__(self) -> None:
         self.now = zeros()  # sums of the step of time under way
         self.sums = zeros()  # sums of all steps before
         self.faded = [0.0, 0.0, 0.0]  # tokens of prompts, of hits and of replays, weighed: see sums.Fading
         self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)  # requests by bucket; the last entry is the sum in s
+        self.lengths = [0.0] * (len(GROUP_PROMPT_TOKENS) + 2)  # prompts by bucket; the last entry is the sum in tokens
         self.ttfts_s: deque[float] = deque(maxlen=RECENT)
         self.prompts: deque[float] = deque(maxlen=RECENT)
 
@@ -107,6 +109,7 @@ def _row(label: Label, group: Group) -> dict[str, Any]:
         "step": label.step,
         "requests": round(sums[REQUESTS]),
         "prompt_tokens": round(sums[PROMPT]),
+        "verified_tokens": round(sums[VERIFIED]),
         "hit_rate": ratio(hit, prompt),
         "genuine_hit_rate": ratio(hit - replay, prompt),
         "ttft_p50_s": _of_recent(group.ttfts_s, 0.5),

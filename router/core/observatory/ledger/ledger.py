@@ -14,9 +14,10 @@ from operator import add
 from typing import Any, Protocol
 
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting, Template
+from router.core.facts.placements import Usage
 from router.core.observatory.ledger.advice import HOURLY_S_MIN, Situation, advise, span
 from router.core.observatory.ledger.branches import Branch, Branches
-from router.core.observatory.ledger.groups import GROUP_TTFT_S, Group, Groups
+from router.core.observatory.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S, Group, Groups
 from router.core.observatory.ledger.losses import Losses
 from router.core.observatory.ledger.shown import Shown
 from router.core.observatory.ledger.sums import (
@@ -31,9 +32,13 @@ from router.core.observatory.ledger.sums import (
     TOOL_CALLS,
     TTFT_S,
     UNTOLD,
+    VERIFIED,
+    VERIFIED_HIT,
+    VERIFIED_PREDICTED,
     Fading,
     FadingRatio,
     misses_of,
+    verified_of,
     zeros,
 )
 from router.core.observatory.ledger.timeline import Timeline
@@ -62,6 +67,7 @@ class Ended(Protocol):
     duration_s: float
     ttft_s: float | None
     tenant: str
+    usage: Usage | None
 
     @property
     def receipt(self) -> Placement | None:
@@ -112,7 +118,7 @@ class Ledger:
         end_s = record.at_s + record.duration_s
         if end_s >= self._end_s:
             self.settle(end_s)
-        sighting, miss = record.sighting, record.miss
+        sighting, miss, usage = record.sighting, record.miss, record.usage
         tools = sighting is not None and sighting.tools
         kind = (record.route, record.tenant, tools, sighting.step if sighting is not None else "")
         group = self._kinds.get(kind) or self._kind(kind)
@@ -130,6 +136,9 @@ class Ledger:
             for reason, of_reason in misses.items():
                 now[AT[reason]] += of_reason
             group.prompts.append(tokens)
+            lengths = group.lengths
+            lengths[bisect_left(GROUP_PROMPT_TOKENS, tokens)] += 1
+            lengths[-1] += tokens
             if receipt.replay:
                 now[REPLAY] += miss.hit
                 now[REPLAYS] += 1
@@ -137,6 +146,10 @@ class Ledger:
                 now[UNTOLD] += 1
             if miss.saved_ms:
                 now[SAVED_MS] += miss.saved_ms
+            if usage is not None and usage.verified:
+                now[VERIFIED] += tokens
+                now[VERIFIED_HIT] += miss.hit
+                now[VERIFIED_PREDICTED] += receipt.predicted_cached_tokens
         if sighting is not None:
             if sighting.tool_calls:
                 now[TOOL_CALLS] += sighting.tool_calls
@@ -222,6 +235,7 @@ class Ledger:
             "hit_tokens": round(totals[HIT]),
             "genuine_tokens": round(totals[HIT] - totals[REPLAY]),
             "replay_tokens": round(totals[REPLAY]),
+            **verified_of(totals),
             "diversity": self.timeline.diversity(),
             "misses": misses_of(totals),
             "ttft_p50_s": p50_s,

@@ -17,7 +17,8 @@ from router.core.facts.misses import Miss
 
 # Places in a sum; the reasons of misses stand behind the others.
 REQUESTS, PROMPT, PREDICTED, HIT, REPLAY, REPLAYS, UNTOLD, TOOL_CALLS, SAVED_MS = range(9)  # UNTOLD: replays or not
-MISSES = 9
+VERIFIED, VERIFIED_HIT, VERIFIED_PREDICTED = range(9, 12)  # prompt tokens of answers whose engine told what was cached
+MISSES = 12
 SIZE = MISSES + len(Miss)
 AT = {miss: MISSES + number for number, miss in enumerate(Miss)}
 
@@ -34,6 +35,16 @@ def zeros() -> list[float]:
 def misses_of(sums: Sequence[float]) -> dict[str, int]:
     """Tokens by reason, of all reasons."""
     return {miss.value: round(sums[at]) for miss, at in AT.items()}
+
+
+def verified_of(sums: Sequence[float]) -> dict[str, int]:
+    """Prompt tokens of answers whose engine told how many were cached; those that it found, and those that it was
+    predicted to find."""
+    return {
+        "verified_tokens": round(sums[VERIFIED]),
+        "verified_hit_tokens": round(sums[VERIFIED_HIT]),
+        "verified_predicted_tokens": round(sums[VERIFIED_PREDICTED]),
+    }
 
 
 def ratio(part: float, whole: float) -> float | None:

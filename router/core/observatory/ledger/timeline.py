@@ -17,6 +17,7 @@ from router.core.observatory.ledger.sums import (
     TTFT_S,
     percentile,
     ratio,
+    verified_of,
     zeros,
 )
 
@@ -97,6 +98,7 @@ def _point(step: Step) -> dict[str, Any]:
         "hit_tokens": round(sums[HIT]),
         "genuine_tokens": round(sums[HIT] - sums[REPLAY]),
         "replay_tokens": round(sums[REPLAY]),
+        **verified_of(sums),
         "misses": {miss: round(sums[at]) for miss, at in _MISSES if sums[at]},
         "ttft_p50_s": _rounded(p50_s),
         "ttft_p90_s": _rounded(p90_s),

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
-from router.core.facts.placements import Grade, Reason, Receipt
+from router.core.facts.placements import Grade, Reason, Receipt, Usage
 from router.core.observatory.ledger.branches import Views
 from router.core.observatory.ledger.ledger import Ledger
 from router.telemetry.record import RequestRecord
@@ -57,6 +57,7 @@ requests = st.builds(
     route=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
     tenant=st.sampled_from(["", "acme", "zeta"]),
     ttft_s=st.none() | st.floats(0, 400),
+    usage=st.none() | st.builds(Usage, st.integers(0, 9), st.just(1), st.none() | st.integers(0, 9)),
     sighting=st.none()
     | st.builds(
         Sighting,

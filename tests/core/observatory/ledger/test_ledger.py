@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.misses import Change, Miss, Sighting, Template
+from router.core.facts.misses import Breakdown, Change, Miss, Sighting, Template
+from router.core.facts.placements import Usage
+from router.core.observatory.explain import settled
 from router.core.observatory.ledger.groups import REST
 from router.core.observatory.ledger.ledger import KINDS_MAX, WINDOW_S
 from router.core.observatory.ledger.losses import LOSSES_MAX
@@ -33,9 +35,13 @@ def test_everything_adds_up_to_what_was_put_in(seen: list[RequestRecord]) -> Non
     assert row["prompt_tokens"] == sum(each.miss.prompt_tokens for each in seen if each.miss)
     assert row["hit_tokens"] + sum(row["misses"].values()) == row["prompt_tokens"]
     assert row["genuine_tokens"] + row["replay_tokens"] == row["hit_tokens"]
+    told = [each.miss for each in seen if each.miss and each.usage and each.usage.verified]
+    assert row["verified_tokens"] == sum(miss.prompt_tokens for miss in told)
+    assert row["verified_hit_tokens"] == row["verified_predicted_tokens"] == sum(miss.hit for miss in told)
     groups = of.groups.rows(1_000)
     assert sum(group["requests"] for group in groups) == len(seen)
     assert sum(group["prompt_tokens"] for group in groups) == row["prompt_tokens"]
+    assert sum(group["verified_tokens"] for group in groups) == row["verified_tokens"]
     firsts = sum(sum(group.ttft[:-1]) for group in of.groups.all.values())
     assert firsts == sum(each.ttft_s is not None for each in seen)
     points = of.timeline.points()
@@ -43,6 +49,44 @@ def test_everything_adds_up_to_what_was_put_in(seen: list[RequestRecord]) -> Non
     assert sum(point["requests"] for point in points) == sum(each.at_s >= oldest_s for each in seen)
     for point in points:
         assert point["hit_tokens"] + sum(point["misses"].values()) == point["prompt_tokens"]
+
+
+answers = st.lists(
+    st.tuples(st.integers(1, 5_000), st.floats(0, 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=80
+)
+
+
+@given(answers)
+def test_the_rate_is_off_by_no_more_than_what_is_not_verified(seen: list[tuple[int, float, float, bool]]) -> None:
+    """However many answers tell what their engine found, and whatever was predicted of the others: the hit rate that is
+    shown differs from the true one by no more than the part of the prompt tokens of which no engine told."""
+    of, true = ledger(), 0
+    for tokens, held, believed, tells in seen:
+        cached, predicted = int(tokens * held), int(tokens * believed)
+        usage = Usage(tokens, 1, cached if tells else None)
+        miss = settled(Breakdown(tokens, predicted, {Miss.NEW: tokens - predicted}), usage)
+        ended = record(1.0, predicted, {Miss.NEW: tokens - predicted}, usage=usage)
+        ended.miss, true = miss, true + cached
+        of.observe(ended)
+    of.settle(BEGAN_S + 2)
+    row = of.totals_row()
+    prompt = row["prompt_tokens"]
+    unverified = 1 - row["verified_tokens"] / prompt
+    assert abs(row["hit_tokens"] - true) / prompt <= unverified + 1e-9
+    if all(tells for *_, tells in seen):
+        assert row["hit_tokens"] == row["verified_hit_tokens"] == true
+
+
+def test_one_answer_that_tells_does_not_stand_for_a_thousand_that_do_not() -> None:
+    """A health check of 29 tokens reports that nothing was cached: the rate stays what was predicted of all others."""
+    of = ledger()
+    for _ in range(1_000):
+        of.observe(record(1.0, 840, {Miss.NEW: 160}, usage=Usage(1_000, 1)))
+    of.observe(record(1.0, 0, {Miss.COLD: 29}, usage=Usage(29, 1, 0)))
+    of.settle(BEGAN_S + 2)
+    row = of.totals_row()
+    assert row["hit_tokens"] / row["prompt_tokens"] == pytest.approx(0.84, abs=0.001)
+    assert (row["verified_tokens"], row["verified_hit_tokens"]) == (29, 0)
 
 
 def test_bounds_hold_whatever_comes() -> None:
