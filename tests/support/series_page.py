@@ -7,6 +7,7 @@ are of, whatever stretch they are asked in.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,15 +67,19 @@ def _point(at_s: int, step_s: int, now_s: float) -> dict[str, Any]:
 
 def decisions(now_s: float, query: Mapping[str, str]) -> dict[str, Any]:
     """The answer to a search at that time, newest first. Raises ValueError for parameters that are none."""
-    known = {"id", "session", "model", "reason", "tenant", "replica", "status", "from_s", "to_s", "limit"}
+    known = {"id", "session", "model", "reason", "tenant", "replica", "status", "from_s", "to_s", "limit",
+             "before"}  # fmt: skip
     if wrong := sorted(set(query) - known):
         raise ValueError(f"{wrong[0]} is no parameter; there are {', '.join(sorted(known))}")
+    if not re.fullmatch("([45]xx|[1-5][0-9]{2})?", query.get("status", "")):
+        raise ValueError("'status' is a status, or 4xx, 5xx.")
     fitting = [row for row in _requests(now_s) if _fits(row, query)]
     limit = int(query.get("limit", 20))
     shown = fitting[:limit]
     more = len(fitting) > limit
-    kept = {"since_s": now_s - KEPT_S, "decisions_in_memory": REQUESTS, "state": "ok", "why": "", "path": True}
-    return {"decisions": shown, "more": more, "next_to_s": shown[-1]["at_s"] if more else None, "kept": kept}
+    since_s = now_s - REQUESTS * APART_S
+    kept = {"decisions_since_s": since_s, "decisions_in_memory": REQUESTS, "state": "ok", "why": "", "path": True}
+    return {"decisions": shown, "more": more, "next_before": shown[-1]["number"] if more else None, "kept": kept}
 
 
 def _requests(now_s: float) -> list[dict[str, Any]]:
@@ -83,7 +88,12 @@ def _requests(now_s: float) -> list[dict[str, Any]]:
     rows = []
     for number in range(newest, newest - REQUESTS, -1):
         row = page.decision(number * APART_S, number % 21, replicas)
-        row |= {"id": f"req-{number}", "model": page.MODELS[number % 4 == 0], "tenant": ("acme", "bank")[number % 2]}
+        row |= {
+            "number": number,
+            "id": f"req-{number}",
+            "model": page.MODELS[number % 4 == 0],
+            "tenant": ("acme", "bank")[number % 2],
+        }
         rows.append({**row, "session": f"s-{number % 5}", "policy": "warm", "verified": True, "inter_token_s": 0.021})
     return rows
 
@@ -94,6 +104,7 @@ def _fits(row: dict[str, Any], query: Mapping[str, str]) -> bool:
         *(row[name] == query[name] for name in ("id", "session", "model", "tenant", "replica") if name in query),
         "reason" not in query or row["reason"] == query["reason"] or bool(row["miss"].get(query["reason"])),
         str(row["status"]).startswith(status.removesuffix("xx")),
+        row["number"] < int(query.get("before", 1 << 62)),
         float(query.get("from_s", 0)) <= row["at_s"] < float(query.get("to_s", 1e12)),
     ]
     return all(judged)

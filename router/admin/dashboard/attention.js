@@ -2,7 +2,7 @@
 
 import { clock, count, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
-import { rated, standing } from "./tables.js";
+import { standing } from "./tables.js";
 import { WEAK } from "./tiles.js";
 import { summed, verification } from "./sums.js";
 
@@ -102,8 +102,8 @@ function mispredicted({ timeline }) {
 }
 
 // What was not seen of late may be mended: it stays in the list of advice until it has faded.
-function advised({ advice, now_s, uptime_s }) {
-  const worst = advice.find((row) => row.lost_tokens_per_h > 0 && rated(row, uptime_s) && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
+function advised({ advice, now_s }) {
+  const worst = advice.find((row) => row.lost_tokens_per_h > 0 && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
   if (!worst) return [];
   return [{ key: "advice", kind: "fair", words: `${count(worst.lost_tokens_per_h)} tokens an hour can be saved: ${worst.text}`, to: ["advice-title", "What to do"] }];
 }

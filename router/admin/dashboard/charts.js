@@ -86,7 +86,7 @@ export class Chart {
     const axis = { stroke: () => css("--faint"), font: FONT, grid, ticks: { ...grid, size: 4 } };
     const drawn = this.stacked ? [...this.series].reverse() : this.series;
     return {
-      width, height: this.height, legend: { show: false }, padding: [8, 22, 0, 0],
+      width, height: this.height, legend: { show: false }, padding: [8, 30, 0, 0],
       scales: { x: { time: true, range: () => [this.from_s, this.to_s] }, y: { range: (_, __, max) => [0, this.top(Math.max(0, max ?? 0))] } },
       axes: [
         { ...axis, grid: { show: false }, size: 26, space: 72, values: (_, times, __, ___, apart_s) => times.map((at_s) => tick(at_s, apart_s)) },

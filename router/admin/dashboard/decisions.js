@@ -17,7 +17,7 @@ const WHY = {
 };
 
 export class Decisions {
-  // `linked(id)` is the address of the page with that request.
+  // `linked(filters)` is the address of the page with requests that fit.
   constructor(element, newer, linked) {
     Object.assign(this, { element, newer, linked, rows: [], latest: [], names: new Map(), empty: "" });
     newer.addEventListener("click", () => {
@@ -95,8 +95,16 @@ export class Decisions {
     const saved = row.saved_ms > 0 ? ` That saved ${millis(row.saved_ms)} until the first token.` : "";
     const body = h("div", { class: "opened" }, h("p", { class: "why" }, why + saved), this.candidates(row), breakdown(row));
     if (row.difference) body.append(first(row.difference));
-    body.append(facts(row), h("p", { class: "note" }, h("a", { href: this.linked(row.id) }, "Link to this request"), " – the address can be sent to others."));
+    body.append(facts(row), this.links(row));
     return body;
+  }
+
+  // Addresses that can be sent to others: of the request, and of all that came before and after it.
+  links(row) {
+    const found = [[{ id: row.id }, "Link to this request"]];
+    const session = row.session || row.conversation;
+    if (session) found.push([{ session }, "All requests of its session"]);
+    return h("ul", { class: "links" }, ...found.map(([filters, words]) => h("li", {}, h("a", { href: this.linked(filters) }, words))));
   }
 
   candidates(row) {

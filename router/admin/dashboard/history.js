@@ -9,7 +9,7 @@ const STEPS_S = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600,
 const POINTS_MAX = 370; // of a chart: more than one a pixel is noise
 const RECENT_S = 600;
 const SHORTEST_S = 120; // axis of a router that has only begun
-const OFTEN_S = 4; // between two looks at the last ten minutes, or at any range of short steps
+const OFTEN_S = 4; // between two looks at the last minute, or at any range of short steps
 const SELDOM_S = 30; // between two looks at a range of long steps
 
 export class History {
@@ -32,9 +32,13 @@ export class History {
       return;
     }
     const { now_s } = seen, ask = (parameters) => this.source.get("admin/series", parameters, { signal });
-    if (this.isDue("recent", "", now_s)) {
-      [this.recent, this.minute] = await Promise.all([ask({}), ask({ from_s: Math.floor(now_s) - 120, to_s: Math.floor(now_s), step_s: 60 })]);
-      this.next("recent", "", now_s, OFTEN_S);
+    const asked = [ask({})]; // with every look, so that all figures of the page are of one moment
+    if (this.isDue("minute", "", now_s)) asked.push(ask({ from_s: Math.floor(now_s) - 120, to_s: Math.floor(now_s), step_s: 60 }));
+    const [recent, minute] = await Promise.all(asked);
+    this.recent = recent;
+    if (minute) {
+      this.minute = minute;
+      this.next("minute", "", now_s, OFTEN_S);
     }
     if (!view.zoom && view.range === "10m") {
       this.window = this.recent;
@@ -42,9 +46,19 @@ export class History {
     }
     const what = view.zoom ? `${view.zoom.from_s} ${view.zoom.to_s}` : view.range;
     if (!this.isDue("window", what, now_s)) return;
-    this.window = await ask(this.stretch(view, now_s));
+    this.window = await this.stepped(this.stretch(view, now_s), ask);
     const over = view.zoom && view.zoom.to_s < now_s - this.window.step_s;
     this.next("window", what, now_s, over ? Infinity : Math.min(SELDOM_S, Math.max(OFTEN_S, this.window.step_s)));
+  }
+
+  // Steps so short may not be kept so far back: then those that the router chooses.
+  async stepped(stretch, ask) {
+    try {
+      return await ask(stretch);
+    } catch (error) {
+      if (error.status !== 400) throw error;
+      return ask({ ...stretch, step_s: "" });
+    }
   }
 
   isDue(name, what, now_s) {
@@ -64,15 +78,16 @@ export class History {
     return stepped(Math.floor(from_s), Math.ceil(now_s));
   }
 
-  // What is drawn: {points that are over, step_s, from_s, to_s, kept}; the axis fits what there is.
+  // What is drawn: {points that are over, step_s, from_s, to_s, kept}; the axis fits what there is. `counted` are all
+  // points of that time, with the step under way.
   drawn(seen, view) {
     const { points, step_s, kept } = this.window ?? { points: [], step_s: STEP_S };
     const over = points.filter(({ at_s }) => at_s + step_s <= seen.now_s); // the step under way says nothing yet
     const to_s = view.zoom ? view.zoom.to_s : (over.at(-1)?.at_s ?? seen.now_s) + step_s;
-    if (view.zoom) return { points: over, step_s, kept, from_s: view.zoom.from_s, to_s };
+    if (view.zoom) return { points: over, counted: points, step_s, kept, from_s: view.zoom.from_s, to_s };
     const known_s = kept ? (kept.since_s ?? seen.now_s) : seen.now_s - seen.uptime_s;
     const from_s = Math.max(over[0]?.at_s ?? to_s - RECENT_S, Math.min(known_s - step_s, to_s - SHORTEST_S));
-    return { points: over.filter(({ at_s }) => at_s >= from_s), step_s, kept, from_s, to_s };
+    return { points: over.filter(({ at_s }) => at_s >= from_s), counted: points, step_s, kept, from_s, to_s };
   }
 
   // The last minute, step by step, and for how many seconds of it the router was there.

@@ -9,7 +9,7 @@ import { Panels } from "./panels.js";
 import { showReasons } from "./reasons.js";
 import { Requests } from "./requests.js";
 import { summed } from "./sums.js";
-import { Advice, showAdvice, showGroups, showModels, showReplicas } from "./tables.js";
+import { showAdvice, showGroups, showModels, showReplicas } from "./tables.js";
 import { showTiles } from "./tiles.js";
 import { showLinks, Toolbar } from "./toolbar.js";
 
@@ -19,7 +19,7 @@ const $ = (id) => document.getElementById(id);
 export class Page {
   // `history` has the series, `open(event, path)` opens another page of the router.
   constructor(view, history, source, open) {
-    Object.assign(this, { view, history, openPage: open, advice: new Advice() });
+    Object.assign(this, { view, history, openPage: open });
     this.toolbar = new Toolbar($("toolbar"), view, () => this.drawn, this.exports());
     this.panels = new Panels(view);
     this.map = new PromptMap($("map"));
@@ -35,20 +35,20 @@ export class Page {
   // What the view shows now; the figures of the stretch that the charts show are summed once for all parts.
   show(seen) {
     this.seen = seen;
-    const drawn = (this.drawn = this.history.drawn(seen, this.view)), sum = summed(drawn.points);
+    const drawn = (this.drawn = this.history.drawn(seen, this.view)), sum = summed(drawn.counted);
     const minute = this.history.has ? this.history.lastMinute(seen).points : [];
-    const { step_s, points } = seen.timeline, advice = this.advice.steady(seen);
+    const { step_s, points } = seen.timeline;
     const over = points.filter(({ at_s }) => at_s + step_s <= seen.now_s);
     const last = this.history.lastPercentiles();
     text($("about"), `${seen.version} · up ${span(seen.uptime_s)}`);
     showLinks($("links"), seen, this.openPage);
-    showAttention($("attention"), { ...seen, advice, timeline: { step_s, points: over } }, minute, last);
+    showAttention($("attention"), { ...seen, timeline: { step_s, points: over } }, minute, last);
     this.toolbar.update(this.history.has, drawn, seen.now_s);
     showTiles($("tiles"), seen, this.history, sum, this.named());
     this.panels.update(drawn, sum, this.history.has);
     this.sayRate(seen);
     showReasons($("reasons-table"), sum, seen.totals);
-    showAdvice($("advice"), advice, seen);
+    showAdvice($("advice"), seen);
     this.map.update(seen.map, seen.replicas);
     this.tables(seen);
   }

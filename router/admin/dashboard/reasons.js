@@ -40,7 +40,6 @@ export function showReasons(element, shown, totals) {
     { name: "Shown", numeric: true, title: "tokens in the time that the charts show", value: (row) => count(row.now) },
     { name: "of prompts", numeric: true, value: (row) => percent(share(row.now, shown.prompt_tokens)) },
     { name: "Since start", numeric: true, value: (row) => count(row.all) },
-    { name: "of prompts", numeric: true, minor: true, value: (row) => percent(share(row.all, totals.prompt_tokens)) },
   ];
   table(element, columns, rows, (row) => row.reason, "Nothing was computed yet.");
 }

@@ -2,7 +2,7 @@
 // router looks for them: in memory, and in its history where it keeps one. One without that search (its answer has no
 // `kept`) gives what it has in memory, and the page looks through that.
 
-import { clock } from "./format.js";
+import { clock, day } from "./format.js";
 import { h, set, text } from "./dom.js";
 import { Decisions } from "./decisions.js";
 import { AVOIDABLE, named, UNAVOIDABLE } from "./reasons.js";
@@ -16,7 +16,7 @@ const $ = (id) => document.getElementById(id);
 export class Requests {
   constructor(view, source) {
     Object.assign(this, { view, source, known: { model: new Set(), tenant: new Set(), replica: new Map() }, shown: PAGE, older: [] });
-    this.decisions = new Decisions($("decisions"), $("newer"), (id) => this.linked(id));
+    this.decisions = new Decisions($("decisions"), $("newer"), linked);
     this.form = $("search");
     this.field = (name) => this.form.elements[name];
     fill(this.field("status"), [["", "any status"], ...STATUSES.map((each) => [each, each])]);
@@ -33,11 +33,11 @@ export class Requests {
     });
     $("clear").addEventListener("click", () => view.clear());
     $("older").addEventListener("click", () => this.more());
+    $("newest").addEventListener("click", () => {
+      this.changed();
+      view.changed();
+    });
     this.changed();
-  }
-
-  linked(id) {
-    return `#${new URLSearchParams({ id })}`;
   }
 
   // What the router is asked for; without a filter or a stretch of time the page's own answer has the last requests.
@@ -61,6 +61,7 @@ export class Requests {
     }
     $("clear").hidden = !this.view.filtered;
     Object.assign(this, { at: 0, shown: PAGE, older: [], found: undefined });
+    text($("found"), this.searching ? "Looking…" : "");
     this.decisions.close();
   }
 
@@ -82,8 +83,9 @@ export class Requests {
   async refresh(seen, signal) {
     this.decisions.name(seen.replicas);
     this.learn(seen);
+    if (this.older.length) return;
     if (!this.searching) return this.show(seen.decisions, seen);
-    if (Date.now() < this.at + OFTEN_MS || this.older.length) return;
+    if (Date.now() < this.at + OFTEN_MS) return;
     this.at = Date.now();
     try {
       this.found = await this.search({ limit: PAGE }, signal);
@@ -108,15 +110,16 @@ export class Requests {
     this.decisions.update(rows, this.searching ? "No request is known that fits." : "No requests yet.");
     if (one && this.opened !== rows[0].id) this.decisions.open((this.opened = rows[0].id));
     if (!this.view.filters.id) this.opened = undefined;
-    $("older").hidden = this.searching ? !this.found?.more : rows.length < PAGE;
+    $("newest").hidden = !this.older.length;
+    $("older").hidden = this.found ? !this.found.more : rows.length < PAGE;
     text($("found"), this.said(rows, seen));
   }
 
   said(rows, seen) {
-    if (!this.searching) return "The last ones, as they end.";
+    if (!this.searching) return this.older.length ? `The list stands still: ${rows.length} requests.` : "The last ones, as they end.";
     const { kept } = this.found ?? {};
-    const since_s = kept?.since_s ?? this.found?.all?.at(-1)?.at_s;
-    const reach = since_s ? ` Requests are kept since ${clock(since_s)}.` : "";
+    const since_s = kept?.decisions_since_s ?? this.found?.all?.at(-1)?.at_s;
+    const reach = (since_s ? ` Requests are kept since ${day(since_s)}, ${clock(since_s)}.` : "") + (kept?.why ? ` Not all could be looked through: ${kept.why}.` : "");
     const within = this.view.zoom && !this.view.filters.id ? ` of ${clock(this.view.zoom.from_s)} to ${clock(this.view.zoom.to_s)}` : "";
     return `${rows.length === 0 ? "None" : this.found?.more ? `The last ${rows.length}` : `All ${rows.length}`}${within} that fit.${seen ? reach : ""}`;
   }
@@ -125,12 +128,17 @@ export class Requests {
   async more() {
     this.shown += PAGE;
     const last = this.rows.at(-1);
-    const found = await this.search({ limit: PAGE, to_s: this.found?.next_to_s ?? last?.at_s });
+    const found = await this.search({ limit: PAGE, before: this.found?.next_before ?? last?.number });
     const ids = new Set(this.rows.map(({ id }) => id));
     this.found = found;
     this.older = [...this.rows, ...found.decisions.filter(({ id }) => !ids.has(id))];
     this.show(this.older);
   }
+}
+
+// The address of the page with requests that fit.
+function linked(filters) {
+  return `#${new URLSearchParams(filters)}`;
 }
 
 function fill(select, options, chosen = "") {

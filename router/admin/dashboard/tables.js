@@ -49,11 +49,11 @@ function narrowing(words, filters, chosen) {
 }
 
 export function showReplicas(element, replicas, chosen) {
-  const several = new Set(replicas.flatMap(({ models }) => models ?? [])).size > 1;
+  element.classList.toggle("one-model", new Set(replicas.flatMap(({ models }) => models ?? [])).size < 2);
   const columns = [
     { name: "Replica", header: true, fill: narrowing(replicaName, ({ id }) => ({ replica: id }), chosen) },
     { name: "State", fill: (cell, row) => tag(cell, ...standing(row), row.why || null) },
-    { name: "Models", value: (row) => (several ? (row.models ?? []).join(", ") : "") || NONE, minor: true },
+    { name: "Models", value: (row) => (row.models ?? []).join(", ") || NONE, minor: true },
     { name: "Open", title: "requests there now, and how many it may have: that limit moves with what the engine keeps up with", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} (limit ${row.window})` : count(row.in_flight), 1) },
     { name: "Prefill ahead", numeric: true, value: (row) => millis(row.pending_prefill_ms) },
     { name: "Running", numeric: true, minor: true, value: (row) => count(row.running) },
@@ -120,41 +120,24 @@ export function showDifference(element, row) {
   element.hidden = rows.length === 0;
 }
 
-const RATED_S = 300; // a router's age from which losses are told by the hour
-const RATED_REQUESTS = 20; // likewise requests that lost
-const STAYS_S = 60; // for which advice stays that is no longer given: what is just worth a line comes and goes
-
 const nameOf = (row) => [row.template, row.change, row.message, row.path].join("\0");
 
-// Whether so much is known of a loss that it may be told by the hour.
-export function rated(row, uptime_s) {
-  return uptime_s >= RATED_S && row.requests >= RATED_REQUESTS;
+// What a piece of advice is about: by the hour where enough is known of that, else what was lost so far.
+function costOf(row) {
+  if (row.lost_tokens_per_h > 0) return `${count(row.lost_tokens_per_h)} tokens/h`;
+  return row.cost || (row.lost_tokens > 0 ? `${count(row.lost_tokens)} tokens` : "No loss");
 }
 
-// Advice that does not flicker: what was given a moment ago stands in its place until it was missing for a while.
-export class Advice {
-  constructor() {
-    this.given = new Map();
-  }
-
-  steady({ advice, now_s }) {
-    for (const row of advice) this.given.set(nameOf(row), { row, at_s: now_s });
-    for (const [name, { at_s }] of this.given) if (now_s - at_s > STAYS_S) this.given.delete(name);
-    return [...this.given.values()].map(({ row }) => row).sort((a, b) => b.lost_tokens_per_h - a.lost_tokens_per_h);
-  }
-}
-
-export function showAdvice(element, advice, { now_s, uptime_s }) {
+export function showAdvice(element, { advice, now_s, no_advice }) {
   if (advice.length === 0) {
-    keyed(element, [{}], () => "\0empty", () => h("li", { class: "empty" }, "Nothing that costs more than 0.1 % of prompt tokens and can be changed."), () => {});
+    keyed(element, [{}], () => "\0empty", () => h("li", { class: "empty" }, no_advice ?? "Nothing above 0.1 % of prompt tokens was lost to anything that can be changed."), () => {});
     return;
   }
   const make = () => h("li", {}, h("p", { class: "cost" }, h("strong"), " ", h("span")), h("p", { class: "do" }), h("p", { class: "where" }), h("dl", { class: "difference" }));
   keyed(element, advice, nameOf, make, (item, row) => {
     const [cost, words, where, difference] = item.children;
-    const hourly = rated(row, uptime_s);
-    const gpu = hourly && row.gpu_s_per_h >= 0.05 ? `${row.gpu_s_per_h < 10 ? row.gpu_s_per_h.toFixed(1) : count(row.gpu_s_per_h)} GPU-s/h · ` : "";
-    text(cost.firstElementChild, !(row.lost_tokens_per_h > 0) ? "No loss" : hourly ? `${count(row.lost_tokens_per_h)} tokens/h` : `${count(row.lost_tokens)} tokens`);
+    const gpu = row.gpu_s_per_h >= 0.05 ? `${row.gpu_s_per_h < 10 ? row.gpu_s_per_h.toFixed(1) : count(row.gpu_s_per_h)} GPU-s/h · ` : "";
+    text(cost.firstElementChild, costOf(row));
     text(cost.lastElementChild, `${gpu}${row.requests === 1 ? "1 request" : `${count(row.requests)} requests`}`);
     text(words, row.text);
     const facts = [row.label || (row.template ? `template ${String(row.template).slice(0, 6)}` : "")];
@@ -163,5 +146,6 @@ export function showAdvice(element, advice, { now_s, uptime_s }) {
     text(where, facts.filter(Boolean).join(" · "));
     where.hidden = !where.textContent;
     showDifference(difference, row);
+    item.classList.toggle("plain", difference.hidden);
   });
 }

@@ -34,27 +34,34 @@ export class Toolbar {
   shift(part) {
     return () => {
       const { from_s, to_s } = this.drawn(), by_s = (to_s - from_s) * part;
-      this.view.zoomTo(from_s + by_s, to_s + by_s);
+      this.go(from_s + by_s, to_s + by_s);
     };
   }
 
   scale(factor) {
     return () => {
       const { from_s, to_s } = this.drawn(), middle = (from_s + to_s) / 2, half = ((to_s - from_s) * factor) / 2;
-      this.view.zoomTo(middle - half, middle + half);
+      this.go(middle - half, middle + half);
     };
+  }
+
+  // To a stretch that ends by now: there is nothing behind that.
+  go(from_s, to_s) {
+    const late_s = Math.max(0, to_s - this.now_s);
+    this.view.zoomTo(from_s - late_s, to_s - late_s);
   }
 
   // Without series there are ten minutes, and nothing to choose.
   update(has, { from_s, to_s, step_s, kept }, now_s) {
     const { range, zoom } = this.view;
+    this.now_s = now_s;
     this.mark(zoom ? "" : range);
     this.ranges.hidden = !has;
     this.moves.hidden = !has;
     this.live.hidden = !zoom;
     const words = [stretch(from_s, to_s), `steps of ${span(step_s)}`];
-    const since_s = kept?.since_s, short = !zoom && since_s && now_s - since_s < Math.min(RANGES[range], 1e9) - step_s;
-    if (short && range !== "10m") words.push(`nothing older is kept${kept.path ? "" : " (admin.history_path keeps more than an hour)"}`);
+    const since_s = kept?.since_s, short = !zoom && since_s && now_s - since_s < RANGES[range] - step_s;
+    if (short && !["10m", "all"].includes(range)) words.push(`nothing older is kept${kept.path ? "" : " (admin.history_path keeps more than an hour)"}`);
     if (kept?.state === "failing") words.push(`history cannot be kept: ${kept.why}`);
     text(this.words, words.join(" · "));
     this.words.classList.toggle("much", kept?.state === "failing");
