@@ -114,11 +114,11 @@ class Observatory:
         ledger = self.ledger
         page: dict[str, Any] = {
             "now_s": round(now_s, 3),
+            "pages": sorted({resource.canonical for resource in request.app.router.resources()} & LINKED),
+            "links": self._links,
             "version": __version__,
             "uptime_s": round(now_s - self._began_s, 1),
             "excerpts": self._excerpts,
-            "pages": sorted({resource.canonical for resource in request.app.router.resources()} & LINKED),
-            "links": self._links,
             "totals": ledger.totals_row(),
             "timeline": {"step_s": STEP_S, "points": ledger.timeline.points()},
         }

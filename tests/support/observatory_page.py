@@ -172,8 +172,7 @@ def _advice(label: str) -> list[dict[str, Any]]:
     names = ("template", "label", "change", "message", "role", "path", "at_bytes", "requests", "lost_tokens_per_h",
              "gpu_s_per_h", "text", "shape", "before", "after")  # fmt: skip
     found = [dict(zip(names, row, strict=True)) for row in rows]
-    more = [{"rank": n, "lost_tokens": row["lost_tokens_per_h"], "last_at_s": 0.0} for n, row in enumerate(found, 1)]
-    return [{**row, **each} for row, each in zip(found, more, strict=True)]
+    return [{**row, "rank": n, "lost_tokens": row["lost_tokens_per_h"]} for n, row in enumerate(found, 1)]
 
 
 def _groups() -> list[dict[str, Any]]:
