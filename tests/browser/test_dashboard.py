@@ -28,7 +28,7 @@ FILL = """
 KEPT = """
     const local = JSON.stringify(localStorage);
     return [sessionStorage.length, local.includes('the-admin'), document.cookie, location.href]"""
-SIZES = [(1280, 800), (390, 844)]
+SIZES = [(1440, 900), (390, 844)]
 
 
 async def test_loads_without_a_word(tab: Tab) -> None:
@@ -122,7 +122,8 @@ async def test_readable_everywhere(tab: Tab, axe: str, pictures: Path, width: in
         await tab.look(width, height, theme)
         assert await tab.js("return document.documentElement.scrollWidth") == width
         await tab.js(
-            "for (const each of document.querySelectorAll('.figures, .decisions details:first-child')) each.open = true"
+            "for (const each of document.querySelectorAll('.menu, .figures, .decisions details:first-child')) "
+            "each.open = true"
         )
         await tab.until(OPENED)
         assert await tab.js("return document.documentElement.scrollWidth") == width

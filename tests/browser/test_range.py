@@ -67,6 +67,8 @@ async def test_ranges_reach_as_far_as_is_kept(tab: Tab) -> None:
     async with opened(tab, at="#range=6h"):
         assert "6 h" in await tab.text("#tile-hit")
         assert await tab.js("return document.querySelector('.choice [aria-pressed=true]').textContent") == "6 h"
+        await tab.js("document.querySelector('#attention a').click()")
+        await tab.until("return location.hash === '#range=6h' && scrollY > 500")
 
 
 async def test_dragging_zooms_all_charts(tab: Tab) -> None:

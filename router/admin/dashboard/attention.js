@@ -14,6 +14,7 @@ const ROSE = 2; // times the time to first token
 const TTFT_S = 0.2; // below it nobody minds
 const REPLAYS = 0.5; // of all hits
 const MENDED_S = 120; // without another request that lost by it
+const ADVISED_MIN = 5; // requests that lost by something, before that stands above everything
 const OFF = 0.1; // of verified prompt tokens, between what was predicted and what engines said
 const FAILING = 0.01, FAILED_MIN = 3; // of the last minute's requests
 const WAITED_S = 1; // in the queue, by one in ten of those that waited
@@ -103,9 +104,10 @@ function mispredicted({ timeline }) {
 
 // What was not seen of late may be mended: it stays in the list of advice until it has faded.
 function advised({ advice, now_s }) {
-  const worst = advice.find((row) => row.lost_tokens_per_h > 0 && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
+  const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
   if (!worst) return [];
-  return [{ key: "advice", kind: "fair", words: `${count(worst.lost_tokens_per_h)} tokens an hour can be saved: ${worst.text}`, to: ["advice-title", "What to do"] }];
+  const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were computed in vain`;
+  return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "What to do"] }];
 }
 
 function flattered({ timeline }) {

@@ -39,7 +39,7 @@ export function showReasons(element, shown, totals) {
     { name: "Reason", header: true, fill: (cell, row) => swatch(cell, row.reason, named(row.reason), MEANING[row.reason]) },
     { name: "Shown", numeric: true, title: "tokens in the time that the charts show", value: (row) => count(row.now) },
     { name: "of prompts", numeric: true, value: (row) => percent(share(row.now, shown.prompt_tokens)) },
-    { name: "Since start", numeric: true, value: (row) => count(row.all) },
+    { name: "Since start", numeric: true, minor: true, value: (row) => count(row.all) },
   ];
   table(element, columns, rows, (row) => row.reason, "Nothing was computed yet.");
 }

@@ -119,7 +119,7 @@ export class Requests {
     if (!this.searching) return this.older.length ? `The list stands still: ${rows.length} requests.` : "The last ones, as they end.";
     const { kept } = this.found ?? {};
     const since_s = kept?.decisions_since_s ?? this.found?.all?.at(-1)?.at_s;
-    const reach = (since_s ? ` Requests are kept since ${day(since_s)}, ${clock(since_s)}.` : "") + (kept?.why ? ` Not all could be looked through: ${kept.why}.` : "");
+    const reach = (since_s ? ` Requests are kept since ${day(since_s)}, ${clock(since_s).slice(0, 5)}.` : "") + (kept?.why ? ` Not all could be looked through: ${kept.why}.` : "");
     const within = this.view.zoom && !this.view.filters.id ? ` of ${clock(this.view.zoom.from_s)} to ${clock(this.view.zoom.to_s)}` : "";
     return `${rows.length === 0 ? "None" : this.found?.more ? `The last ${rows.length}` : `All ${rows.length}`}${within} that fit.${seen ? reach : ""}`;
   }
@@ -128,7 +128,8 @@ export class Requests {
   async more() {
     this.shown += PAGE;
     const last = this.rows.at(-1);
-    const found = await this.search({ limit: PAGE, before: this.found?.next_before ?? last?.number });
+    const found = await this.search({ limit: PAGE, before: this.found?.next_before ?? last?.number }).catch((error) => ({ error }));
+    if (found.error) return text($("found"), `Older requests could not be had: ${found.error.message || found.error.status}.`);
     const ids = new Set(this.rows.map(({ id }) => id));
     this.found = found;
     this.older = [...this.rows, ...found.decisions.filter(({ id }) => !ids.has(id))];

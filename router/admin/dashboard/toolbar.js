@@ -22,7 +22,7 @@ export class Toolbar {
       moves.append(button);
     }
     this.moves = moves;
-    this.words = h("p", { class: "stretch", id: "stretch", role: "status" });
+    this.words = h("p", { class: "stretch", id: "stretch" });
     this.live = h("button", { type: "button", hidden: true }, "Back to now");
     this.live.addEventListener("click", () => {
       view.choose(view.range);
