@@ -9,13 +9,15 @@ import { AVOIDABLE, named, UNAVOIDABLE } from "./reasons.js";
 
 const PAGE = 20; // requests shown at once, and added by "Older"
 const OFTEN_MS = 4000; // between two searches for the same
+const NAMES_MAX = 500; // of a list to choose from
+const NOBODY = ["none", "other"]; // labels of groups that stand for no tenant, or for many
 const STATUSES = ["200", "4xx", "400", "404", "429", "499", "5xx", "502", "503", "504"];
 const PLACED = ["warm", "spill", "cold", "tie", "only", "policy", "retry"];
 const $ = (id) => document.getElementById(id);
 
 export class Requests {
   constructor(view, source) {
-    Object.assign(this, { view, source, known: { model: new Set(), tenant: new Set(), replica: new Map() }, shown: PAGE, older: [] });
+    Object.assign(this, { view, source, known: { model: new Set(), tenant: new Set() }, shown: PAGE, older: [] });
     this.decisions = new Decisions($("decisions"), $("newer"), linked);
     this.form = $("search");
     this.field = (name) => this.form.elements[name];
@@ -65,19 +67,13 @@ export class Requests {
     this.decisions.close();
   }
 
-  // Names to choose from: what the page was told of so far.
+  // Names to choose from: what the page was told of so far, and the replicas that there are.
   learn(seen) {
-    for (const row of seen.models ?? []) this.known.model.add(row.model);
-    for (const row of seen.decisions) {
-      if (row.model) this.known.model.add(row.model);
-      if (row.tenant) this.known.tenant.add(row.tenant);
-    }
-    for (const row of seen.groups) if (row.tenant && !["none", "other"].includes(row.tenant)) this.known.tenant.add(row.tenant);
-    for (const [id, name] of this.decisions.names) this.known.replica.set(id, name);
-    for (const [name, of] of Object.entries(this.known)) {
-      const values = of instanceof Map ? [...of] : [...of].sort().map((value) => [value, value]);
-      fill(this.field(name), [["", `any ${name}`], ...values], this.view.filters[name]);
-    }
+    const { model, tenant } = this.known;
+    const told = [...(seen.models ?? []).map((row) => [model, row.model]), ...seen.decisions.flatMap((row) => [[model, row.model], [tenant, row.tenant]]), ...seen.groups.map((row) => [tenant, row.tenant])];
+    for (const [names, name] of told) if (name && !NOBODY.includes(name) && names.size < NAMES_MAX) names.add(name);
+    const choices = { model: sorted(model), tenant: sorted(tenant), replica: [...this.decisions.names] };
+    for (const [name, values] of Object.entries(choices)) fill(this.field(name), [["", `any ${name}`], ...values], this.view.filters[name]);
   }
 
   async refresh(seen, signal) {
@@ -141,6 +137,8 @@ export class Requests {
 function linked(filters) {
   return `#${new URLSearchParams(filters)}`;
 }
+
+const sorted = (names) => [...names].sort().map((name) => [name, name]);
 
 function fill(select, options, chosen = "") {
   const wanted = chosen && !options.some(([value]) => value === chosen) ? [...options, [chosen, chosen]] : options;
