@@ -106,7 +106,7 @@ function mispredicted({ timeline }) {
 function advised({ advice, now_s }) {
   const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
   if (!worst) return [];
-  const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were computed in vain`;
+  const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were computed again`;
   return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "What to do"] }];
 }
 

@@ -117,7 +117,9 @@ export class Requests {
     const since_s = kept?.decisions_since_s ?? this.found?.all?.at(-1)?.at_s;
     const reach = (since_s ? ` Requests are kept since ${day(since_s)}, ${clock(since_s).slice(0, 5)}.` : "") + (kept?.why ? ` Not all could be looked through: ${kept.why}.` : "");
     const within = this.view.zoom && !this.view.filters.id ? ` of ${clock(this.view.zoom.from_s)} to ${clock(this.view.zoom.to_s)}` : "";
-    return `${rows.length === 0 ? "None" : this.found?.more ? `The last ${rows.length}` : `All ${rows.length}`}${within} that fit.${seen ? reach : ""}`;
+    const many = this.found?.more ? `The last ${rows.length}` : `All ${rows.length}`;
+    const fitting = rows.length === 1 ? `The only one${within} that fits.` : `${rows.length ? many : "None"}${within} that fit.`;
+    return fitting + (seen ? reach : "");
   }
 
   // The next page; the list then stands still until filters change or newer ones are asked for.

@@ -74,8 +74,8 @@ function waiting({ models, replicas }, history, last) {
 function traffic(seen, history, { points, over_s }) {
   const sum = summed(points), over = seen.uptime_s < 60 ? `over ${Math.round(over_s)} s` : "over the last minute", { totals } = seen;
   return [
-    { id: "requests", name: "Requests per second", value: rate(sum.requests / over_s), notes: [over, `${count(totals.requests)} since start`] },
-    { id: "output", name: "Output tokens per second", value: rate(history.has ? sum.completion_tokens / over_s : null), notes: history.has ? [over, `${rate(sum.prompt_tokens / over_s)} prompt tokens/s`] : [NO_SERIES, ""] },
+    { id: "requests", name: "Requests/s", value: rate(sum.requests / over_s), notes: [over, `${count(totals.requests)} since start`] },
+    { id: "output", name: "Output tokens/s", value: rate(history.has ? sum.completion_tokens / over_s : null), notes: history.has ? [over, `${rate(sum.prompt_tokens / over_s)} prompt tokens/s`] : [NO_SERIES, ""] },
   ];
 }
 

@@ -8,6 +8,7 @@ import { RANGES } from "./view.js";
 const NAMES = { "10m": "10 min", "1h": "1 h", "6h": "6 h", "24h": "24 h", all: "All" };
 const STEP = 0.5; // of what is shown, to move by
 const CLOSER = 0.5;
+const ALMOST_S = 60; // of the time that memory reaches back, from which it counts as full
 
 export class Toolbar {
   // `drawn()` is what the charts show now; `exports`: {name: function that saves it}.
@@ -61,7 +62,7 @@ export class Toolbar {
     this.live.hidden = !zoom;
     const words = [stretch(from_s, to_s), `steps of ${span(step_s)}`];
     const since_s = kept?.since_s, short = !zoom && since_s && now_s - since_s < RANGES[range] - step_s;
-    if (short && !["10m", "all"].includes(range)) words.push(`nothing older is kept${kept.path ? "" : " (admin.history_path keeps more than an hour)"}`);
+    if (short && !["10m", "all"].includes(range)) words.push(`nothing older is kept${!kept.path && now_s - since_s > kept.memory_s - ALMOST_S ? " (with admin.history_path it would be)" : ""}`);
     if (kept?.state === "failing") words.push(`history cannot be kept: ${kept.why}`);
     text(this.words, words.join(" · "));
     this.words.classList.toggle("much", kept?.state === "failing");
