@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.admin import LIVE, OPENED, Admin, opened
@@ -222,6 +224,19 @@ async def test_clients_words_stay_words(tab: Tab) -> None:
         assert await tab.complaints() == []
 
 
+async def opens_metrics(tab: Tab) -> None:
+    """A link cannot send a token: the page has the metrics with it, and opens them in a tab of their own."""
+    driver, first = tab.driver, tab.driver.current_window_handle
+    link = driver.find_element(By.CSS_SELECTOR, "#links a")
+    await tab.call(lambda: ActionChains(driver).click(link).perform())
+    while len(driver.window_handles) < 2:
+        await tab.js("return 0")
+    driver.switch_to.window(next(each for each in driver.window_handles if each != first))
+    await tab.says("body", "warmroute_requests_total 4")
+    await tab.call(driver.close)
+    driver.switch_to.window(first)
+
+
 async def test_token(tab: Tab) -> None:
     """A router with an admin token: the page asks for it, says so where it is wrong, and keeps it for this tab only."""
     async with Admin(token="the-admin-token-of-tests") as admin:
@@ -239,6 +254,7 @@ async def test_token(tab: Tab) -> None:
         await tab.open(admin.url)
         await tab.until(LIVE)
         assert await tab.js(KEPT) == [1, False, "", admin.url]
+        await opens_metrics(tab)
         await tab.js("document.querySelector('#forget').click()")
         await tab.says("#notice", "This router wants its admin token")
         assert await tab.js("return sessionStorage.length") == 0
