@@ -33,6 +33,7 @@ MODELS_SHOWN_MAX = 50
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
+LINKED = frozenset({"/metrics", "/runbook", "/admin/series", "/admin/decisions"})  # pages the dashboard asks for
 ASK_S = 2.0  # interval at which edges are asked for templates
 
 Rows = list[dict[str, Any]]
@@ -62,6 +63,7 @@ class Observatory:
         `wall_clock`'s."""
         self._router = router
         self._excerpts = settings.excerpts
+        self._links = {"grafana": settings.grafana_url} if settings.grafana_url else {}
         self._clock, self._wall_clock = clock, wall_clock
         self._decisions = decisions
         self._window = window
@@ -112,12 +114,15 @@ class Observatory:
             web.get("/admin/advice", self.advice),
         ]
 
-    async def overview(self, _: web.Request) -> web.Response:
-        """Everything that the dashboard shows."""
+    async def overview(self, request: web.Request) -> web.Response:
+        """Everything that the dashboard shows, but series over time and searches, which are pages of their own; `pages`
+        says which pages this listener has."""
         now_s = self._settle()
         ledger = self.ledger
         page: dict[str, Any] = {
             "now_s": round(now_s, 3),
+            "pages": sorted({resource.canonical for resource in request.app.router.resources()} & LINKED),
+            "links": self._links,
             "version": __version__,
             "uptime_s": round(now_s - self._began_s, 1),
             "excerpts": self._excerpts,

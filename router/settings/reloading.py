@@ -68,7 +68,7 @@ FIXED = frozenset(
         "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",
         "observatory.replay_window_s",
         "observatory.templates_max", "observatory.groups_max", "observatory.steps_max", "observatory.step_header",
-        "observatory.step_field",
+        "observatory.step_field", "observatory.grafana_url",
     )
 )  # fmt: skip
 # Settings that decide, by being empty or not, how parts are built: with TLS, with keys.

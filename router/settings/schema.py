@@ -22,6 +22,7 @@ Days = Annotated[int, Meta(ge=1, le=366)]
 Workers = Annotated[int, Meta(ge=1, le=64)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
+WebAddress = Annotated[str, Meta(pattern=r"^(https?://\S+)?$")]
 
 
 class SettingsError(ValueError):
@@ -311,6 +312,8 @@ class ObservatorySettings:
     """Request header that names an agent's step; not passed on to replicas."""
     step_field: str = "agent_step"
     """Field of a body's `metadata` that names it where the header does not."""
+    grafana_url: WebAddress = ""
+    """Address of Grafana, linked from the page: `https://grafana.example/d/warmroute-overview`. Empty: no link."""
     repairs: tuple[str, ...] = ()
     """What is put right in requests before they are sent, where a key does not say for its tenant: `sort_tools`,
     `canonical_tools` (keys of tools' JSON schemas in one order)."""

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
+from importlib import resources
 
 import pytest
 from aiohttp import ClientSession
 
 from router.admin import dashboard
+from router.admin.observatory import LINKED
+from router.commands.loading import load
+from router.settings.schema import SettingsError
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN
 
+# SHA-256 of what npm's uplot@1.6.32 has as dist/uPlot.iife.min.js and dist/uPlot.min.css.
+VENDORED = {
+    "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
 FILES = sorted(dashboard.PATHS - {dashboard.SLASHED})
 ALLOWED = {"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data:",
            "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"}  # fmt: skip
@@ -64,3 +74,34 @@ def test_data_becomes_text_only() -> None:
                 r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", body.decode()
             )
             assert not found, path
+
+
+async def test_it_names_the_pages_that_there_are(client: ClientSession, engine: FakeEngine) -> None:
+    """`/admin/observatory` tells the page which other pages this router has, so that the page asks for nothing that is
+    not there and links to nothing dead; and Grafana's address, where the settings have one."""
+    address = "https://grafana.example/d/warmroute-overview"
+    async with running(engine, observatory__grafana_url=address) as app:
+        async with client.get(f"{app.admin_url}/admin/observatory") as response:
+            seen = await response.json()
+        assert seen["links"] == {"grafana": address}
+        assert {"/admin/decisions", "/metrics"} <= set(seen["pages"]) <= LINKED
+        for path in seen["pages"]:
+            async with client.get(app.admin_url + path) as response:
+                assert response.status == 200, path
+    async with running(engine) as app, client.get(f"{app.admin_url}/admin/observatory") as response:
+        assert (await response.json())["links"] == {}
+
+
+def test_a_web_address_is_one() -> None:
+    """What a browser would run, or could not open, is no address of Grafana."""
+    for wrong in ("javascript:alert(1)", "grafana.example", "https://", "https://a b"):
+        with pytest.raises(SettingsError, match=r"observatory\.grafana_url"):
+            load(overrides={"observatory.grafana_url": wrong})
+
+
+def test_the_library_comes_with_its_licence() -> None:
+    """uPlot is served as it was released, and its licence is in the package beside it."""
+    folder = resources.files(dashboard)
+    assert "Permission is hereby granted" in (folder / "uplot.LICENSE").read_text(encoding="utf-8")
+    for name, digest in VENDORED.items():
+        assert sha256((folder / name).read_bytes()).hexdigest() == digest

@@ -1,26 +1,19 @@
-"""The dashboard in a real browser, in front of made-up data: behind the router's own guard, on a port of its own."""
+"""The dashboard in a real browser, in front of made-up data: what it says, who can use it, and what it lets through."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
-from aiohttp import web
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from router.admin import dashboard
-from router.admin.guard import guarding
+from tests.browser.admin import LIVE, OPENED, Admin, opened
 from tests.browser.tab import Tab
-from tests.support.fakes import listening
 from tests.support.observatory_page import HOSTILE, empty, observatory
 
-LIVE = "return document.querySelector('#status').dataset.state === 'live'"
-OPENED = "return document.querySelector('#decisions details[open] table') !== null"
 INLINE = """
     const script = document.createElement('script');
     script.textContent = 'window.hurt = 1';
@@ -37,47 +30,7 @@ FILL = """
 KEPT = """
     const local = JSON.stringify(localStorage);
     return [sessionStorage.length, local.includes('the-admin'), document.cookie, location.href]"""
-SIZES = [(1280, 800), (390, 844)]
-
-
-@dataclass
-class Admin:
-    """An admin listener whose observatory answers what `page` makes of the time, or `status`."""
-
-    page: Callable[[float], Any] = observatory
-    token: str = ""
-    status: int = 200
-    port: int = 0
-    asked: int = 0
-    shown: list[Any] = field(default_factory=list)
-
-    async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[guarding(lambda: self.token, "127.0.0.1")])
-        app.add_routes([*dashboard.routes(), web.get("/admin/observatory", self._answer)])
-        self._runner, self.port = await listening(app, self.port)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
-
-    async def _answer(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        return web.json_response(self.page(time.time()), status=self.status)
-
-    @property
-    def url(self) -> str:
-        """Of the page."""
-        return f"http://127.0.0.1:{self.port}/dashboard"
-
-
-@asynccontextmanager
-async def opened(tab: Tab, page: Callable[[float], Any] = observatory) -> AsyncIterator[Admin]:
-    """The page, with its first figures on it."""
-    async with Admin(page) as admin:
-        await tab.open(admin.url)
-        await tab.until(LIVE)
-        yield admin
-        await tab.call(lambda: tab.driver.get("about:blank"))
+SIZES = [(1440, 900), (390, 844)]
 
 
 async def test_loads_without_a_word(tab: Tab) -> None:
@@ -147,14 +100,17 @@ async def test_the_axis_fits_what_there_is(tab: Tab) -> None:
     """A router that began three minutes ago shows three minutes, not seven empty ones beside them."""
 
     def young(now_s: float) -> Any:
-        return {**observatory(now_s), "uptime_s": 180.0}
+        page = observatory(now_s)
+        return {**page, "uptime_s": 180.0, "pages": []}
 
-    times = "return [...document.querySelectorAll('#rate .axis text')].map((each) => each.textContent)"
+    reach = """
+        const [from, to] = document.querySelector('#rate .plot').ariaLabel.match(/\\d\\d:\\d\\d:\\d\\d/g).slice(-2);
+        const seconds = (clock) => clock.split(':').reduce((sum, part) => 60 * sum + Number(part), 0);
+        return (seconds(to) - seconds(from) + 86400) % 86400"""
     async with opened(tab, young):
-        assert "\u22122 min" in await tab.js(times)
-        assert "\u22128 min" not in await tab.js(times)
+        assert 180 <= await tab.js(reach) <= 190
     async with opened(tab):
-        assert "\u22128 min" in await tab.js(times)
+        assert await tab.js(reach) == 600
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -168,7 +124,8 @@ async def test_readable_everywhere(tab: Tab, axe: str, pictures: Path, width: in
         await tab.look(width, height, theme)
         assert await tab.js("return document.documentElement.scrollWidth") == width
         await tab.js(
-            "for (const each of document.querySelectorAll('.figures, .decisions details:first-child')) each.open = true"
+            "for (const each of document.querySelectorAll('.menu, .figures, .decisions details:first-child')) "
+            "each.open = true"
         )
         await tab.until(OPENED)
         assert await tab.js("return document.documentElement.scrollWidth") == width
@@ -267,6 +224,19 @@ async def test_clients_words_stay_words(tab: Tab) -> None:
         assert await tab.complaints() == []
 
 
+async def opens_metrics(tab: Tab) -> None:
+    """A link cannot send a token: the page has the metrics with it, and opens them in a tab of their own."""
+    driver, first = tab.driver, tab.driver.current_window_handle
+    link = driver.find_element(By.CSS_SELECTOR, "#links a")
+    await tab.call(lambda: ActionChains(driver).click(link).perform())
+    while len(driver.window_handles) < 2:
+        await tab.js("return 0")
+    driver.switch_to.window(next(each for each in driver.window_handles if each != first))
+    await tab.says("body", "warmroute_requests_total 4")
+    await tab.call(driver.close)
+    driver.switch_to.window(first)
+
+
 async def test_token(tab: Tab) -> None:
     """A router with an admin token: the page asks for it, says so where it is wrong, and keeps it for this tab only."""
     async with Admin(token="the-admin-token-of-tests") as admin:
@@ -284,6 +254,7 @@ async def test_token(tab: Tab) -> None:
         await tab.open(admin.url)
         await tab.until(LIVE)
         assert await tab.js(KEPT) == [1, False, "", admin.url]
+        await opens_metrics(tab)
         await tab.js("document.querySelector('#forget').click()")
         await tab.says("#notice", "This router wants its admin token")
         assert await tab.js("return sessionStorage.length") == 0

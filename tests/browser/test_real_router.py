@@ -18,8 +18,8 @@ MODEL = "m"
 SYSTEM = "You are an agent that works in small steps and says what it did. " * 12
 LIVE = "return document.querySelector('#status').dataset.state === 'live'"
 REASONS = """
-    return Object.fromEntries([...document.querySelectorAll('#reasons-table tbody tr')].map((row) =>
-        [row.cells[0].textContent.replace(' ', '_'), Number(row.cells[3].textContent.replaceAll(',', ''))]))"""
+    return Object.fromEntries([...document.querySelectorAll('#reasons-table tbody tr')].map(({cells}) =>
+        [cells[0].children[1].textContent.replace(' ', '_'), Number(cells[3].textContent.replaceAll(',', ''))]))"""
 
 
 async def converse(client: ClientSession, app: App, name: str, turns: int, *, replayed: bool = False) -> None:

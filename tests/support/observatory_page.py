@@ -19,25 +19,31 @@ REASONS = (
 )  # fmt: skip
 HOSTILE = '<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>'
 ROUTE = "/v1/chat/completions"
+MODELS = ("qwen3-32b", "llama-70b")
+PAGES = ["/admin/decisions", "/admin/series", "/metrics", "/runbook"]
+VERIFIED = 0.34  # share of prompt tokens whose engine told how many it found
 
 
 def observatory(now_s: float, *, seed: int = 7, label: str = "You are a coding agent. Work in small steps") -> Any:
     """The page at that time. `label` is that of the widest template: a client's own words."""
     first_s = (int(now_s) // STEP_S - STEPS + 1) * STEP_S
-    points = [_point(first_s + n * STEP_S, n, seed) for n in range(STEPS)]
-    replicas = _replicas(now_s)
+    points = [point(first_s + n * STEP_S, n, seed) for n in range(STEPS)]
+    replicas = fleet(now_s)
     return {
         "now_s": now_s,
         "version": "0.8.0",
         "uptime_s": 93_784.0,
         "excerpts": True,
+        "pages": PAGES,
+        "links": {},
         "totals": _totals(points),
         "timeline": {"step_s": STEP_S, "points": points},
         "replicas": replicas,
+        "models": _models(),
         "map": _map(label),
         "advice": _advice(label),
         "groups": _groups(),
-        "decisions": [_decision(first_s + STEPS * STEP_S - 3 * n, n, replicas) for n in range(20)],
+        "decisions": [decision(first_s + STEPS * STEP_S - 3 * n, n, replicas) for n in range(20)],
     }
 
 
@@ -46,14 +52,16 @@ def empty(now_s: float) -> Any:
     page = observatory(now_s)
     nothing = {"requests": 0, "prompt_tokens": 0, "predicted_tokens": 0, "hit_tokens": 0, "genuine_tokens": 0}
     quiet = {**nothing, "replay_tokens": 0, "misses": {}, "ttft_p50_s": None, "ttft_p90_s": None}
+    quiet |= {"verified_tokens": 0, "verified_hit_tokens": 0, "verified_predicted_tokens": 0}
     points = [{"at_s": point["at_s"], **quiet} for point in page["timeline"]["points"]]
     misses = dict.fromkeys(REASONS, 0)
     totals = {**quiet, "misses": misses, "diversity": None, "ttft_p99_s": None}
-    lists: dict[str, Any] = {name: [] for name in ("replicas", "map", "advice", "groups", "decisions")}
+    lists: dict[str, Any] = {name: [] for name in ("replicas", "models", "map", "advice", "groups", "decisions")}
     return {**page, **lists, "uptime_s": 4.0, "totals": totals, "timeline": {"step_s": STEP_S, "points": points}}
 
 
-def _point(at_s: int, n: int, seed: int) -> dict[str, Any]:
+def point(at_s: int, n: int, seed: int) -> dict[str, Any]:
+    """Step number `n` of STEPS, of STEP_S."""
     rng = random.Random(f"{seed} {at_s}")
     damage = min(1.0, max(0, n - DAMAGED) / 5) * 0.2
     prompt = int(190_000 + 40_000 * math.sin(n / 17) + rng.randrange(30_000))
@@ -71,6 +79,9 @@ def _point(at_s: int, n: int, seed: int) -> dict[str, Any]:
         "hit_tokens": hit,
         "genuine_tokens": hit - replay,
         "replay_tokens": replay,
+        "verified_tokens": int(VERIFIED * prompt),
+        "verified_hit_tokens": int(VERIFIED * hit),
+        "verified_predicted_tokens": int(VERIFIED * (hit + misses["mispredicted"])),
         "misses": misses,
         "ttft_p50_s": ttft_s,
         "ttft_p90_s": ttft_s * (3.1 + 9 * damage) * rng.uniform(0.9, 1.2),
@@ -78,13 +89,15 @@ def _point(at_s: int, n: int, seed: int) -> dict[str, Any]:
 
 
 def _totals(points: list[dict[str, Any]]) -> dict[str, Any]:
-    numbers = ("requests", "prompt_tokens", "predicted_tokens", "hit_tokens", "genuine_tokens", "replay_tokens")
+    numbers = ("requests", "prompt_tokens", "predicted_tokens", "hit_tokens", "genuine_tokens", "replay_tokens",
+               "verified_tokens", "verified_hit_tokens", "verified_predicted_tokens")  # fmt: skip
     sums = {name: 60 * sum(point[name] for point in points) for name in numbers}
     misses = {name: 60 * sum(point["misses"].get(name, 0) for point in points) for name in REASONS}
     return {**sums, "misses": misses, "diversity": 0.91, "ttft_p50_s": 0.187, "ttft_p90_s": 0.812, "ttft_p99_s": 2.41}
 
 
-def _replicas(now_s: float) -> list[dict[str, Any]]:
+def fleet(now_s: float) -> list[dict[str, Any]]:
+    """Rows of replicas at that time; the last one takes no requests."""
     rows = []
     for n in range(4):
         lost = n == 3
@@ -106,9 +119,19 @@ def _replicas(now_s: float) -> list[dict[str, Any]]:
                 "blocks": 0 if lost else 210_000 - 9_000 * n,
                 "blocks_max": 262_144,
                 "warming": False,
+                "models": list(MODELS[: 1 + n % 2]),
             }
         )
     return rows
+
+
+def _models() -> list[dict[str, Any]]:
+    rows = [(MODELS[0], 171_000, 310, 41, 3, 1_120, 800_000_000, 96_000_000, 0.66), (MODELS[1], 11_300, 0, 4, 0, 0,
+            91_000_000, 4_100_000, 0.81)]  # fmt: skip
+    names = ("model", "requests", "failed", "in_flight", "waiting", "shed", "prompt_tokens", "completion_tokens")
+    found = [{**dict(zip(names, row, strict=False)), "hit_tokens": int(row[6] * row[8])} for row in rows]
+    told = ({"verified_tokens": VERIFIED * row["prompt_tokens"], "verified_hit_tokens": 0} for row in found)
+    return [{**row, **more} for row, more in zip(found, told, strict=True)]
 
 
 def _map(label: str) -> list[dict[str, Any]]:
@@ -123,6 +146,7 @@ def _map(label: str) -> list[dict[str, Any]]:
         ("b2", "b1", "Answer in German", 2_420, 120, 4_000_000, 0.8, ids[2:3]),
         ("b3", "b1", "", 2_900, 600, 6_100_000, 0.79, ids[1:2]),
         ("c1", "", "Summarise the document below in five points", 700, 700, 3_900_000, 0.12, []),
+        *((f"d{n}", "a1", "", 5_400, 200, 190_000 - 9_000 * n, 0.3, []) for n in range(8)),
     ]
     names = ("id", "parent", "label", "prompt_tokens", "own_tokens", "served_tokens", "hit_rate", "holders")
     found = [dict(zip(names, row, strict=True)) for row in rows]
@@ -166,7 +190,8 @@ def _groups() -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _decision(at_s: float, n: int, replicas: list[dict[str, Any]]) -> dict[str, Any]:
+def decision(at_s: float, n: int, replicas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a request; the fifth failed, every third one lost tokens to a time of day in its prompt."""
     rng = random.Random(int(at_s))
     prompt = rng.randrange(1_200, 15_000)
     hit = 0 if n % 7 == 3 else int(prompt * rng.uniform(0.3, 0.95))

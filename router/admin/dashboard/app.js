@@ -2,72 +2,76 @@
 
 import { clock, span } from "./format.js";
 import { text } from "./dom.js";
+import { History } from "./history.js";
 import { Page } from "./page.js";
+import { Refusal, Silence, Source } from "./source.js";
+import { View } from "./view.js";
 
 const EVERY_MS = 2000;
-const ANSWER_MS = 8000; // for an answer, before the router counts as gone
 const STALE_S = 7; // without an answer
-const SOURCE = "admin/observatory";
-const TOKEN = "warmroute-admin-token";
 const THEME = "warmroute-theme";
+const OPENED_MS = 60000; // for which a page that was had with a token stays to be loaded
 
 const $ = (id) => document.getElementById(id);
-let page, timer, asking, heard, asked = 0, failure = "";
-let token = stored(sessionStorageOrNone(), TOKEN);
-
-function sessionStorageOrNone() {
-  try {
-    return window.sessionStorage;
-  } catch {
-    return null;
-  }
-}
-
-function stored(storage, name) {
-  try {
-    return storage?.getItem(name) ?? "";
-  } catch {
-    return "";
-  }
-}
+const source = new Source();
+const view = new View(() => changed());
+const history = new History(source);
+let page, timer, asking, heard, asked = 0, failure = "", paused = false;
 
 async function ask() {
   clearTimeout(timer);
   asking?.abort();
   const mine = (asking = new AbortController());
-  const late = setTimeout(() => mine.abort(), ANSWER_MS);
   asked = Date.now();
   try {
-    const headers = token ? { Authorization: `Bearer ${token}` } : {};
-    const response = await fetch(SOURCE, { headers, cache: "no-store", credentials: "omit", signal: mine.signal });
-    if (response.ok) heardOf(await response.json());
-    else turnedAway(response.status);
+    const seen = await source.get("admin/observatory", {}, { signal: mine.signal });
+    await history.refresh(seen, view, mine.signal);
+    page ??= begun();
+    await page.requests.refresh(seen, mine.signal);
+    if (asking === mine) heardOf(seen);
   } catch (error) {
     if (asking !== mine) return; // asked again meanwhile
-    failure = error instanceof SyntaxError ? "It answered what is no JSON" : error.name === "TypeError" || error.name === "AbortError" ? "The router does not answer" : `The page failed: ${error.message}`;
-    if (error.name !== "TypeError" && error.name !== "AbortError") console.error(error);
-    state("gone");
+    failed(error);
   } finally {
-    clearTimeout(late);
-    if (asking === mine && !document.hidden) timer = setTimeout(ask, EVERY_MS);
+    if (asking === mine && !document.hidden && !paused) timer = setTimeout(ask, EVERY_MS);
   }
+}
+
+function begun() {
+  $("page").hidden = false; // before the charts measure how wide they are
+  return new Page(view, history, source, opened);
+}
+
+function failed(error) {
+  if (error instanceof Refusal) return turnedAway(error);
+  const silent = error instanceof Silence || ["AbortError", "TimeoutError"].includes(error.name);
+  failure = error instanceof SyntaxError ? "It answered what is no JSON" : silent ? "The router does not answer" : `The page failed: ${error.message}`;
+  if (!silent) console.error(error);
+  state("gone");
 }
 
 function heardOf(seen) {
   $("page").hidden = false;
   $("notice").hidden = true;
-  page ??= new Page();
   page.show(seen);
   heard = Date.now();
   failure = "";
-  $("forget").hidden = !token;
-  state("live");
+  $("forget").hidden = !source.token;
+  state(paused ? "paused" : "live");
+}
+
+// Somebody looks at another stretch, or for other requests: what is known is shown at once, the rest is asked for.
+function changed() {
+  page?.requests.changed();
+  if (page?.seen) page.show(page.seen);
+  ask();
 }
 
 // Statuses of guard.py, and of a router without an observatory.
-function turnedAway(status) {
+function turnedAway({ status, message }) {
   const said = {
-    401: token ? ["That token is not the router's", "Its admin token is `admin.token` or `admin.token_file` in the settings."] : ["This router wants its admin token", "It is `admin.token` or `admin.token_file` in the settings."],
+    400: ["That cannot be looked for", message],
+    401: source.token ? ["That token is not the router's", "Its admin token is `admin.token` or `admin.token_file` in the settings."] : ["This router wants its admin token", "It is `admin.token` or `admin.token_file` in the settings."],
     404: ["This router has no observatory", "Its settings have observatory.enabled off, or it is of an older version."],
     421: ["Open this page by address", "Without an admin token the router answers only to localhost or its address, as in http://127.0.0.1:8001/dashboard."],
   }[status] ?? [`The router answered ${status}`, "It is asked again every two seconds."];
@@ -86,7 +90,7 @@ function state(kind) {
   const words = { live: "Live", stale: "Stale", gone: failure, refused: failure, connecting: "Connecting", paused: "Paused" }[kind];
   if ($("status").dataset.state !== kind) $("status").dataset.state = kind;
   text($("status-text"), words);
-  document.body.classList.toggle("old", kind !== "live" && heard !== undefined);
+  document.body.classList.toggle("old", !["live", "paused"].includes(kind) && heard !== undefined);
   age();
 }
 
@@ -100,9 +104,30 @@ function age() {
   if (now === "connecting" && Date.now() - asked > STALE_S * 1000) text($("status-text"), "Still connecting");
 }
 
+// Metrics need the token as well, which a link cannot send: they are had with it, and opened from here.
+async function opened(event, path) {
+  if (!source.token || path !== "metrics") return;
+  event.preventDefault();
+  try {
+    const url = URL.createObjectURL(await source.get(path, {}, { as: "blob" }));
+    window.open(url, "_blank");
+    setTimeout(() => URL.revokeObjectURL(url), OPENED_MS);
+  } catch (error) {
+    failed(error);
+  }
+}
+
+function stop() {
+  clearTimeout(timer);
+  asking?.abort();
+  asking = undefined;
+  state("paused");
+}
+
 function themed() {
   const now = document.documentElement.dataset.theme ?? "system";
   text($("theme"), `Theme: ${now}`);
+  page?.panels.repaint();
 }
 
 $("theme").addEventListener("click", () => {
@@ -116,36 +141,31 @@ $("theme").addEventListener("click", () => {
   }
   themed();
 });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themed);
+
+$("pause").addEventListener("click", () => {
+  paused = !paused;
+  text($("pause"), paused ? "Resume" : "Pause");
+  if (paused) stop();
+  else ask();
+});
 
 $("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  keep($("token").value.trim());
+  source.keep($("token").value.trim());
   $("token").value = "";
   ask();
 });
 
 $("forget").addEventListener("click", () => {
-  keep("");
+  source.keep("");
+  history.forget();
   ask();
 });
 
-function keep(value) {
-  token = value;
-  try {
-    if (value) sessionStorage.setItem(TOKEN, value);
-    else sessionStorage.removeItem(TOKEN);
-  } catch {
-    // it holds until the page is loaded again
-  }
-}
-
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) {
-    clearTimeout(timer);
-    asking?.abort();
-    asking = undefined;
-    state("paused");
-  } else ask();
+  if (document.hidden) stop();
+  else if (!paused) ask();
 });
 
 themed();

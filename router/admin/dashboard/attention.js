@@ -3,9 +3,10 @@
 import { clock, count, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
 import { standing } from "./tables.js";
-import { summed } from "./reasons.js";
+import { WEAK } from "./tiles.js";
+import { summed, verification } from "./sums.js";
 
-const SHOWN_MAX = 5;
+const SHOWN_MAX = 7;
 const RECENT = 12; // steps: a minute of 5 s
 const BEFORE_MIN = 12; // steps with traffic that there must be to compare with
 const FELL = 0.1; // of the hit rate: ten points
@@ -13,10 +14,14 @@ const ROSE = 2; // times the time to first token
 const TTFT_S = 0.2; // below it nobody minds
 const REPLAYS = 0.5; // of all hits
 const MENDED_S = 120; // without another request that lost by it
-const OFF = 0.1; // of prompt tokens, between what was predicted and what engines said
+const ADVISED_MIN = 5; // requests that lost by something, before that stands above everything
+const OFF = 0.1; // of verified prompt tokens, between what was predicted and what engines said
+const FAILING = 0.01, FAILED_MIN = 3; // of the last minute's requests
+const WAITED_S = 1; // in the queue, by one in ten of those that waited
 
-export function showAttention(element, seen) {
-  const all = [...replicasDown(seen), ...fell(seen.timeline.points), ...slow(seen.timeline.points), ...full(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+// `minute` are steps of the last minute, `last` percentiles of it, where the router keeps series.
+export function showAttention(element, seen, minute, last) {
+  const all = [...replicasDown(seen), ...failing(minute), ...queued(minute, last), ...fell(seen.timeline.points), ...slow(seen.timeline.points), ...full(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
   const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
   keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
     const [mark, words, link] = item.children;
@@ -42,6 +47,19 @@ function replicasDown({ replicas }) {
   const named = down.slice(0, 3).map((each) => `${replicaName(each)} (${each.why || standing(each)[0]})`);
   const more = down.length > 3 ? ` and ${down.length - 3} more` : "";
   return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas take no requests: ${named.join(", ")}${more}.`, to: ["replicas-title", "Replicas"] }];
+}
+
+function failing(minute) {
+  const sum = summed(minute), failed = sum.errors_5xx + sum.broken, part = share(failed, sum.requests);
+  if (failed < FAILED_MIN || part < FAILING) return [];
+  return [{ key: "failing", kind: "bad", words: `${percent(part)} of the last minute's requests failed: ${count(failed)} of ${count(sum.requests)}.`, to: ["traffic-title", "Requests"] }];
+}
+
+function queued(minute, last) {
+  const { shed } = summed(minute), waited_s = last?.waited_p90_s ?? 0;
+  if (shed > 0) return [{ key: "shed", kind: "bad", words: `${count(shed)} requests of the last minute were turned away: the fleet is full.`, to: ["traffic-title", "Requests"] }];
+  if (waited_s < WAITED_S) return [];
+  return [{ key: "queued", kind: "fair", words: `Requests wait in the router's queue: one in ten of them ${seconds(waited_s)} or more.`, to: ["load-title", "Load"] }];
 }
 
 const hits = (points) => {
@@ -79,17 +97,17 @@ function full({ replicas }) {
 }
 
 function mispredicted({ timeline }) {
-  const { predicted_tokens, hit_tokens, prompt_tokens } = summed(timeline.points.slice(-5 * RECENT));
-  const off = share(predicted_tokens - hit_tokens, prompt_tokens);
-  if (off === null || off < OFF) return [];
-  return [{ key: "off", kind: "fair", words: `Engines find ${percent(off, 0)} fewer tokens cached than predicted: look at how well their caches are known.`, to: ["replicas-title", "Replicas"] }];
+  const { share: part, high } = verification(summed(timeline.points.slice(-5 * RECENT)));
+  if (part === null || part < WEAK || high < OFF) return [];
+  return [{ key: "off", kind: "fair", words: `Engines find ${percent(high, 0)} fewer tokens cached than predicted: look at how well their caches are known.`, to: ["replicas-title", "Replicas"] }];
 }
 
 // What was not seen of late may be mended: it stays in the list of advice until it has faded.
 function advised({ advice, now_s }) {
-  const worst = advice.find((row) => row.lost_tokens_per_h > 0 && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
+  const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
   if (!worst) return [];
-  return [{ key: "advice", kind: "fair", words: `${count(worst.lost_tokens_per_h)} tokens an hour can be saved: ${worst.text}`, to: ["advice-title", "What to do"] }];
+  const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were computed again`;
+  return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "What to do"] }];
 }
 
 function flattered({ timeline }) {

@@ -17,14 +17,26 @@ const WHY = {
 };
 
 export class Decisions {
-  constructor(element, newer) {
-    Object.assign(this, { element, newer, rows: [], names: new Map() });
+  // `linked(filters)` is the address of the page with requests that fit.
+  constructor(element, newer, linked) {
+    Object.assign(this, { element, newer, linked, rows: [], latest: [], names: new Map(), empty: "" });
     newer.addEventListener("click", () => {
-      for (const open of element.querySelectorAll("details[open]")) open.open = false;
+      this.close();
       this.show(this.latest);
       element.querySelector("summary")?.focus();
     });
-    element.addEventListener("toggle", () => this.update(this.latest), true);
+    element.addEventListener("toggle", () => this.update(this.latest, this.empty), true);
+  }
+
+  close() {
+    for (const open of this.element.querySelectorAll("details[open]")) open.open = false;
+  }
+
+  open(id) {
+    const found = [...this.element.children].find((each) => each.dataset.id === id);
+    if (!found) return;
+    found.open = true;
+    found.scrollIntoView({ block: "center" });
   }
 
   name(replicas) {
@@ -36,11 +48,12 @@ export class Decisions {
     return this.names.get(id) ?? (id && replicaName({ id }));
   }
 
-  update(rows) {
-    this.latest = rows ?? [];
+  // Newest first; `empty` is said where there are none.
+  update(rows, empty) {
+    Object.assign(this, { latest: rows, empty });
     if (!this.element.querySelector("details[open]")) return this.show(this.latest);
-    const known = new Set(this.rows.map(({ id }) => id));
-    const fresh = this.latest.filter(({ id }) => !known.has(id)).length;
+    const known = new Set(this.rows.map(({ id }) => id)), newest_s = this.rows[0]?.at_s ?? 0;
+    const fresh = this.latest.filter(({ id, at_s }) => !known.has(id) && at_s >= newest_s).length;
     this.newer.hidden = fresh === 0;
     text(this.newer, fresh === 1 ? "Show 1 newer" : `Show ${fresh} newer`);
   }
@@ -49,7 +62,7 @@ export class Decisions {
     this.rows = rows;
     this.newer.hidden = true;
     if (rows.length === 0) {
-      keyed(this.element, [{}], () => "\0empty", () => h("p", { class: "empty" }, "No requests yet."), () => {});
+      keyed(this.element, [{}], () => "\0empty", () => h("p", { class: "empty" }), (said) => text(said, this.empty));
       return;
     }
     keyed(this.element, rows, ({ id }) => id, (row) => this.make(row), () => {});
@@ -82,8 +95,16 @@ export class Decisions {
     const saved = row.saved_ms > 0 ? ` That saved ${millis(row.saved_ms)} until the first token.` : "";
     const body = h("div", { class: "opened" }, h("p", { class: "why" }, why + saved), this.candidates(row), breakdown(row));
     if (row.difference) body.append(first(row.difference));
-    body.append(facts(row));
+    body.append(facts(row), this.links(row));
     return body;
+  }
+
+  // Addresses that can be sent to others: of the request, and of all that came before and after it.
+  links(row) {
+    const found = [[{ id: row.id }, "Link to this request"]];
+    const session = row.session || row.conversation;
+    if (session) found.push([{ session }, "All requests of its session"]);
+    return h("ul", { class: "links" }, ...found.map(([filters, words]) => h("li", {}, h("a", { href: this.linked(filters) }, words))));
   }
 
   candidates(row) {
@@ -143,12 +164,19 @@ function facts(row) {
   const known = [
     ["request", row.id],
     ["route", row.route],
+    ["model", row.model],
     ["tenant", row.tenant],
+    ["session", row.session],
     ["step", row.step],
+    ["policy", row.policy],
     ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})`],
     ["engine said", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
     ["answer", usage.completion_tokens ? `${whole(usage.completion_tokens)} tokens in ${seconds(row.duration_s)}` : seconds(row.duration_s)],
+    ["between tokens", row.inter_token_s ? seconds(row.inter_token_s) : ""],
     ["queued", row.queued_s > 0 ? seconds(row.queued_s) : ""],
+    ["trace", row.trace_id],
+    ["repairs", (row.repairs ?? []).join(", ")],
+    ["warning", row.warning],
     ["turn", row.turn || ""],
     ["retries", (row.retries ?? []).map(({ kind, replica }) => `${kind} at ${replica}`).join(", ")],
     ["ending", row.ending === "ok" ? "" : [row.ending, row.detail].filter(Boolean).join(": ")],

@@ -92,3 +92,19 @@ export function bar(parent, parts) {
     if (element.style.width !== width) element.style.width = width;
   });
 }
+
+// Mark what scrolls sideways while there is more on the right, and say so below it: a table that is cut at the edge of
+// a phone looks like one that ends there.
+export function hintScrolling(root) {
+  const seen = new ResizeObserver((entries) => entries.forEach(({ target }) => mark(target.closest(".scroll"))));
+  for (const scroll of root.querySelectorAll(".scroll")) {
+    scroll.after(h("p", { class: "more-hint", "aria-hidden": "true" }, "Scroll sideways for more →"));
+    scroll.addEventListener("scroll", () => mark(scroll), { passive: true });
+    seen.observe(scroll);
+    for (const table of scroll.children) seen.observe(table);
+  }
+}
+
+function mark(scroll) {
+  scroll.classList.toggle("more", scroll.scrollLeft + scroll.clientWidth < scroll.scrollWidth - 2);
+}

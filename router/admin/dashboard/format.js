@@ -51,6 +51,16 @@ export function clock(unixS) {
   return new Date(unixS * 1000).toLocaleTimeString("en-GB");
 }
 
+export function day(unixS) {
+  return new Date(unixS * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+}
+
+// A stretch of time in words: of one day its hours, else with the days.
+export function stretch(from_s, to_s) {
+  const [first, last] = [from_s, to_s].map((at_s) => clock(at_s));
+  return day(from_s) === day(to_s) ? `${first} – ${last}` : `${day(from_s)}, ${first} – ${day(to_s)}, ${last}`;
+}
+
 // What a replica is called: without a name by its address.
 export function replicaName({ id, name }) {
   return name || id.replace(/^http:\/\//, "");

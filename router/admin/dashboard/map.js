@@ -4,9 +4,9 @@
 import { count, percent, replicaName, NONE } from "./format.js";
 import { h, keyed, s, set, table, text } from "./dom.js";
 
-const ROW = 44, GAP = 2, COLOURS = 8, NAMED_MAX = 16, NARROWEST = 3, CHARACTER = 8.2;
+const ROW = 44, GAP = 2, COLOURS = 8, NAMED_MAX = 16, NARROWEST = 3, SLIVER = 26, CHARACTER = 8.2;
 
-export const titled = (row) => row.label || `template ${row.id.slice(0, 6)}`;
+const titled = (row) => (row.others ? `${row.others} others` : row.label || `template ${row.id.slice(0, 6)}`);
 
 export class PromptMap {
   constructor(parent) {
@@ -43,11 +43,11 @@ export class PromptMap {
   draw() {
     const width = this.svg.clientWidth;
     if (!this.branches || width < 60) return;
-    const deep = Math.max(0, ...this.branches.map(({ depth }) => depth + 1));
+    const wide = (this.drawn = folded(this.branches, width));
+    const deep = Math.max(0, ...this.drawn.map(({ depth }) => depth + 1));
     const height = Math.max(1, deep * (ROW + GAP));
     set(this.svg, "viewBox", `0 0 ${width} ${height}`);
     set(this.svg, "height", height);
-    const wide = this.branches.filter((branch) => branch.width * width >= NARROWEST);
     keyed(this.svg, wide, ({ row }) => row.id, ({ row }) => branchOf(row), (group, branch) => this.fill(group, branch, width));
     this.hover(this.at);
   }
@@ -74,9 +74,10 @@ export class PromptMap {
 
   hover(id) {
     this.at = id;
-    const branch = this.branches?.find(({ row }) => row.id === id);
+    const branch = this.drawn?.find(({ row }) => row.id === id);
     if (!branch) return text(this.readout, this.branches?.length ? "Point at a prefix for its figures." : "");
     const { row } = branch;
+    if (row.others) return text(this.readout, `${row.others} prefixes too narrow to be drawn: ${count(row.requests)} requests with ${count(row.served_tokens)} prompt tokens, ${percent(row.hit_rate)} hits; the table has each.`);
     text(this.readout, `${titled(row)} — ${count(row.prompt_tokens)} tokens, ${count(row.own_tokens)} of them its own; ${count(row.requests)} requests with ${count(row.served_tokens)} prompt tokens, ${percent(row.hit_rate)} hits; held by ${this.held(row)}`);
   }
 
@@ -113,13 +114,41 @@ function arranged(rows) {
     const unit = width / Math.max(served, sum, 1);
     for (const row of children) {
       const wide = row.served_tokens * unit;
-      found.push({ row, x, width: wide, depth });
+      found.push({ row, above: parent, x, width: wide, depth });
       place(row.id, x, wide, row.served_tokens, depth + 1);
       x += wide;
     }
   };
   place("", 0, 1, 0, 0);
   return found;
+}
+
+// What can be drawn: slivers under one prefix are one branch, "others", without what stands below them.
+function folded(branches, width) {
+  const narrow = ({ width: part }) => part * width < SLIVER;
+  const found = [], gone = new Set(), slivers = new Map();
+  for (const branch of branches) {
+    const { row, above } = branch;
+    if (gone.has(above)) gone.add(row.id);
+    else if (!narrow(branch)) found.push(branch);
+    else {
+      gone.add(row.id);
+      if (!slivers.has(above)) slivers.set(above, []);
+      slivers.get(above).push(branch);
+    }
+  }
+  for (const [above, of] of slivers) {
+    const one = of.length === 1 ? of[0] : together(above, of);
+    if (one.width * width >= NARROWEST) found.push(one);
+  }
+  return found;
+}
+
+function together(above, of) {
+  const sum = (value) => of.reduce((total, { row }) => total + value(row), 0);
+  const served_tokens = sum((row) => row.served_tokens), hits = sum((row) => (row.hit_rate ?? 0) * row.served_tokens);
+  const row = { id: `others ${above}`, others: of.length, served_tokens, hit_rate: served_tokens ? hits / served_tokens : null, requests: sum((each) => each.requests), holders: [...new Set(of.flatMap((each) => each.row.holders))] };
+  return { row, above, x: of[0].x, width: of.reduce((total, { width }) => total + width, 0), depth: of[0].depth };
 }
 
 function branchOf(row) {

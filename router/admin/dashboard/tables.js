@@ -1,6 +1,6 @@
 // Replicas, groups of requests, advice.
 
-import { count, millis, percent, replicaName, seconds, span, NONE } from "./format.js";
+import { count, millis, percent, replicaName, seconds, share, span, NONE } from "./format.js";
 import { bar, h, keyed, set, table, text } from "./dom.js";
 
 const GRADES = {
@@ -31,11 +31,30 @@ export function standing(replica) {
   return ["ready", "good"];
 }
 
-export function showReplicas(element, replicas) {
+const UNNAMED = new Set([NONE, "none", "other"]); // labels that stand for no tenant, or for many
+
+// A cell that narrows the list of requests to what it names; `chosen(filters)` does it.
+function narrowing(words, filters, chosen) {
+  return (cell, row) => {
+    const value = words(row);
+    if (!value || UNNAMED.has(value)) return text(cell, value || NONE);
+    if (cell.firstElementChild?.tagName !== "BUTTON") {
+      const button = h("button", { type: "button", class: "link", title: "Show its requests" });
+      button.addEventListener("click", () => chosen(filters(cell.row)));
+      cell.replaceChildren(button);
+    }
+    cell.row = row;
+    text(cell.firstElementChild, value);
+  };
+}
+
+export function showReplicas(element, replicas, chosen) {
+  element.classList.toggle("one-model", new Set(replicas.flatMap(({ models }) => models ?? [])).size < 2);
   const columns = [
-    { name: "Replica", header: true, value: replicaName },
+    { name: "Replica", header: true, fill: narrowing(replicaName, ({ id }) => ({ replica: id }), chosen) },
     { name: "State", fill: (cell, row) => tag(cell, ...standing(row), row.why || null) },
-    { name: "Requests", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} of ${row.window}` : count(row.in_flight), 1) },
+    { name: "Models", value: (row) => (row.models ?? []).join(", ") || NONE, minor: true },
+    { name: "Open", title: "requests there now, and how many it may have: that limit moves with what the engine keeps up with", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} (limit ${row.window})` : count(row.in_flight), 1) },
     { name: "Prefill ahead", numeric: true, value: (row) => millis(row.pending_prefill_ms) },
     { name: "Running", numeric: true, minor: true, value: (row) => count(row.running) },
     { name: "Waiting", numeric: true, value: (row) => count(row.waiting) },
@@ -49,10 +68,28 @@ export function showReplicas(element, replicas) {
   table(element, columns, rows, (row) => row.id, "No replicas are known.");
 }
 
-export function showGroups(element, groups) {
+// Per model, since the router began.
+export function showModels(element, models, replicas, chosen) {
+  const columns = [
+    { name: "Model", header: true, fill: narrowing(({ model }) => model, ({ model }) => ({ model }), chosen) },
+    { name: "Replicas", numeric: true, title: "that serve it and are ready", value: (row) => count(replicas.filter((each) => each.ready && each.models?.includes(row.model)).length) },
+    { name: "In flight", numeric: true, value: (row) => count(row.in_flight) },
+    { name: "Waiting", numeric: true, value: (row) => count(row.waiting) },
+    { name: "Requests", numeric: true, value: (row) => count(row.requests) },
+    { name: "Failed", numeric: true, title: "5xx", value: (row) => (row.failed ? `${count(row.failed)} (${percent(share(row.failed, row.requests))})` : "0") },
+    { name: "Turned away", numeric: true, title: "429", value: (row) => count(row.shed) },
+    { name: "Hit rate", fill: (cell, row) => gauge(cell, share(row.hit_tokens, row.prompt_tokens), percent(share(row.hit_tokens, row.prompt_tokens)), 2) },
+    { name: "Verified", numeric: true, minor: true, title: "share of prompt tokens whose engine told how many it found", value: (row) => percent(share(row.verified_tokens, row.prompt_tokens), 0) },
+    { name: "Prompt tokens", numeric: true, value: (row) => count(row.prompt_tokens) },
+    { name: "Output tokens", numeric: true, value: (row) => count(row.completion_tokens) },
+  ];
+  table(element, columns, models, ({ model }) => model, "No requests yet.");
+}
+
+export function showGroups(element, groups, chosen) {
   const columns = [
     { name: "Route", header: true, value: (row) => row.route },
-    { name: "Tenant", value: (row) => row.tenant || NONE },
+    { name: "Tenant", fill: narrowing((row) => row.tenant || NONE, ({ tenant }) => ({ tenant }), chosen) },
     { name: "Tools", value: (row) => (row.tools ? "yes" : "no") },
     { name: "Step", value: (row) => row.step || NONE },
     { name: "Requests", numeric: true, value: (row) => count(row.requests) },
@@ -83,17 +120,25 @@ export function showDifference(element, row) {
   element.hidden = rows.length === 0;
 }
 
-export function showAdvice(element, advice, now_s) {
+const nameOf = (row) => [row.template, row.change, row.message, row.path].join("\0");
+
+// What a piece of advice is about: by the hour where enough is known of that, else what was lost so far.
+function costOf(row) {
+  if (row.lost_tokens_per_h > 0) return `${count(row.lost_tokens_per_h)} tokens/h`;
+  return row.cost || (row.lost_tokens > 0 ? `${count(row.lost_tokens)} tokens` : "No loss");
+}
+
+export function showAdvice(element, { advice, now_s, no_advice }) {
   if (advice.length === 0) {
-    keyed(element, [{}], () => "\0empty", () => h("li", { class: "empty" }, "Nothing: no tokens were lost to anything that can be changed."), () => {});
+    keyed(element, [{}], () => "\0empty", () => h("li", { class: "empty" }, no_advice ?? "Nothing above 0.1 % of prompt tokens was lost to anything that can be changed."), () => {});
     return;
   }
-  const key = (row) => [row.template, row.change, row.message, row.path].join("\0");
   const make = () => h("li", {}, h("p", { class: "cost" }, h("strong"), " ", h("span")), h("p", { class: "do" }), h("p", { class: "where" }), h("dl", { class: "difference" }));
-  keyed(element, advice, key, make, (item, row) => {
+  keyed(element, advice, nameOf, make, (item, row) => {
     const [cost, words, where, difference] = item.children;
-    text(cost.firstElementChild, row.lost_tokens_per_h > 0 ? `${count(row.lost_tokens_per_h)} tokens/h` : "No loss");
-    text(cost.lastElementChild, `${row.gpu_s_per_h >= 0.05 ? `${row.gpu_s_per_h < 10 ? row.gpu_s_per_h.toFixed(1) : count(row.gpu_s_per_h)} GPU-s/h · ` : ""}${count(row.requests)} requests`);
+    const gpu = row.gpu_s_per_h >= 0.05 ? `${row.gpu_s_per_h < 10 ? row.gpu_s_per_h.toFixed(1) : count(row.gpu_s_per_h)} GPU-s/h · ` : "";
+    text(cost.firstElementChild, costOf(row));
+    text(cost.lastElementChild, `${gpu}${row.requests === 1 ? "1 request" : `${count(row.requests)} requests`}`);
     text(words, row.text);
     const facts = [row.label || (row.template ? `template ${String(row.template).slice(0, 6)}` : "")];
     if (row.path || row.message >= 0) facts.push(place(row));
@@ -101,5 +146,6 @@ export function showAdvice(element, advice, now_s) {
     text(where, facts.filter(Boolean).join(" · "));
     where.hidden = !where.textContent;
     showDifference(difference, row);
+    item.classList.toggle("plain", difference.hidden);
   });
 }
