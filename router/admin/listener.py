@@ -59,7 +59,7 @@ async def listen(
     try:
         await site.start()
     except OSError as error:
-        raise cannot_listen(error, s.admin_host, s.admin_port) from error
+        raise cannot_listen(error, s.admin_host, s.admin_port, admin=True) from error
     return url_of(*runner.addresses[0][:2])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from router.prewarm.prefixes import file_problems
 from router.settings import secrets
 from router.settings.hints import nearest, refused
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
-from router.settings.networks import allowed_problems
+from router.settings.networks import allowed_problems, is_loopback
 from router.settings.pairs import base_urls, event_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
@@ -222,7 +221,7 @@ def _check_access(settings: Settings) -> list[str]:
     problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
     problems += allowed_problems(admin.replicas_allowed)
     host = settings.listen.admin_host
-    if host and not _is_loopback(host) and not (admin.token or admin.token_file):
+    if host and not is_loopback(host) and not (admin.token or admin.token_file):
         problems.append(f"'listen.admin_host': '{host}' can be reached by others, so 'admin.token' is needed")
     isolated = auth.isolate
     if auth.keys_file:
@@ -257,10 +256,3 @@ def _check_observatory(observatory: ObservatorySettings) -> list[str]:
 
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 section 5.6.2
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -29,7 +29,9 @@ from router.hub.local_placer import LocalPlacer
 from router.hub.parts import HubParts
 from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
+from router.settings.networks import is_loopback
 from router.settings.pairs import event_endpoints, event_topics
+from router.settings.schema import Settings
 from router.telemetry.metrics import Figures, Metrics
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import Asker
@@ -89,6 +91,15 @@ def discoveries_of(hub: HubParts) -> Together:
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
         log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
     return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
+
+
+def warn_if_open(settings: Settings) -> None:
+    """Warn where whoever reaches the main listener may use it: it is not on loopback alone, and asks for no key."""
+    listen = settings.listen
+    if settings.auth.keys_file or listen.tls_client_ca or is_loopback(listen.host):
+        return
+    fields = {"host": listen.host, "next": "give auth.keys_file (warmroute make-key), or let a firewall decide"}
+    log.warning("the router is open to all who reach it: no API keys are asked for", extra={"fields": fields})
 
 
 def pages_of(hub: HubParts) -> Pages:

@@ -101,6 +101,7 @@ class Hub:
         )
         self.discovered, self.probe_now = self.roster.discovered, self.roster.probe_now
         self.keys = keys_of(s)
+        assembly.warn_if_open(s)
         if self.observatory is not None:
             self._task(self.observatory.watch(lambda: self.edges.templates()))
         self._task(self.totals.own_stalls.watch())

@@ -41,7 +41,9 @@ def expected(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
     limits: dict[str, float] = {}
     if get_origin(type_) is Annotated:
         type_, *notes = get_args(type_)
-        limits = {name: value for note in notes for name in ("ge", "gt", "le") if (value := getattr(note, name)) is not None}
+        limits = {
+            name: value for note in notes for name in ("ge", "gt", "le") if (value := getattr(note, name)) is not None
+        }
     if get_origin(type_) in (Union, UnionType):
         return expected(next(each for each in get_args(type_) if each is not type(None)))
     if type_ is bool:

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import msgspec
 from yarl import URL
 
-
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
 
 

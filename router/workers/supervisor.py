@@ -97,7 +97,7 @@ class _Supervisor:
         """Bind all sockets and set up the children. Only this user can enter the temporary folder (0700)."""
         s = self._settings.listen
         main = self._main = stack.enter_context(_bound(s.host, s.port))
-        admin = stack.enter_context(_bound(s.admin_host, s.admin_port))
+        admin = stack.enter_context(_bound(s.admin_host, s.admin_port, admin=True))
         hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             hub.bind(os.fspath(path))
@@ -272,12 +272,12 @@ def _share(settings: Settings) -> Settings:
     )
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, *, admin: bool = False) -> socket.socket:
     """A listening socket that children accept on. Raises OSError with the setting's name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=BACKLOG)
     except OSError as error:
-        raise cannot_listen(error, host, port) from error
+        raise cannot_listen(error, host, port, admin=admin) from error
     listening.setblocking(False)
     return listening

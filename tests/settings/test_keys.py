@@ -101,7 +101,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a typing error": ([{**GOOD, "model": ["m"]}], "unknown field 'model'; the nearest is 'models'"),
     "the key itself": ([{**GOOD, "sha256": "wr-key"}], "not the key itself"),
     "a digest as a number": (f"- {{name: a, sha256: {'1' * 64}, tenant: t}}".encode(), "'sha256': text is expected"),
-    "a rate of nothing": ([{**GOOD, "requests_per_min": 0}], "'requests_per_min': a whole number of at least 1 is expected"),
+    "a rate of nothing": (
+        [{**GOOD, "requests_per_min": 0}],
+        "'requests_per_min': a whole number of at least 1 is expected",
+    ),
     "a rate in words": ([{**GOOD, "tokens_per_min": "many"}], "'tokens_per_min': a whole number of at least 1 is"),
     "an odd priority": ([{**GOOD, "priority": "urgent"}], "one of high, normal, low"),
     "an odd name": ([{**GOOD, "tenant": "a\nb"}], "'tenant' must be"),

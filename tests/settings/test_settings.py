@@ -180,7 +180,7 @@ def test_an_address_with_a_port_is_read_as_http(address: str) -> None:
 
 
 def test_a_url_with_v1_is_refused_with_the_right_one() -> None:
-    """The base URL of a client, which ends with /v1, is no base URL of a replica: `/v1/v1/models` would be asked for."""
+    """The base URL of a client, which ends with /v1, is none of a replica, which would be asked for `/v1/v1`."""
     (problem,) = problems(replicas="http://a:8000/v1/")
     assert problem.startswith("'replicas': 'http://a:8000/v1/' must be given without /v1")
     assert problem.endswith(": http://a:8000")
