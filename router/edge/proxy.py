@@ -97,7 +97,9 @@ class Proxy:
                 record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
                 raise
         except Exception:
-            log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
+            log.exception(
+                "bug: request failed inside the router", extra={"event": "bug", "fields": {"request_id": record.id}}
+            )
             if record.status:
                 request.cut()  # an answer that has begun cannot become an error page: break the connection
             else:

@@ -89,7 +89,10 @@ def discoveries_of(hub: HubParts) -> Together:
     """All sources of replicas: those in the settings or added at run time, and a source that finds others."""
     s = hub.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
-        log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
+        log.warning(
+            "no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings",
+            extra={"event": "no_replicas"},
+        )
     return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
 
 
@@ -99,7 +102,10 @@ def warn_if_open(settings: Settings) -> None:
     if settings.auth.keys_file or listen.tls_client_ca or is_loopback(listen.host):
         return
     fields = {"host": listen.host, "next": "give auth.keys_file (warmroute make-key), or let a firewall decide"}
-    log.warning("the router is open to all who reach it: no API keys are asked for", extra={"fields": fields})
+    log.warning(
+        "the router is open to all who reach it: no API keys are asked for",
+        extra={"event": "open_to_all", "fields": fields},
+    )
 
 
 def pages_of(hub: HubParts) -> Pages:

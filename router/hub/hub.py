@@ -120,7 +120,10 @@ class Hub:
             async with asyncio.timeout(TOKENIZERS_S):
                 await self.prompts.prepare_all()
         except TimeoutError:
-            log.warning("tokenizers are not loaded yet: until they are, prompts are placed by estimate")
+            log.warning(
+                "tokenizers are not loaded yet: until they are, prompts are placed by estimate",
+                extra={"event": "tokenizers_late"},
+            )
         await events.start()
         self._stack.push_async_callback(events.close)
         if s.events.announce:
@@ -161,7 +164,7 @@ class Hub:
             try:
                 self.admission.tick()
             except Exception:  # a bug must not end the loop: requests would wait for ever
-                log.exception("bug: admission failed inside the hub")
+                log.exception("bug: admission failed inside the hub", extra={"event": "bug"})
 
     # -- what it is told -----------------------------------------------------------------------------------------
 

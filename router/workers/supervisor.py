@@ -193,7 +193,7 @@ class _Child:
             lived_s = time.monotonic() - started_s
             pause_s = PAUSE_S if lived_s >= LIVED_S else pause_s
             fields = {"process": self.name, "pid": process.pid, "status": status, "lived_s": round(lived_s, 1)}
-            log.error("a process died and is started again", extra={"fields": fields})
+            log.error("a process died and is started again", extra={"event": "process_died", "fields": fields})
             await asyncio.sleep(max(pause_s, self._barred_s()))
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
             self._restarts.append(time.monotonic())
@@ -221,7 +221,10 @@ class _Child:
         if self._draining and process.stdin is not None:
             process.stdin.close()
             return process
-        log.info("a process was started", extra={"fields": {"process": self.name, "pid": process.pid}})
+        log.info(
+            "a process was started",
+            extra={"event": "process_started", "fields": {"process": self.name, "pid": process.pid}},
+        )
         if process.stdin is not None:
             process.stdin.write(framed(self.spec) + (framed(LameDuck()) if self._lame else b""))
             with suppress(ConnectionError):
