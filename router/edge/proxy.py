@@ -89,7 +89,8 @@ class Proxy:
         try:
             await self._serve(request, caller, record, started_s, trace)
         except Refusal as refusal:
-            refuse(request, record, refusal, spoken_on(request.path))
+            told = self.receipts and (caller.tenant is None or caller.tenant.receipts)
+            refuse(request, record, refusal, spoken_on(request.path), tells_cause=told)
         except (asyncio.CancelledError, ClientLeft) as error:
             if self.cut_why and isinstance(error, asyncio.CancelledError):
                 self._end_short(request, record)

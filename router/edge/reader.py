@@ -172,7 +172,7 @@ class Reader:
         try:
             model = self._placer.resolve(ask.model)
         except NoReplica as error:
-            raise none_ready() from error
+            raise none_ready(self._placer.standing()) from error
         except UnknownModel as unknown:
             shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
             known = ", ".join(shown[:20]) or "none"

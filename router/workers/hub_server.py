@@ -154,9 +154,9 @@ class HubServer:
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
         names = dict(router.models.names.others)
-        return messages.frame(
-            [messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names)]
-        )
+        standing = router.models.standing()
+        said = messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names, standing)
+        return messages.frame([said])
 
 
 class WorkerLink(asyncio.Protocol):
