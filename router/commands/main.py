@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__
+from router.commands.extras import missing
 from router.commands.loading import load
 from router.commands.parsing import CommandParser
 from router.core.facts.requests import Priority
@@ -86,8 +87,7 @@ def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
     try:
         run = command.load()
     except ModuleNotFoundError as error:
-        message = f"warmroute: {command.name} needs '{error.name}': pip install '.[{command.name}]'"
-        print(message, file=sys.stderr)
+        print(f"warmroute: {missing(command.name, str(error.name), command.name)}", file=sys.stderr)
         return 2
     status: int = run(arguments)
     return status
@@ -186,15 +186,14 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
         "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
     )
     parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
-    parser.add_argument("--once", action="store_true", help="print it once and exit, as where there is no terminal")
+    parser.add_argument(
+        "--once", action="store_true", help="print it once and exit, as where there is no terminal; needs no library"
+    )
 
 
 def _top(options: argparse.Namespace) -> int:
-    try:
-        from router.commands.top import main as top
-    except ModuleNotFoundError as error:
-        print(f"warmroute: top needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
-        return 2
+    from router.commands.top.command import main as top
+
     return top(options.url, options.token_file, interval_s=options.interval_s, once=options.once)
 
 
