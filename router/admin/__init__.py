@@ -5,5 +5,6 @@ pages        health, readiness, metrics, models, and what an operator wants to s
 observatory  what the observatory knows
 replicas     adding and removing replicas at run time
 prewarm      warming replicas now
+runbook/     what to do at three in the morning
 dashboard/   the page that shows all that
 """

@@ -199,7 +199,8 @@ def _advice(advice: Iterable[dict[str, Any]]) -> Grid:
     for row in advice:
         label = printable(row["label"])[:LABEL_CHARS_MAX]
         words = Cell(printable(row["text"]) + (f" ({label})" if label else ""))
-        lost, gpu = Cell(_count(row["lost_tokens_per_h"])), Cell(_fixed(row["gpu_s_per_h"], 1))
+        cost = row["cost"] if "cost" in row else _count(row["lost_tokens_per_h"])
+        lost, gpu = Cell(printable(cost or NONE)), Cell(_fixed(row["gpu_s_per_h"], 1))
         rows.append((Cell(str(row["rank"])), lost, gpu, words))
     return Grid((*_columns(">#", ">tokens/h", ">GPU-s/h"), Column("What to do", folds=True)), rows)
 
