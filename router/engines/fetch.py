@@ -50,6 +50,8 @@ def words(error: BaseException) -> str:
     number = getattr(getattr(error, "os_error", error), "errno", None)
     if isinstance(number, int) and number in errno.errorcode:
         return os.strerror(number).lower()
+    if type(error) in (OSError, aiohttp.ClientOSError):
+        return "network error"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
 
 

@@ -78,7 +78,7 @@ SWITCHES = frozenset(
     )
 )  # fmt: skip
 
-REFUSED = "the settings were read again and refused"
+REFUSED = "configuration refused: the old one stays in force"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Reloader:
                 extra={"event": "config_needs_restart", "fields": {"settings": list(found.kept)}},
             )
         log.info(
-            "the settings were read again",
+            "configuration reloaded",
             extra={"event": "config_reloaded", "fields": {"changed": list(found.applied)}},
         )
         self._told("ok")

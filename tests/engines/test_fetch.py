@@ -72,4 +72,5 @@ def test_what_has_no_words_yet_is_spelled_out() -> None:
     """Silence has words, an error of the system has its own, and any other the name of its kind, spelled out."""
     assert fetch.words(TimeoutError()) == "no answer in time"
     assert fetch.words(ConnectionResetError(104, "x")) == "connection reset by peer"
+    assert fetch.words(OSError()) == "network error"
     assert fetch.words(UnicodeError("secret")) == "unicode error"
