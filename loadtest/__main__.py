@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from router.settings.hints import nearest
+
 INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line on what it does
     "agree": ("loadtest.agree.command", "the same slice over HTTP and in the simulation; real routers raced"),
     "cost": ("loadtest.cost.decision", "CPU of an exact decision, and of following KV events"),
@@ -23,13 +25,20 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
 
 def main(argv: list[str]) -> int:
     """Run one instrument."""
+    if argv[:1] in (["--help"], ["-h"]):
+        print(_usage())
+        return 0
     if not argv or argv[0] not in INSTRUMENTS:
-        print("usage: python -m loadtest INSTRUMENT [--help]\n")
-        for name, (_, text) in INSTRUMENTS.items():
-            print(f"  {name:12} {text}")
-        return 0 if argv[:1] in (["--help"], ["-h"]) else 2
+        wrong = f"there is no instrument '{argv[0]}'{nearest(argv[0], INSTRUMENTS)}" if argv else "which instrument?"
+        print(f"{_usage()}\n\nloadtest: {wrong}", file=sys.stderr)
+        return 2
     module = importlib.import_module(INSTRUMENTS[argv[0]][0])
     return int(module.main(argv[1:]))
+
+
+def _usage() -> str:
+    instruments = (f"  {name:12} {text}" for name, (_, text) in INSTRUMENTS.items())
+    return "\n".join(("usage: python -m loadtest INSTRUMENT [--help]", "", *instruments))
 
 
 if __name__ == "__main__":

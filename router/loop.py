@@ -61,5 +61,5 @@ async def guarded(work: Coroutine[None, None, None]) -> None:
     try:
         await work
     except Exception:
-        log.exception("background task failed")
+        log.exception("background task failed", extra={"event": "bug"})
         raise

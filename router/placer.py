@@ -115,6 +115,9 @@ class Placer(Protocol):
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready."""
 
+    def standing(self) -> str:
+        """How many replicas are ready, and why the others are not, in words for an operator."""
+
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response for this tenant."""
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-RUNBOOK = "https://github.com/warmroute/warmroute/blob/main/docs/operate/runbook.md"
+# The page that each router serves, through the port-forward that its first lines show; the chart takes another address.
+RUNBOOK = "http://127.0.0.1:8001/runbook"
 BY = "job, namespace"
 BY_MODEL = f"{BY}, model"
 OBJECTIVE = 0.999  # of requests without a 5xx, over 30 days

@@ -231,7 +231,7 @@ def browser() -> Any:  # noqa: ANN401 - Selenium is needed for pictures only
         from selenium.common.exceptions import WebDriverException
         from selenium.webdriver.chrome.service import Service
     except ImportError as error:
-        raise ReplayError("a screenshot needs Selenium: pip install 'warmroute[browser]'") from error
+        raise ReplayError("a screenshot needs Selenium: pip install '.[browser]'") from error
     if chromium is None or driver is None:  # Selenium would look for them on the net
         raise ReplayError("a screenshot needs chromium and chromedriver: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()

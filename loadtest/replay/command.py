@@ -80,7 +80,7 @@ def _header(text: str) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     defaults = ReplaySettings(url="")
     parser = argparse.ArgumentParser(
-        prog="loadtest replay",
+        prog="python -m loadtest replay",
         description="Send a trace to an OpenAI-compatible URL and measure the answers.",
         epilog="All times, in flags and in results, are simulated seconds.",
     )

@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ KV_TOKENS = 307_328
 """What vLLM reports for Qwen3-32B on 2 x H100 (llm-d's guide_optimized-baseline_1)."""
 POLICIES = ("round_robin", "warm")
 MODEL = "sim"
+
+
+PLAYED_SCALE = 5.0
+"""Simulated seconds a second after the table: some requests a second, at little CPU."""
+PLAYED_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +177,32 @@ async def demo(options: argparse.Namespace, command: str) -> int:
 
 
 async def stay(options: argparse.Namespace, console: Console) -> None:
-    """Replicas at life's own speed and a warm router, until cancelled."""
+    """A warm router whose page moves, since load plays on, until cancelled."""
     port = free_or_any(options.port, console)
     admin_port = free_or_any(options.admin_port, console)
-    async with serving("warm", KV_TOKENS, 1.0, port, admin_port) as (_, url, admin_url):
+    async with serving("warm", KV_TOKENS, PLAYED_SCALE, port, admin_port) as (replicas, url, admin_url):
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
         console.print(
-            f"\nThe router stays up on {url} (admin {admin_url}) until Ctrl-C. Try:\n\n"
-            f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n",
+            f"\nA warm router stays up on {url}, and {AGENT.name} plays on, until Ctrl-C. Try:\n\n"
+            f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n"
+            f"Dashboard: {admin_url}/dashboard",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
         try:
-            await asyncio.get_running_loop().create_future()
+            await play(url, replicas)
         except asyncio.CancelledError:
             console.print("stopping")
+
+
+async def play(url: str, replicas: Sequence[str]) -> None:
+    """Replay the sessions of agents again and again, at a pace that a page can be read at, until cancelled."""
+    trace = shipped_trace(AGENT.trace)
+    paced = replace(AGENT, time_scale=PLAYED_SCALE).settings(policy="warm", router="warmroute")
+    for seed in count(1):
+        await run_replay(trace, replace(paced, url=url, replicas=tuple(replicas), seed=seed))
+        await asyncio.sleep(PLAYED_PAUSE_S)
 
 
 def free_or_any(port: int, console: Console) -> int:
@@ -219,8 +235,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--requests", type=int, metavar="N", help="of each run (default: see the first lines)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table")
-    parser.add_argument("--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"))
-    parser.add_argument("--exit", action="store_true", help="end after the table")
-    parser.add_argument("--port", type=int, default=8000, help="of the router that stays up")
-    parser.add_argument("--admin-port", type=int, default=8001)
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"), help="the chart (warmroute-demo.svg)"
+    )
+    parser.add_argument(
+        "--exit", action="store_true", help="end after the table; else a warm router stays up, with load, until Ctrl-C"
+    )
+    parser.add_argument("--port", type=int, default=8000, metavar="PORT", help="of the router that stays up (8000)")
+    parser.add_argument("--admin-port", type=int, default=8001, metavar="PORT", help="of its admin listener (8001)")
     return parser

@@ -1,4 +1,4 @@
-"""The command line of `loadtest simulate`: what may be said, and in one line what may not."""
+"""The command line of `python -m loadtest simulate`: what may be said, and in one line what may not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The parser of `python -m loadtest simulate`."""
     made = _Parser(
-        prog="loadtest simulate",
+        prog="python -m loadtest simulate",
         description="Race placement policies over workloads in virtual time.",
         epilog="All times, in flags and in results, are simulated seconds.",
     )
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     stages = "llm-d's ladder beside what was published; all stages or some"
     add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
     add("--scenario", nargs="+", default=[], metavar="NAME")
-    add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `loadtest replay`")
+    add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
     share = f"{', '.join(LOADS)}, or a share of what is sustained"
     add("--load", nargs="+", default=[], type=_load, metavar="LOAD", help=share)

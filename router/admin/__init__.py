@@ -8,5 +8,6 @@ parameters   which parameters a page takes
 observatory  what the observatory knows
 replicas     adding and removing replicas at run time
 prewarm      warming replicas now
+runbook/     what to do at three in the morning
 dashboard/   the page that shows all that
 """

@@ -1,7 +1,7 @@
 """Who may use the admin listener, and for what: checked before any page is served.
 
 With a token every page needs it, except `/healthz` and `/readyz`, which kubelets ask, and the files of the dashboard,
-which hold no secret and ask for the token themselves. Without one the listener is on
+which hold no secret and ask for the token themselves, and the runbook. Without one the listener is on
 loopback (commands/loading.py), where other programs of the machine are trusted, but browsers are not: a request for a
 web page names that page's host (`Host`, even if its name was made to resolve to 127.0.0.1) or has an `Origin`. So a
 request must name this machine by address, `localhost` or the configured name; one that changes something must have no
@@ -18,12 +18,12 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from router.admin import dashboard
+from router.admin import dashboard, runbook
 from router.settings.keys import OPEN, is_admin
 
 BODY_BYTES_MAX = 4 << 10
 READS = ("GET", "HEAD")
-FREE = {*OPEN, *dashboard.PATHS}
+FREE = {*OPEN, *dashboard.PATHS, *runbook.PATHS}
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?")
 

@@ -6,11 +6,13 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from aiohttp import http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from router.admin import dashboard
+from router import __version__
+from router.admin import dashboard, runbook
 from router.admin.guard import BODY_BYTES_MAX, guarding
 from router.admin.parameters import checked_names
 from router.http.accepting import cannot_listen, url_of
@@ -43,7 +45,8 @@ async def listen(
     if not settings.admin.allow_python_parser:
         _refuse_python_parser()
     app = web.Application(middlewares=[guarding(token, s.admin_host), checked_names], client_max_size=BODY_BYTES_MAX)
-    app.add_routes([*routes, *dashboard.routes()])
+    pages = [*routes, *dashboard.routes(), *runbook.routes()]
+    app.add_routes([*pages, web.get("/", partial(_root, _list_of(pages)))])
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -60,8 +63,19 @@ async def listen(
     try:
         await site.start()
     except OSError as error:
-        raise cannot_listen(error, s.admin_host, s.admin_port) from error
+        raise cannot_listen(error, s.admin_host, s.admin_port, admin=True) from error
     return url_of(*runner.addresses[0][:2])
+
+
+def _list_of(pages: Iterable[web.RouteDef]) -> str:
+    """Where one is, and every page that can be read here but for the files of pages."""
+    paths = sorted({page.path for page in pages if page.method == "GET" and "." not in page.path})
+    shown = "\n".join(f"  {path}" for path in paths if path == "/" or not path.endswith("/"))
+    return f"warmroute {__version__}, admin listener. Clients are served on the main port. Pages:\n\n{shown}\n"
+
+
+async def _root(text: str, _: web.Request) -> web.Response:
+    return web.Response(text=text)
 
 
 def _refuse_python_parser() -> None:

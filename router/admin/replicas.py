@@ -56,7 +56,7 @@ class Additions:
         if len(self._replicas.added) >= ADDED_MAX:
             return refused(409, "too_many", f"{ADDED_MAX} replicas were added already.")
         self._replicas.add(url)
-        log.info("replica added", extra={"fields": {"replica": url}})
+        log.info("replica added", extra={"event": "replica_added", "fields": {"replica": url}})
         return _said(201, url)
 
     @takes("url")
@@ -65,7 +65,7 @@ class Additions:
         url = request.query.get("url", "").removesuffix("/")
         if url in self._replicas.added:
             self._replicas.remove(url)
-            log.info("replica removed", extra={"fields": {"replica": url}})
+            log.info("replica removed", extra={"event": "replica_removed", "fields": {"replica": url}})
             return _said(200, url)
         if url in self._replicas:
             return refused(409, "not_added", "This replica is one of the settings.")

@@ -2,6 +2,8 @@
 
 main     the command line
 loading  settings from all sources, checked
-top      the dashboard in a terminal
+extras   what is said where a library is missing
+parsing  command lines that say what is wrong with them
+top/     the dashboard in a terminal
 audit/   request logs, read offline
 """

@@ -8,11 +8,9 @@ Later sources win: defaults, the YAML file, the environment, flags. A field `lim
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
-import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,9 +22,10 @@ from router.core.placement.policies import POLICIES
 from router.engines.discovery import SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
+from router.settings.hints import nearest, refused
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
-from router.settings.networks import allowed_problems
-from router.settings.pairs import event_problems, token_problems, url_problems
+from router.settings.networks import allowed_problems, is_loopback
+from router.settings.pairs import base_urls, event_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
 from router.telemetry.tracing import problems as tracing_problems
@@ -49,7 +48,7 @@ def load(
         if key in keys:
             flat[key] = value
         else:
-            problems.append(f"unknown setting '{key}'{_nearest(key, keys)}")
+            problems.append(f"unknown setting '{key}'{nearest(key, keys)}")
     values = {}
     for key, raw in flat.items():
         if key in TEXTS_OR_NUMBERS and type(raw) is int:
@@ -58,8 +57,10 @@ def load(
             raw = OFF
         try:
             values[key] = _convert(raw, keys[key])
-        except msgspec.ValidationError as error:
-            problems.append(f"'{key}': {error}" + ("" if key in SECRETS else f"; it is {raw!r}"))
+        except msgspec.ValidationError:
+            problems.append(f"'{key}': {refused(keys[key], raw, secret=key in SECRETS)}")
+    if "replicas" in values:
+        values["replicas"] = base_urls(values["replicas"])
     settings: Settings = _build(Settings, "", values)
     problems += _check(settings)
     if problems:
@@ -96,7 +97,7 @@ def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str])
         elif value is not None:
             problems.append(f"'{name}' must be a mapping, not {value!r}")
     for key in sorted(flat.keys() - keys.keys()):
-        problems.append(f"unknown setting '{key}'{_nearest(key, [*keys, *sections])}")
+        problems.append(f"unknown setting '{key}'{nearest(key, [*keys, *sections])}")
     return {key: value for key, value in flat.items() if key in keys}
 
 
@@ -104,17 +105,14 @@ def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[st
     names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
     for name in sorted(env.keys() - names.keys()):
         if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
-            problems.append(f"unknown environment variable '{name}'{_nearest(name, names)}")
+            near = nearest(name, names, prefix=ENV_PREFIX)
+            problems.append(f"unknown environment variable '{name}'{near}")
     return {names[name]: value for name, value in env.items() if name in names}
 
 
 # Kubernetes gives every pod variables for every Service of its namespace (service links); those of a Service named
 # `warmroute` are no typos.
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    return f"; the nearest is '{difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)[0]}'"
 
 
 def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type
@@ -143,7 +141,7 @@ def _check(settings: Settings) -> list[str]:
     problems += _check_discovery(settings.discovery)
     if settings.routing.policy not in POLICIES:
         policy = settings.routing.policy
-        problems.append(f"'routing.policy': there is no policy '{policy}'{_nearest(policy, POLICIES)}")
+        problems.append(f"'routing.policy': there is no policy '{policy}'{nearest(policy, POLICIES)}")
     if settings.log.level not in ("debug", "info", "warning", "error"):
         problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
@@ -176,7 +174,7 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
     """Problems of the settings about where replicas come from."""
     source, port, problems = discovery.source, discovery.port, []
     if source not in SOURCES:
-        problems.append(f"'discovery.source': there is no source '{source}'{_nearest(source, SOURCES)}")
+        problems.append(f"'discovery.source': there is no source '{source}'{nearest(source, SOURCES)}")
     if discovery.scheme not in ("http", "https"):
         problems.append(f"'discovery.scheme': '{discovery.scheme}' is neither http nor https")
     number = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
@@ -221,7 +219,7 @@ def _check_access(settings: Settings) -> list[str]:
     problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
     problems += allowed_problems(admin.replicas_allowed)
     host = settings.listen.admin_host
-    if host and not _is_loopback(host) and not (admin.token or admin.token_file):
+    if host and not is_loopback(host) and not (admin.token or admin.token_file):
         problems.append(f"'listen.admin_host': '{host}' can be reached by others, so 'admin.token' is needed")
     isolated = auth.isolate
     if auth.keys_file:
@@ -244,7 +242,7 @@ def _check_observatory(observatory: ObservatorySettings) -> list[str]:
     problems = []
     for name in observatory.repairs:
         if name not in REPAIRS:
-            problems.append(f"'observatory.repairs': there is no '{name}'{_nearest(name, REPAIRS)}")
+            problems.append(f"'observatory.repairs': there is no '{name}'{nearest(name, REPAIRS)}")
     if observatory.append_only not in APPEND_ONLY:
         known = ", ".join(APPEND_ONLY)
         problems.append(f"'observatory.append_only': '{observatory.append_only}' is none of {known}")
@@ -256,10 +254,3 @@ def _check_observatory(observatory: ObservatorySettings) -> list[str]:
 
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 section 5.6.2
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

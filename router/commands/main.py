@@ -14,12 +14,36 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__
+from router.commands.extras import missing
 from router.commands.loading import load
+from router.commands.parsing import CommandParser
 from router.core.facts.requests import Priority
 from router.core.placement.policies import POLICIES
 from router.settings.keys import KeysError, entry_of, make_key
-from router.settings.schema import Settings, SettingsError
+from router.settings.schema import Settings, SettingsError, field_keys
 from router.telemetry import logs
+
+SERVE = "Run the router: each request goes to the replica that already holds most of its prompt."
+SERVE_NOTES = """\
+example:
+  warmroute serve --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000
+
+settings:
+  Every setting is a key of the YAML file (listen: {port: 8000}), an environment variable
+  (WARMROUTE_LISTEN_PORT=8000; lists with commas) and a flag (--set listen.port=8000).
+  Flags win over the environment, and that over the file.
+
+signals:
+  SIGTERM ends it when running answers are whole; Ctrl-C does so at once, without the
+  seconds for load balancers; SIGHUP reads settings, keys and certificates again.
+"""
+CHECK = """\
+Say what is wrong with a settings file, a line for each mistake, and exit with status 2.
+The environment (WARMROUTE_*) and --set count as they do for serve.
+
+example:
+  warmroute check-config warmroute.yaml
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,8 +91,7 @@ def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
     try:
         run = command.load()
     except ModuleNotFoundError as error:
-        message = f"warmroute: {command.name} needs '{error.name}': pip install '.[{command.name}]'"
-        print(message, file=sys.stderr)
+        print(f"warmroute: {missing(command.name, str(error.name), command.name)}", file=sys.stderr)
         return 2
     status: int = run(arguments)
     return status
@@ -81,24 +104,33 @@ def _open_standard_streams() -> None:
     os.close(number)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="warmroute", description="A KV-cache-aware router for LLM servers.")
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="warmroute", description="A KV-cache-aware router for LLM servers.")
     parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="run the router")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+    serve = commands.add_parser(
+        "serve", help="run the router", description=SERVE, epilog=SERVE_NOTES, formatter_class=raw
+    )
     serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
     serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (8000)")
-    serve.add_argument("--admin-port", help="port of the admin listener (8001)")
-    serve.add_argument("--policy", help=f"placement policy (warm): {', '.join(POLICIES)}")
+    serve.add_argument("--admin-port", metavar="PORT", help="port of the admin listener (8001)")
+    serve.add_argument("--policy", metavar="NAME", help=f"placement policy (warm): {', '.join(POLICIES)}")
     serve.add_argument(
         "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
     )
     serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
-    check = commands.add_parser("check-config", help="say what is wrong with a settings file and the environment")
-    check.add_argument("file", type=Path)
+    check = commands.add_parser(
+        "check-config",
+        help="say what is wrong with a settings file and the environment",
+        description=CHECK,
+        formatter_class=raw,
+    )
+    check.add_argument("file", type=Path, metavar="FILE", help="YAML file of settings, as for serve --config")
     for command in (serve, check):
+        command.settings = tuple(field_keys())
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
         )
@@ -114,8 +146,14 @@ def _add_make_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tenant", help="whom it is for; several keys may be one tenant's")
     parser.add_argument("--model", action="append", metavar="NAME", help="a model that may be used; repeat for each")
     parser.add_argument("--requests-per-min", type=int, metavar="N", help="of the tenant, all its keys together")
-    parser.add_argument("--tokens-per-min", type=int, metavar="N", help="likewise: of prompts and answers")
-    parser.add_argument("--priority", choices=[priority.name.lower() for priority in Priority], help="when it is full")
+    parser.add_argument(
+        "--tokens-per-min", type=int, metavar="N", help="tokens of its prompts and answers, all its keys together"
+    )
+    parser.add_argument(
+        "--priority",
+        choices=[priority.name.lower() for priority in Priority],
+        help="who goes first when replicas are full",
+    )
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +191,9 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
         "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
     )
     parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
-    parser.add_argument("--once", action="store_true", help="print it once and exit, as where there is no terminal")
+    parser.add_argument(
+        "--once", action="store_true", help="print it once and exit, as where there is no terminal; needs no library"
+    )
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
@@ -170,11 +210,8 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _top(options: argparse.Namespace) -> int:
-    try:
-        from router.commands.top import main as top
-    except ModuleNotFoundError as error:
-        print(f"warmroute: top needs '{error.name}': pip install '.[demo]'", file=sys.stderr)
-        return 2
+    from router.commands.top.command import main as top
+
     return top(options.url, options.token_file, interval_s=options.interval_s, once=options.once)
 
 

@@ -89,15 +89,24 @@ def made_response(head: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
-def none_ready() -> Refusal:
-    """The refusal of a request that no replica can take now."""
-    return Refusal(503, "no_replica_ready", "No replica is ready to take this request.")
+def none_ready(standing: str) -> Refusal:
+    """The refusal of a request that no replica can take now; `standing` says how many are ready, and why others are
+    not."""
+    message = "No replica is ready to take this request; try again after the seconds of Retry-After."
+    return Refusal(503, "no_replica_ready", message, cause=standing)
 
 
-def refuse(request: Request, record: RequestRecord, refusal: Refusal, dialect: Dialect) -> None:
-    """Answer with an error in the words of the dialect, and record it."""
+def refuse(
+    request: Request, record: RequestRecord, refusal: Refusal, dialect: Dialect, *, tells_cause: bool = False
+) -> None:
+    """Answer with an error in the words of the dialect, and record it. The record has the cause of a failure behind the
+    router; the client is told it only where `tells_cause`, since it may name replicas."""
     record.status, record.ending = refusal.status, "refused"
-    record.error, record.detail = refusal.code, str(refusal)[:DETAIL_CHARS_MAX]
+    message = str(refusal)
+    caused = f"{message} Cause: {refusal.cause}." if refusal.cause else message
+    record.error, record.detail = refusal.code, caused[:DETAIL_CHARS_MAX]
+    if tells_cause:
+        message = caused
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
     if refusal.status == 401:
         lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
@@ -106,7 +115,7 @@ def refuse(request: Request, record: RequestRecord, refusal: Refusal, dialect: D
     if refusal.status in (429, 503):
         after_s = RETRY_AFTER_S if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
         lines.append(b"Retry-After: %d\r\n" % after_s)
-    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, str(refusal), refusal.param))
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, message, refusal.param))
 
 
 def request_id(request: Request) -> str:

@@ -152,7 +152,7 @@ class Attempts:
                     return Call(question, lease, said, called_s)  # the engine's error is the best answer there is
                 self._drop(lease, said, failure.ending)
                 if following is None:
-                    raise self._refusal(failure, tried) from failure
+                    raise self._refusal(failure, tried, lease.replica) from failure
                 record.retries += ((failure.kind, lease.replica),)
                 following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
                 lease = following
@@ -190,9 +190,9 @@ class Attempts:
                 if self._placer.stands(lease):
                     return lease
                 self._placer.finish(lease, LEFT, self._clock())
-            raise none_ready()
+            raise none_ready(self._placer.standing())
         except NoReplica as error:
-            raise none_ready() from error
+            raise none_ready(self._placer.standing()) from error
         except UnknownResponse as unknown:  # said as engines say it, so that nobody learns of another tenant's response
             said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."
             raise Refusal(404, "response_not_found", said, "response_id") from unknown
@@ -245,15 +245,19 @@ class Attempts:
             return isinstance(failure, ConnectFailed | EngineShed)
         return failure.retry or (isinstance(failure, TimedOut) and self.limits.retry_on_timeout)
 
-    def _refusal(self, failure: Failure, tried: Tried) -> Refusal:
+    def _refusal(self, failure: Failure, tried: Tried, replica: str) -> Refusal:
+        """The refusal of a request whose last attempt, on this replica, failed, and that is not tried again."""
         if tried.shed_until_s is not None:
             message = "The replicas take no more requests for now."
             return Refusal(429, "overloaded", message, retry_after_s=tried.shed_until_s - self._clock())
         if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried.replicas):
-            return none_ready()
+            return none_ready(self._placer.standing())
+        cause = f"{failure.kind} at {replica}, {failure}"
         if isinstance(failure, TimedOut):
-            return Refusal(504, "timed_out", "The replica did not answer in time.")
-        return Refusal(502, "engine_failed", "The replica failed before it answered.")
+            message = "The replica did not answer in time; try again later, or with a shorter prompt."
+            return Refusal(504, "timed_out", message, cause=cause)
+        message = "The replica failed before it answered, and no other could; try again."
+        return Refusal(502, "engine_failed", message, cause=cause)
 
 
 def _status_of(failure: Failure) -> int:

@@ -82,7 +82,7 @@ class Edge:
                         await self._server.drain()
                         await self.proxy.idle()
         finally:  # a cancelled drain must close everything, too
-            await self.cut_all("The router has ended before the answer was whole.")
+            await self.cut_all("The router has ended before the answer was whole; ask again.")
             await self._stack.aclose()
 
     def lame_duck(self) -> None:

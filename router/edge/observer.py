@@ -117,7 +117,7 @@ class Observer:
 
     def _fail(self) -> None:
         if not self._failed:
-            log.exception("A prompt could not be seen; this is told once")
+            log.exception("A prompt could not be seen; this is told once", extra={"event": "bug"})
         self._failed = True
 
     async def _compare(self, look: Suspect, thread: Executor, *, sure: bool, rejects: bool) -> None:

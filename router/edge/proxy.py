@@ -90,7 +90,8 @@ class Proxy:
             await self._serve(request, caller, record, started_s, trace)
         except Refusal as refusal:
             record.model = record.model or refusal.model
-            refuse(request, record, refusal, spoken_on(request.path))
+            told = self.receipts and (caller.tenant is None or caller.tenant.receipts)
+            refuse(request, record, refusal, spoken_on(request.path), tells_cause=told)
         except (asyncio.CancelledError, ClientLeft) as error:
             if self.cut_why and isinstance(error, asyncio.CancelledError):
                 self._end_short(request, record)
@@ -98,7 +99,9 @@ class Proxy:
                 record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
                 raise
         except Exception:
-            log.exception("bug: request failed inside the router", extra={"fields": {"request_id": record.id}})
+            log.exception(
+                "bug: request failed inside the router", extra={"event": "bug", "fields": {"request_id": record.id}}
+            )
             if record.status:
                 request.cut()  # an answer that has begun cannot become an error page: break the connection
             else:

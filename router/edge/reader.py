@@ -174,7 +174,7 @@ class Reader:
         try:
             model = self._placer.resolve(ask.model)
         except NoReplica as error:
-            refusal = none_ready()
+            refusal = none_ready(self._placer.standing())
             if ask.model and self._placer.engines(ask.model):  # other names are the client's, and must not be counted
                 refusal.model = ask.model
             raise refusal from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable
 
+from router import __version__
 from router.core.dialects import PATHS, spoken_on
 from router.edge.answering import filtered, refuse, request_id
 from router.edge.callers import METRICS, Callers
@@ -22,6 +23,21 @@ METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path take
 
 _ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
 _LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
+
+
+_WELCOME = Page(
+    200,
+    "text/plain; charset=utf-8",
+    f"""warmroute {__version__}, a router for LLM servers. Clients take this address, with /v1 or without as they ask.
+
+  /v1/models    what the replicas serve
+  /healthz      whether this process lives
+  /readyz       whether a replica is ready
+  /metrics      for Prometheus, unless switched off here
+
+The dashboard and the runbook are on the admin port (8001 by default): /dashboard, /runbook.
+""".encode(),
+)
 
 
 class Routes:
@@ -72,6 +88,8 @@ class Routes:
     async def _page(self, path: str, caller: Caller) -> Page | None:
         if path == "/healthz":
             return _ALIVE  # liveness is this process's own: the hub may not answer
+        if path == "/":
+            return _WELCOME
         if path == "/readyz" and self.leaving:
             return _LEAVING
         if path == METRICS and not self._metrics_here:

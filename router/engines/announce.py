@@ -52,8 +52,11 @@ class Announcer:
         try:
             await self._request(wanted)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fields = {"replica": wanted.replica, "why": type(error).__name__}
-            log.warning("replica could not be asked to announce what it holds", extra={"fields": fields})
+            fields = {"replica": wanted.replica, "why": fetch.words(error)}
+            log.warning(
+                "replica could not be asked to announce what it holds",
+                extra={"event": "announce_failed", "fields": fields},
+            )
 
     async def _request(self, wanted: Unannounced) -> None:
         # One token more than is cached: the engine never takes the last one from its cache.

@@ -5,6 +5,9 @@ One way to set up a session, and one to read a page, never more of it than its r
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import ssl
 
 import aiohttp
@@ -26,6 +29,30 @@ def session(api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -
         headers=headers,
         auto_decompress=False,
     )
+
+
+def words(error: BaseException) -> str:
+    """Why an engine's page, or any other, could not be had: in words, without addresses."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "name does not resolve"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+        return "its certificate is not trusted"
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+        return "no TLS connection"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "connection closed without an answer"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "answer broke off"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "answer is not HTTP"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    number = getattr(getattr(error, "os_error", error), "errno", None)
+    if isinstance(number, int) and number in errno.errorcode:
+        return os.strerror(number).lower()
+    if type(error) in (OSError, aiohttp.ClientOSError):
+        return "network error"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
 
 
 async def read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:

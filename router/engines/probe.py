@@ -99,7 +99,9 @@ class Prober:
             try:
                 await self.probe(replica, models=self._unknown(replica) or rounds % self._models_rounds == 0)
             except Exception:  # a bug in reading a page must not end the loop
-                log.exception("bug: probe failed inside the router", extra={"fields": {"replica": replica}})
+                log.exception(
+                    "bug: probe failed inside the router", extra={"event": "bug", "fields": {"replica": replica}}
+                )
                 for rank in self._ranks(replica):
                     self._heard(rank, ok=False, proof=False, why="the router cannot read its pages")
             rounds += 1
@@ -160,9 +162,9 @@ class Prober:
         news = member is not None and member.health.why != why  # each change is logged once, with its reason
         flipped = self._router.observe_health(replica, ok, why, proof=proof, silent=silent)
         if flipped or (news and not ok):
-            fields = {"replica": replica, "why": why}
+            event = {"event": "replica_up" if ok else "replica_down", "fields": {"replica": replica, "why": why}}
             level = logging.INFO if ok else logging.WARNING
-            log.log(level, "replica %s", "ready" if ok else "does not answer as it should", extra={"fields": fields})
+            log.log(level, "replica %s", "ready" if ok else "does not answer as it should", extra=event)
         if flipped and ok:
             self._on_ready(replica)
         if proof:
@@ -214,7 +216,7 @@ class Prober:
         except (aiohttp.ClientError, OSError) as error:
             cause = getattr(error, "os_error", None)
             refused = getattr(cause, "errno", None) == errno.ECONNREFUSED
-            raise ProbeFailed("connection refused" if refused else type(error).__name__, refused=refused) from error
+            raise ProbeFailed(fetch.words(error), refused=refused) from error
         if len(page) > self._page_bytes_max:
             raise ProbeFailed("page too long")
         return page

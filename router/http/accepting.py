@@ -8,6 +8,7 @@ here, before anything is spent on them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 
@@ -96,7 +97,14 @@ def url_of(host: str, port: int, *, tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def cannot_listen(error: OSError, host: str, port: int) -> OSError:
-    """The same error, naming the address and the settings that it comes from."""
-    why = f"cannot listen on {host}:{port} (listen.host, listen.port, listen.admin_port): {error.strerror}"
-    return OSError(error.errno, why)
+def cannot_listen(error: OSError, host: str, port: int, *, admin: bool = False) -> OSError:
+    """The same error with the address, and the flag or setting of the listener that would mend it."""
+    prefix = "admin_" if admin else ""
+    if error.errno == errno.EADDRINUSE:
+        flag = "--admin-port" if admin else "--port"
+        why = f"something listens there already; {flag} N takes another port (listen.{prefix}port)"
+    elif error.errno == errno.EACCES:
+        why = f"the system does not allow it: ports below 1024 are reserved (listen.{prefix}port)"
+    else:
+        why = f"{error.strerror} (listen.{prefix}host)"
+    return OSError(error.errno, f"cannot listen on {host}:{port}: {why}")

@@ -29,6 +29,12 @@ This file is not compiled (deploy/compiled.py): instances of a compiled exceptio
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import socket
+import ssl
+
 from router.core.facts.placements import Ending
 
 
@@ -133,4 +139,14 @@ class Stalled(BrokeMidway):
 def say(error: BaseException) -> str:
     """One line about an error, without addresses: those are the operator's business and not the client's."""
     cause = getattr(error, "os_error", None) or error
-    return getattr(cause, "strerror", None) or type(cause).__name__
+    if isinstance(cause, socket.gaierror):
+        return "name does not resolve"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"certificate is not trusted: {cause.verify_message}"
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    number = getattr(cause, "errno", None)
+    if isinstance(number, int) and number in errno.errorcode:
+        return os.strerror(number).lower()
+    said = getattr(cause, "strerror", None)
+    return said or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(cause).__name__).lower()

@@ -186,7 +186,7 @@ class Receiver:
             if host is None:
                 raise Refusal(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
         elif request.version != "1.0":
-            raise Refusal(505, "bad_http", "This is a server of HTTP/1.1.")
+            raise Refusal(505, "bad_http", "This is a server of HTTP/1.1; send the request in that version.")
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
             raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # RFC 9112, 6.1

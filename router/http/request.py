@@ -16,13 +16,22 @@ HOP_HEADERS = frozenset(
 class Refusal(Exception):
     """An answer of our own that is an error: the request is no HTTP, over a limit, or cannot be served.
 
-    `param` names the field of the body that is at fault; `retry_after_s` becomes the Retry-After of a 429 or 503.
+    `param` names the field of the body that is at fault; `retry_after_s` becomes the Retry-After of a 429 or 503;
+    `cause` is what failed behind the router, for operators and for clients who may see receipts.
     """
 
     def __init__(
-        self, status: int, code: str, message: str, param: str | None = None, *, retry_after_s: float | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        cause: str = "",
     ) -> None:
         super().__init__(message)
+        self.cause = cause
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
         self.model = ""  # the model that was meant, where it is one that replicas serve
 

@@ -31,7 +31,9 @@ from router.hub.local_placer import LocalPlacer
 from router.hub.parts import HubParts
 from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
+from router.settings.networks import is_loopback
 from router.settings.pairs import event_endpoints, event_topics
+from router.settings.schema import Settings
 from router.telemetry.metrics import Figures, Metrics
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import Asker
@@ -95,7 +97,10 @@ def discoveries_of(hub: HubParts) -> Together:
     """All sources of replicas: those in the settings or added at run time, and a source that finds others."""
     s = hub.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
-        log.warning("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
+        log.warning(
+            "no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings",
+            extra={"event": "no_replicas"},
+        )
     return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
 
 
@@ -117,6 +122,18 @@ def history_of(hub: HubParts) -> RouterHistory:
         load=load,
         days_max=admin.history_days_max,
         bytes_max=admin.history_bytes_max,
+    )
+
+
+def warn_if_open(settings: Settings) -> None:
+    """Warn where whoever reaches the main listener may use it: it is not on loopback alone, and asks for no key."""
+    listen = settings.listen
+    if settings.auth.keys_file or listen.tls_client_ca or is_loopback(listen.host):
+        return
+    fields = {"host": listen.host, "next": "give auth.keys_file (warmroute make-key), or let a firewall decide"}
+    log.warning(
+        "the router is open to all who reach it: no API keys are asked for",
+        extra={"event": "open_to_all", "fields": fields},
     )
 
 

@@ -104,6 +104,7 @@ class Hub:
         )
         self.discovered, self.probe_now = self.roster.discovered, self.roster.probe_now
         self.keys = keys_of(s)
+        assembly.warn_if_open(s)
         if self.observatory is not None:
             self._task(self.observatory.watch(lambda: self.edges.templates()))
         self._task(self.totals.own_stalls.watch())
@@ -123,7 +124,10 @@ class Hub:
             async with asyncio.timeout(TOKENIZERS_S):
                 await self.prompts.prepare_all()
         except TimeoutError:
-            log.warning("tokenizers are not loaded yet: until they are, prompts are placed by estimate")
+            log.warning(
+                "tokenizers are not loaded yet: until they are, prompts are placed by estimate",
+                extra={"event": "tokenizers_late"},
+            )
         await events.start()
         self._stack.push_async_callback(events.close)
         if s.events.announce:
@@ -166,7 +170,7 @@ class Hub:
             try:
                 self.admission.tick()
             except Exception:  # a bug must not end the loop: requests would wait for ever
-                log.exception("bug: admission failed inside the hub")
+                log.exception("bug: admission failed inside the hub", extra={"event": "bug"})
 
     # -- what it is told -----------------------------------------------------------------------------------------
 

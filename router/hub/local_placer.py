@@ -17,6 +17,7 @@ from router.hub.owners import ResponseOwners
 from router.placer import LEFT, Page, RequestOwner, TokenView
 from router.telemetry.record import RequestRecord
 
+STANDING_S = 0.25  # for which the words on how many replicas are ready are kept
 LISTEN_S = 0.001  # interval of the looks whether an awaited event has come
 
 
@@ -47,6 +48,7 @@ class LocalPlacer:
         )
         self._clock = clock
         self._event_wait_s = event_wait_s
+        self._standing, self._standing_until_s = "", float("-inf")
         self.resolve = router.models.resolve
         self.engines = router.models.engines
         self.known_as = router.models.names.known_as
@@ -128,3 +130,11 @@ class LocalPlacer:
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""
         return any(member.id not in tried for member in self._router.usable())
+
+    def standing(self) -> str:
+        """How many replicas are ready, and why others are not; made at most once in STANDING_S, since a fleet that is
+        down may refuse thousands of requests a second."""
+        now_s = self._clock()
+        if now_s >= self._standing_until_s:
+            self._standing, self._standing_until_s = self._router.models.standing(), now_s + STANDING_S
+        return self._standing

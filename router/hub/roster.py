@@ -21,6 +21,11 @@ from router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+_BREAKER = {  # sentence and event of a log line, by what a circuit breaker did
+    State.CLOSED: ("circuit breaker closed", "breaker_closed"),
+    State.OPEN: ("circuit breaker opened", "breaker_open"),
+}
+
 
 class ReplicaRoster:
     """The replicas of one router, and the tasks that watch each of them."""
@@ -75,8 +80,9 @@ class ReplicaRoster:
             self._left(before[id_])
         for id_ in before.keys() - left:
             if (ready := by_id[id_].ready) != before[id_].ready:
-                text = "replica is ready again" if ready else "replica is not ready"
-                log.info(text, extra={"fields": _named(by_id[id_])})
+                text = "replica is ready again, says discovery" if ready else "replica is not ready, says discovery"
+                event = "replica_listed_ready" if ready else "replica_listed_not_ready"
+                log.info(text, extra={"event": event, "fields": _named(by_id[id_])})
                 (self.ready if ready else self._edges().left)(id_)
             member = self._router.member(id_)
             if self._events is not None and member is not None and member.replica != before[id_]:
@@ -86,7 +92,7 @@ class ReplicaRoster:
 
     def _left(self, replica: Replica) -> None:
         id_ = replica.id
-        log.info("replica left", extra={"fields": _named(replica)})
+        log.info("replica left", extra={"event": "replica_left", "fields": _named(replica)})
         for task in self._tasks.pop(id_):
             task.cancel()
         self._metrics.left(id_)
@@ -98,7 +104,7 @@ class ReplicaRoster:
     def _joined(self, replica: Replica) -> None:
         self._metrics.joined(replica.id)
         self._warmer.joined(replica.id, new=self.discovered.is_set())
-        log.info("replica joined", extra={"fields": _named(replica)})
+        log.info("replica joined", extra={"event": "replica_joined", "fields": _named(replica)})
         work: list[Coroutine[None, None, None]] = [self._prober.watch(replica.id)]
         if self._events is not None:
             work.append(self._events.watch(replica))
@@ -125,20 +131,26 @@ class ReplicaRoster:
                 self._router.forget(id_)
                 self._prober.hurry(id_)
                 fields = {"replica": id_, "why": "connection refused"}
-                log.warning("replica does not answer as it should", extra={"fields": fields})
+                log.warning("replica does not answer as it should", extra={"event": "replica_down", "fields": fields})
         self.lost(replica)
 
     def graded(self, replica: str, grade: Grade, why: str) -> None:
-        """Log a change of the replica's grade, with its reason; a fall from `exact` is a warning."""
-        fell = self._grades.get(replica) is Grade.EXACT
+        """Log a change of the replica's grade, with its reason. A fall from `exact` is a warning; what a replica that
+        is down loses besides is no news."""
+        before = self._grades.get(replica, Grade.ESTIMATED)
         self._grades[replica] = grade
-        fields = {"replica": replica, "grade": grade.value, "why": why}
-        log.log(logging.WARNING if fell else logging.INFO, "replica's grade", extra={"fields": fields})
+        member = self._router.member(replica)
+        level = logging.WARNING if before is Grade.EXACT else logging.INFO
+        if member is not None and not member.ready and grade is Grade.ESTIMATED:
+            level = logging.DEBUG
+        fields = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
+        log.log(level, "replica's grade changed", extra={"event": "grade_changed", "fields": fields})
 
     def stood(self, replica: str, state: State, why: str) -> None:
         """Log a change of the replica's breaker: requests say what its health checks do not."""
         level = logging.INFO if state is State.CLOSED else logging.WARNING
-        log.log(level, "replica's breaker", extra={"fields": {"replica": replica, "state": state.value, "why": why}})
+        text, event = _BREAKER[state]
+        log.log(level, text, extra={"event": event, "fields": {"replica": replica, "state": state.value, "why": why}})
 
 
 def _named(replica: Replica) -> dict[str, str]:

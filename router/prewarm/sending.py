@@ -164,7 +164,7 @@ class PromptSender:
                 if response.status != 200:
                     raise SendFailed(f"status {response.status}")
         except (aiohttp.ClientError, OSError) as error:
-            raise SendFailed(type(error).__name__, gone=True) from error
+            raise SendFailed(fetch.words(error), gone=True) from error
         return PATHS[path].usage(answer)
 
 

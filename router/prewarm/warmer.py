@@ -162,7 +162,8 @@ class Warmer:
             lives, now_s = self._lives.setdefault(replica, deque(maxlen=LIVES_MAX)), self._clock()
             if len(lives) == LIVES_MAX and now_s - lives[0] < LIVES_S:
                 log.warning(
-                    "replica is not warmed again: it restarts too often", extra={"fields": {"replica": replica}}
+                    "replica is not warmed again: it restarts too often",
+                    extra={"event": "warming_skipped", "fields": {"replica": replica}},
                 )
                 return
             lives.append(now_s)
@@ -182,7 +183,10 @@ class Warmer:
 
     def _let_go(self, replica: str, why: str) -> None:
         if self._router.warm_up(replica, False):
-            log.info("replica takes traffic", extra={"fields": {"replica": replica, "why": why}})
+            log.info(
+                "replica takes traffic",
+                extra={"event": "replica_takes_traffic", "fields": {"replica": replica, "why": why}},
+            )
             self._released(replica)
 
     def _start(self, job: Job) -> asyncio.Task[None]:
@@ -201,7 +205,7 @@ class Warmer:
             return
         if task.exception() is not None:
             job.state = JobState.FAILED
-            log.error("bug: warming failed inside the router", exc_info=task.exception())
+            log.error("bug: warming failed inside the router", exc_info=task.exception(), extra={"event": "bug"})
         if job.why is not Why.ASKED:
             self._unasked.discard(job.replica)
             self._release(job.replica, "it is warm" if job.state is JobState.DONE else "warming it failed")
@@ -226,7 +230,7 @@ class Warmer:
     async def _timed(self, job: Job) -> None:
         """Run a job within `timeout_s`, with a log line before and after."""
         fields = {"replica": job.replica, "why": job.why}
-        log.info("replica is being warmed", extra={"fields": fields})
+        log.info("replica is being warmed", extra={"event": "replica_warming", "fields": fields})
         job.state, began_s = JobState.RUNNING, self._clock()
         self._running.add(job.replica)
         try:
@@ -242,7 +246,8 @@ class Warmer:
             job.state = JobState.FAILED if job.failed else JobState.DONE
         failed = job.state is JobState.FAILED
         text = "replica was not warmed as it should be" if failed else "replica is warm"
-        log.log(logging.WARNING if failed else logging.INFO, text, extra={"fields": job.row()})
+        event = {"event": "warming_failed" if failed else "replica_warm", "fields": job.row()}
+        log.log(logging.WARNING if failed else logging.INFO, text, extra=event)
 
     async def _warm(self, job: Job) -> None:
         failures, budget = 0, self._budget(job)

@@ -14,7 +14,6 @@ each other are refused. Models and priority apply to the key.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import secrets
@@ -23,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import yaml
@@ -31,6 +30,7 @@ from msgspec import Meta
 
 from router.core.dialects.repairs import REPAIRS, in_order
 from router.core.facts.requests import Priority
+from router.settings.hints import nearest, refused
 from router.settings.schema import Settings, SettingsError
 
 OPEN = ("/healthz", "/readyz")
@@ -182,15 +182,25 @@ def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # no
         problems.append(f"{which}: must be a mapping with name, sha256 and tenant")
         return None
     fields = _Entry.__struct_fields__
-    unknown = [f"unknown field '{name!s:.40}'{_nearest(str(name), fields)}" for name in given if name not in fields]
+    unknown = [f"unknown field '{name!s:.40}'{nearest(str(name), fields)}" for name in given if name not in fields]
     try:
         entry = None if unknown else msgspec.convert(given, _Entry)
-    except msgspec.ValidationError as error:  # the error's text has types and limits, never the file's values
-        unknown = [str(error)]
-        entry = None
+    except msgspec.ValidationError:
+        unknown, entry = _mistyped(given), None
     wrong = unknown if entry is None else _wrong(entry)
     problems += [f"{which}: {problem}" for problem in wrong]
     return None if wrong else entry
+
+
+def _mistyped(given: dict[str, Any]) -> list[str]:
+    """What is missing in an entry or of a wrong type; never the file's values, which may be keys."""
+    wrong = [f"'{name}' is missing" for name in ("name", "sha256", "tenant") if name not in given]
+    for name, type_ in get_type_hints(_Entry, include_extras=True).items():
+        try:
+            msgspec.convert(given.get(name, ""), type_ if name in given else str)
+        except msgspec.ValidationError:
+            wrong.append(f"'{name}': {refused(type_, given[name], secret=True)}")
+    return wrong
 
 
 def _wrong(entry: _Entry) -> list[str]:
@@ -208,7 +218,7 @@ def _wrong(entry: _Entry) -> list[str]:
     if entry.models is not None and not entry.models:
         wrong.append("'models' names none; without it all are allowed")
     odd = [name for name in entry.repairs or () if name not in REPAIRS]
-    wrong += [f"'repairs': there is no '{name:.40}'{_nearest(name, REPAIRS)}" for name in odd]
+    wrong += [f"'repairs': there is no '{name:.40}'{nearest(name, REPAIRS)}" for name in odd]
     if entry.append_only not in (None, *APPEND_ONLY):
         wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
     return wrong
@@ -224,10 +234,6 @@ def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, A
             if value is not None and said.setdefault(field, value) != value:
                 problems.append(f"key '{entry.name}': its {field} contradicts another key of tenant '{entry.tenant}'")
     return tenants
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    return f"; the nearest is '{difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]}'"
 
 
 def priority_of(name: str) -> Priority | None:

@@ -102,3 +102,11 @@ _TRANSLATED = (
     *ipaddress.IPv6Network("::/96").address_exclude(ipaddress.IPv6Network("::1/128")),
 )
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listener on this address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

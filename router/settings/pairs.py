@@ -11,13 +11,23 @@ from urllib.parse import urlsplit
 import msgspec
 from yarl import URL
 
+_ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
+
+
+def base_urls(given: Iterable[str]) -> tuple[str, ...]:
+    """Base URLs of replicas as they are used: `localhost:9100` is short for `http://localhost:9100`."""
+    return tuple(f"http://{url}" if _ADDRESS.fullmatch(url) else url for url in given)
+
 
 def url_problems(urls: Iterable[str]) -> list[str]:
     """Problems of base URLs of replicas."""
     given = list(urls)
-    problems = [
-        f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000" for url in given if not _base(url)
-    ]
+    problems = []
+    for url in given:
+        if not _base(url):
+            problems.append(f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000")
+        elif (base := url.rstrip("/").removesuffix("/v1")) != url.rstrip("/"):
+            problems.append(f"'replicas': '{url}' must be given without /v1, which requests bring with them: {base}")
     if not problems and len({str(URL(url.rstrip("/"))) for url in given}) < len(given):
         problems.append("'replicas': a URL is given twice")
     return problems

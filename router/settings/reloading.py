@@ -79,7 +79,7 @@ SWITCHES = frozenset(
     )
 )  # fmt: skip
 
-REFUSED = "the settings were read again and refused"
+REFUSED = "configuration refused: the old one stays in force"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,15 +154,21 @@ class Reloader:
             self._apply(found.settings)
         except SettingsError as error:
             for problem in error.problems:
-                log.error(REFUSED, extra={"fields": {"problem": problem}})  # noqa: TRY400 - no trace
+                log.error(REFUSED, extra={"event": "config_refused", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
             self._told("refused")
             return
         except Exception:  # a bug, which must not stop the router
-            log.exception("bug: the settings cannot be read again")
+            log.exception("bug: the settings cannot be read again", extra={"event": "bug"})
             self._told("refused")
             return
         self.settings = found.settings
         if found.kept:
-            log.warning("settings that changed need a restart", extra={"fields": {"settings": list(found.kept)}})
-        log.info("the settings were read again", extra={"fields": {"changed": list(found.applied)}})
+            log.warning(
+                "settings that changed need a restart",
+                extra={"event": "config_needs_restart", "fields": {"settings": list(found.kept)}},
+            )
+        log.info(
+            "configuration reloaded",
+            extra={"event": "config_reloaded", "fields": {"changed": list(found.applied)}},
+        )
         self._told("ok")

@@ -442,7 +442,7 @@ class Settings:
     """Everything that can be set."""
 
     replicas: tuple[str, ...] = ()
-    """Base URLs of the engines, such as http://10.0.0.1:8000."""
+    """Base URLs of the engines, without `/v1`; `10.0.0.1:8000` is short for `http://10.0.0.1:8000`."""
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     """Where replicas come from, besides `replicas`."""
     listen: ListenSettings = field(default_factory=ListenSettings)

@@ -17,12 +17,16 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from router.core.facts.misses import Miss
+from router.core.facts.placements import Ending
 from router.telemetry.log_writer import Writer, sink
 from router.telemetry.record import RequestRecord
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("router.requests")
 _out: _Output | None = None
+DROPPED = "log_lines_dropped"
+REQUEST = "request"  # sentence and event of a request's line
+_BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that had begun, and are not whole
 
 
 def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> None:
@@ -56,11 +60,13 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
                 try:
                     lines.append(line(now_s, record))
                 except Exception:  # a bug, which must not break the request
-                    log.exception("bug: a request's line cannot be written")
+                    log.exception("bug: a request's line cannot be written", extra={"event": "bug"})
             _out.writer.write(*lines)
     elif requests_log.isEnabledFor(logging.INFO):  # another program has set up logging, and the router is part of it
         for record in records:
-            requests_log.info("request", extra={"fields": _shown(_request("", record))})
+            made = _request("", record)
+            extra = {"event": REQUEST, "fields": _shown(made)}
+            requests_log.log(logging.getLevelNamesMapping()[made.level.upper()], REQUEST, extra=extra)
 
 
 def dropped() -> int:
@@ -75,6 +81,7 @@ class _RequestLine(msgspec.Struct):
     level: str
     logger: str
     message: str
+    event: str
     request_id: str
     route: str
     model: str
@@ -103,7 +110,7 @@ class _RequestLine(msgspec.Struct):
 def _request(at: str, record: RequestRecord) -> _RequestLine:
     duration_ms = int(record.duration_s * 1e4 + 0.5) / 10  # takes a tenth of the time of round()
     about = (record.id, record.route, record.model, record.status, record.ending, duration_ms)
-    line = _RequestLine(at, "info", "router.requests", "request", *about)
+    line = _RequestLine(at, _level(record), "router.requests", REQUEST, REQUEST, *about)
     if record.queued_s > 0:
         line.queued_ms = int(record.queued_s * 1e4 + 0.5) / 10
     if record.ttft_s is not None:
@@ -130,9 +137,17 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
     return line
 
 
+def _level(record: RequestRecord) -> str:
+    """The level of a request's line: what clients do wrong, and what they break off, is information; an answer that
+    failed or broke is a warning; a bug is an error."""
+    if record.status < 500 and record.ending not in _BROKEN:
+        return "info"
+    return "error" if record.status == 500 and record.error == "internal_error" else "warning"
+
+
 def _shown(line: _RequestLine) -> dict[str, object]:
     """The fields that are set, without those of every line."""
-    names = line.__struct_fields__[4:]
+    names = line.__struct_fields__[5:]
     return {name: value for name in names if (value := getattr(line, name)) is not UNSET}
 
 
@@ -184,10 +199,12 @@ class _Json:
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)
+        if event := getattr(record, "event", ""):  # lines of libraries have none
+            fields = {"event": event, **fields}
         return self._line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
     def dropped(self, at_s: float, lines: int) -> bytes:
-        return self._line(at_s, "warning", __name__, "log lines dropped", {"lines": lines})
+        return self._line(at_s, "warning", __name__, "log lines dropped", {"event": DROPPED, "lines": lines})
 
     def _line(self, at_s: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
         at = self._stamps(at_s) + "+00:00"
@@ -199,7 +216,8 @@ class _Text:
         self._stamps = _Stamps("%H:%M:%S")
 
     def request(self, at_s: float, record: RequestRecord) -> bytes:
-        return self._line(at_s, "info", "request", _shown(_request("", record)))
+        line = _request("", record)
+        return self._line(at_s, line.level, REQUEST, _shown(line))
 
     def ordinary(self, record: logging.LogRecord) -> bytes:
         fields = getattr(record, "fields", {})

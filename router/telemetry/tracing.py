@@ -147,7 +147,9 @@ class Tracer:
         try:
             self._outgoing.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
         except Exception:  # a bug, which must not stop the router
-            log.exception("bug: a request's spans cannot be made", extra={"fields": {"request_id": record.id}})
+            log.exception(
+                "bug: a request's spans cannot be made", extra={"event": "bug", "fields": {"request_id": record.id}}
+            )
 
     async def close(self) -> None:
         """Send the spans that wait; after FLUSH_S the rest is dropped."""
@@ -256,7 +258,7 @@ class _Outgoing:
         finally:
             self._sending.shutdown()
             if left := self._put - self._sending.sent - self._sending.lost:
-                log.warning("spans are left at the end", extra={"fields": {"spans": left}})
+                log.warning("spans are left at the end", extra={"event": "spans_lost", "fields": {"spans": left}})
 
 
 class _Sending(logging.Handler):
@@ -288,7 +290,10 @@ class _Sending(logging.Handler):
         if record.name.startswith(EXPORTS):
             self._why = next(filter(None, map(_safe, values)), self._why)
         else:
-            log.warning("OpenTelemetry warns", extra={"fields": {"what": record.msg if values else record.name}})
+            log.warning(
+                "OpenTelemetry warns",
+                extra={"event": "tracing_warning", "fields": {"what": record.msg if values else record.name}},
+            )
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send one batch. Called by the processor."""
@@ -306,9 +311,12 @@ class _Sending(logging.Handler):
             self._failing = failed
             if failed:
                 fields = {"collector": self._collector, "why": self._why or "unknown"}
-                log.warning("the collector takes no spans", extra={"fields": fields})
+                log.warning("the collector takes no spans", extra={"event": "collector_down", "fields": fields})
             else:
-                log.info("the collector takes spans again", extra={"fields": {"collector": self._collector}})
+                log.info(
+                    "the collector takes spans again",
+                    extra={"event": "collector_up", "fields": {"collector": self._collector}},
+                )
         return result
 
     def shutdown(self) -> None:

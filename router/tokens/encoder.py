@@ -27,6 +27,7 @@ from xxhash import xxh3_128_digest
 
 from router.core.facts.requests import TemplateInput
 from router.core.prompts.template_chat import Unfit, packed
+from router.engines import fetch
 from router.settings.pairs import template_kwargs, tokenizers
 from router.settings.schema import Settings
 from router.tokens.ask_engine import ask_body
@@ -166,7 +167,7 @@ class Prompts:
         compared = 0
         for name, answer in zip(bodies, answers, strict=True):
             if isinstance(answer, BaseException):
-                return f"the replica does not answer /tokenize: {type(answer).__name__}"
+                return f"the replica does not answer /tokenize: {fetch.words(answer)}"
             ours = self._ids(loaded, PROMPTS[name], model, engine, quiet=True)
             if line := difference(name, ours, _tokens(answer)):
                 return line
@@ -213,9 +214,12 @@ class Prompts:
             self._warn(source, f"tokenizer cannot be used: {error}")
             return None
         except Exception:
-            log.exception("bug: tokenizer cannot be loaded", extra={"fields": {"source": source}})
+            log.exception("bug: tokenizer cannot be loaded", extra={"event": "bug", "fields": {"source": source}})
             return None
-        log.info("tokenizer loaded", extra={"fields": {"source": source, "by": made.encoder.name}})
+        log.info(
+            "tokenizer loaded",
+            extra={"event": "tokenizer_loaded", "fields": {"source": source, "by": made.encoder.name}},
+        )
         return made
 
     def _ids(
@@ -262,7 +266,7 @@ class Prompts:
         try:
             ids = _tokens(await ask("/tokenize", body))
         except Exception as error:  # any error of the transport
-            self._failed(model, f"/tokenize: {type(error).__name__}")
+            self._failed(model, f"/tokenize: {fetch.words(error)}")
             return None
         finally:
             del self._asking[key]
@@ -284,7 +288,9 @@ class Prompts:
         """Log a reason once per model, since it may come with every request."""
         if (what, reason) not in self._logged and len(self._logged) < REASONS_MAX:
             self._logged.add((what, reason))
-            log.warning("placed by estimate: %s", reason, extra={"fields": {"model": what}})
+            log.warning(
+                "placed by estimate: %s", reason, extra={"event": "placed_by_estimate", "fields": {"model": what}}
+            )
 
 
 def _in_daemon(work: Callable[[], Model | None]) -> asyncio.Future[Model | None]:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from router.core.placement.router import Router
+from router.engines import fetch
 from router.settings.schema import TokenSettings
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import Asker
@@ -61,10 +62,12 @@ class Trust:
         try:
             answer = await self._asker.of(replica, model)("/tokenize", {"prompt": "warm"})
         except Exception as error:  # any error, from the transport or a bad answer
-            return f"no tokenizer here, and /tokenize is not answered: {type(error).__name__}"
+            return f"no tokenizer here, and /tokenize is not answered: {fetch.words(error)}"
         return "" if isinstance(answer.get("tokens"), list) else "no tokenizer here, and /tokenize is refused"
 
     def _tell(self, model: str, why: str) -> None:
         if self._router.models.observe_tokens(model, why) and why:
             fields = {"model": model, "why": why}
-            log.warning("prompts of this model are placed by estimate", extra={"fields": fields})
+            log.warning(
+                "prompts of this model are placed by estimate", extra={"event": "placed_by_estimate", "fields": fields}
+            )

@@ -154,9 +154,9 @@ class HubServer:
                 kinds.setdefault(model.name, set()).add(model.owned_by)
         engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
         names = dict(router.models.names.others)
-        return messages.frame(
-            [messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names)]
-        )
+        standing = router.models.standing()
+        said = messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names, standing)
+        return messages.frame([said])
 
 
 class WorkerLink(asyncio.Protocol):
@@ -215,7 +215,7 @@ class WorkerLink(asyncio.Protocol):
                     self._does[type(message)](message)
         except messages.WireError as error:
             fields = {"worker": self.worker, "why": str(error)}
-            log.error("a worker is not understood", extra={"fields": fields})  # noqa: TRY400 - no trace
+            log.error("a worker is not understood", extra={"event": "worker_not_understood", "fields": fields})  # noqa: TRY400 - no trace
             self.transport.abort()
         self.flush()
 
@@ -234,7 +234,11 @@ class WorkerLink(asyncio.Protocol):
         for lease in self._leases.values():
             self._placer.finish(lease, LEFT, now_s)
         fields = {"worker": self.worker, "leases": len(self._leases)}
-        log.log(logging.WARNING if self._leases else logging.INFO, "a worker left", extra={"fields": fields})
+        log.log(
+            logging.WARNING if self._leases else logging.INFO,
+            "a worker left",
+            extra={"event": "worker_left", "fields": fields},
+        )
         self._leases.clear()
 
     def say(self, message: messages.FromHub) -> None:
@@ -259,7 +263,9 @@ class WorkerLink(asyncio.Protocol):
 
     def _hello(self, hello: messages.Hello) -> None:
         self.worker = hello.worker
-        log.info("a worker joined", extra={"fields": {"worker": hello.worker, "pid": hello.pid}})
+        log.info(
+            "a worker joined", extra={"event": "worker_joined", "fields": {"worker": hello.worker, "pid": hello.pid}}
+        )
 
     def _place(self, place: messages.WantLease) -> None:
         if len(self._leases) + len(self._queued) >= LEASES_MAX or place.id in self._leases or place.id in self._queued:
@@ -308,7 +314,7 @@ class WorkerLink(asyncio.Protocol):
         elif isinstance(answer, UnknownResponse):
             self.say(messages.Unplaced(id_, failed=False, unknown_response=str(answer)))
         else:
-            log.error("bug: placing failed inside the hub", exc_info=answer)
+            log.error("bug: placing failed inside the hub", exc_info=answer, extra={"event": "bug"})
             self.say(messages.Unplaced(id_, failed=True))
 
     def _waited(self, id_: int, task: asyncio.Task[None]) -> None:

@@ -98,12 +98,15 @@ class HubWatch:
             self._why_lost = ""
             fields = {"worker": self._worker, "placements_by_ring": self._alone}
             self._alone = 0
-            log.info("the hub places", extra={"fields": fields})
+            log.info("the hub places", extra={"event": "hub_found", "fields": fields})
 
     def lost(self, why: str) -> list[int]:
         """The hub does not place, which is logged once. Returns what was asked of it."""
         if not self._why_lost:
-            log.warning("the hub is lost: placing by the ring", extra={"fields": {"worker": self._worker, "why": why}})
+            log.warning(
+                "the hub is lost: placing by the ring",
+                extra={"event": "hub_lost", "fields": {"worker": self._worker, "why": why}},
+            )
         self._why_lost, self._check = why, None
         return [*self.asked, *self.queued]
 

@@ -150,7 +150,10 @@ class _Link(asyncio.Protocol):
 
     def give_up(self, error: messages.WireError) -> None:
         """Close the connection, and log why."""
-        log.error("the hub is not understood, or cannot be told", extra={"fields": {"why": str(error)}})
+        log.error(
+            "the hub is not understood, or cannot be told",
+            extra={"event": "hub_not_understood", "fields": {"why": str(error)}},
+        )
         self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -239,6 +239,7 @@ class ReplicaView(Struct, tag=2, array_like=True):
     ids: bool  # whether placements carry token ids besides block keys
     engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
     names: dict[str, str] = {}  # model -> the other name that its chains begin with
+    standing: str = ""  # how many replicas are ready, and why the others are not
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):

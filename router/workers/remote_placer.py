@@ -213,6 +213,10 @@ class RemotePlacer:
         """Whether a replica other than these is ready, by the hub's last view."""
         return self._view.others_ready(tried)
 
+    def standing(self) -> str:
+        """How many replicas are ready and why others are not, by the hub's last view."""
+        return self._view.standing
+
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
         """The replica made a stored response. All workers learn that through the hub; this one remembers it too."""
         self._owners.learn(response_id, replica, tenant)

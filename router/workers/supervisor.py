@@ -97,7 +97,7 @@ class _Supervisor:
         """Bind all sockets and set up the children. Only this user can enter the temporary folder (0700)."""
         s = self._settings.listen
         main = self._main = stack.enter_context(_bound(s.host, s.port))
-        admin = stack.enter_context(_bound(s.admin_host, s.admin_port))
+        admin = stack.enter_context(_bound(s.admin_host, s.admin_port, admin=True))
         hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             hub.bind(os.fspath(path))
@@ -193,7 +193,7 @@ class _Child:
             lived_s = time.monotonic() - started_s
             pause_s = PAUSE_S if lived_s >= LIVED_S else pause_s
             fields = {"process": self.name, "pid": process.pid, "status": status, "lived_s": round(lived_s, 1)}
-            log.error("a process died and is started again", extra={"fields": fields})
+            log.error("a process died and is started again", extra={"event": "process_died", "fields": fields})
             await asyncio.sleep(max(pause_s, self._barred_s()))
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
             self._restarts.append(time.monotonic())
@@ -221,7 +221,10 @@ class _Child:
         if self._draining and process.stdin is not None:
             process.stdin.close()
             return process
-        log.info("a process was started", extra={"fields": {"process": self.name, "pid": process.pid}})
+        log.info(
+            "a process was started",
+            extra={"event": "process_started", "fields": {"process": self.name, "pid": process.pid}},
+        )
         if process.stdin is not None:
             process.stdin.write(framed(self.spec) + (framed(LameDuck()) if self._lame else b""))
             with suppress(ConnectionError):
@@ -272,12 +275,12 @@ def _share(settings: Settings) -> Settings:
     )
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, *, admin: bool = False) -> socket.socket:
     """A listening socket that children accept on. Raises OSError with the setting's name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=BACKLOG)
     except OSError as error:
-        raise cannot_listen(error, host, port) from error
+        raise cannot_listen(error, host, port, admin=admin) from error
     listening.setblocking(False)
     return listening

@@ -77,6 +77,11 @@ class LastView:
             raise NoReplica
         raise UnknownModel(sorted(self._serving))
 
+    @property
+    def standing(self) -> str:
+        """How many replicas are ready, and why the others are not."""
+        return self._view.standing
+
     def token_view(self, model: str) -> TokenView | None:
         """What turning prompts of the model into token ids takes; None where token ids would tell nothing."""
         return self._view.tokens.get(model)

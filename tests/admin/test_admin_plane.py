@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admin import dashboard
+from router.admin import dashboard, runbook
 from router.admin.replicas import Additions
 from router.app import App
 from router.core.dialects import PATHS
@@ -43,7 +43,8 @@ def admin_routes(app: App) -> list[tuple[str, str]]:
         for route in runner.app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    static = [(route.method, route.path) for route in dashboard.routes()]
+    static = [(route.method, route.path) for route in (*dashboard.routes(), *runbook.routes())]
+    found.append(("GET", "/"))
     assert served == {*found, *static}, "a route that this test does not know of"
     return [*found, *static]
 
@@ -59,15 +60,15 @@ def main_routes(app: App) -> list[tuple[str, str]]:
     inference = [("POST", path) for path in (*PATHS, *app._settings.api.passthrough)]
     stored = [(method, f"{RESPONSES}/resp_1{action}") for method, action in
               product(METHODS, ("", *(f"/{each}" for each in RESPONSE_ACTIONS)))]  # fmt: skip
-    pages = [("GET", path) for path in (*OPEN, METRICS, "/v1/models", "/v1/models/m")]
+    pages = [("GET", path) for path in ("/", *OPEN, METRICS, "/v1/models", "/v1/models/m")]
     others = [("GET", "/nowhere"), ("PUT", "/v1/models"), ("POST", "/add_worker"), ("GET", REPLICAS)]
     return [*inference, *stored, *pages, *others]
 
 
 async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Every route of both listeners with no key, a wrong one, a tenant's and the admin's: each opens what it is for
-    and nothing else. Only `/healthz`, `/readyz` and the files of the dashboard are anybody's. What is turned away
-    reaches no engine."""
+    and nothing else. Only `/healthz`, `/readyz`, the runbook and the files of the dashboard are anybody's. What is
+    turned away reaches no engine."""
     ring = Keyring(tmp_path, acme={})
     kinds = {"none": {}, "bad": bearer("wr-bad-bad-bad-bad-bad"), "tenant": ring.of("acme"), "admin": bearer(ADMIN)}
     options = {"admin__token": ADMIN, "admin__replicas_allowed": "http://127.0.0.0/8:1", **ring.settings}
@@ -75,7 +76,9 @@ async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: 
         listeners = [(app.url, main_routes(app), "tenant"), (app.admin_url, admin_routes(app), "admin")]
         for (url, routes, right), (kind, headers) in product(listeners, kinds.items()):
             for method, path in routes:
-                opens = path in (*OPEN, *dashboard.PATHS) or kind == ("admin" if path == METRICS else right)
+                opens = path in (*OPEN, *dashboard.PATHS, *runbook.PATHS) or kind == (
+                    "admin" if path == METRICS else right
+                )
                 reached = len(engine.seen)
                 body = {"json": {"model": "m"}} if method == "POST" else {}
                 async with client.request(method, url + path, headers=headers, **body) as response:

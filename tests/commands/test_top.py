@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import io
+import itertools
 import os
 import pty
 import signal
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,8 +19,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from rich.console import Console
 
 from router.commands.main import main
+from router.commands.top import plain
+from router.commands.top.screen import screen
+from router.commands.top.terminal import drawn
 from tests.support.observatory_page import empty, observatory
 
 NOW_S = 1_800_000_000.0
@@ -134,14 +142,16 @@ async def test_nobody_there_and_no_token(tmp_path: Path) -> None:
         assert len(errors.splitlines()) == 1
 
 
-async def test_on_a_terminal(token_file: str) -> None:
-    """It looks again and again, says when the router is gone and keeps the last figures, and ends with Ctrl-C."""
-    screen, terminal = pty.openpty()
+@pytest.mark.parametrize("ends", ["q", "Ctrl-C"])
+async def test_on_a_terminal(token_file: str, ends: str) -> None:
+    """It looks again and again, says when the router is gone and keeps the last figures, and ends with q or Ctrl-C."""
+    keyboard, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)[3]
     seen: list[str] = []
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
-        seen.append(os.read(screen, 1 << 16).decode(errors="replace"))
+        seen.append(os.read(keyboard, 1 << 16).decode(errors="replace"))
         news.set()
 
     async def until(words: str) -> None:
@@ -149,7 +159,7 @@ async def test_on_a_terminal(token_file: str) -> None:
             news.clear()
             await news.wait()
 
-    loop.add_reader(screen, read)
+    loop.add_reader(keyboard, read)
     try:
         async with serving(observatory(NOW_S)) as url:
             process = await asyncio.create_subprocess_exec(
@@ -162,24 +172,108 @@ async def test_on_a_terminal(token_file: str) -> None:
         await until("cannot reach")
         seen[:] = ["".join(seen).partition("cannot reach")[2]]
         await until("You are a coding agent")
-        process.send_signal(signal.SIGINT)
+        await until("q quits")
+        if ends == "q":
+            os.write(keyboard, b"q")
+        else:
+            process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
+        assert termios.tcgetattr(terminal)[3] == before, "the terminal is as it was"
         assert "Traceback" not in "".join(seen)
     finally:
         if process.returncode is None:
             process.kill()
-        loop.remove_reader(screen)
-        os.close(screen)
+        loop.remove_reader(keyboard)
+        os.close(keyboard)
         os.close(terminal)
 
 
-def test_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the extra is not installed, it says what to install."""
-    monkeypatch.delitem(sys.modules, "router.commands.top", raising=False)
-    for name in [name for name in sys.modules if name == "rich" or name.startswith("rich.")]:
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extra is not installed: rich is not found, and cannot be imported."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "rich" else find(name, *more))
+    for name in [name for name in sys.modules if name == "rich" or name.startswith(("rich.", "router.commands.top"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
+
+
+@pytest.mark.usefixtures("without_rich")
+async def test_one_page_without_rich(token_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the extra one page is shown as plain text, with nothing left out and numbers in columns."""
+    page = observatory(NOW_S)
+    async with serving(page) as url:
+        assert await asyncio.to_thread(main, ["top", "--url", url, "--token-file", token_file, "--once"]) == 0
+    out = capsys.readouterr().out
+    for words in ("p50 187 ms", "diverged", page["advice"][0]["text"], "not ready: connection refused", "nobody"):
+        assert words in out, words
+    rows = [line for line in out.splitlines() if line.startswith("prod/vllm-")]
+    (head,) = (line for line in out.splitlines() if line.startswith("Replica"))
+    assert len(rows) == 4
+    assert len({line.find(" ms", head.index("waiting")) for line in rows}) == 1
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_a_live_page_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal it says what to install, in a clone and beside a wheel, and what works without."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["top"]) == 2
     said = capsys.readouterr().err
-    assert "top needs 'rich" in said
-    assert "pip install '.[demo]'" in said
+    assert "top needs 'rich': pip install '.[top]' in a clone, or pip install rich" in said
+    assert "--once" in said
+
+
+def shown(page: Any, width: int, height: int, *, gone: str = "") -> list[str]:
+    """The lines of a terminal of this size."""
+    console = Console(width=width, height=height, record=True, file=io.StringIO())
+    console.print(drawn(screen(page, height=height, foot="q quits", gone=gone), width=width))
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("gone", ["", "cannot reach http://127.0.0.1:8001: connection refused; " + "is it " * 20])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (200, 60)])
+def test_it_fits_on_a_screen(width: int, height: int, gone: str) -> None:
+    """No line is folded and none is lost: the key that quits is on the last one, every table has rows, and the head of
+    a table that is cut says so."""
+    page = observatory(NOW_S)
+    lines = shown(page, width, height, gone=gone)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert lines[-1].strip() == "q quits"
+    heads = [n for n, line in enumerate(lines) if line.startswith(("Why computed", "#", "Replica", "Shared prefix"))]
+    assert len(heads) == 4
+    assert min(b - a for a, b in itertools.pairwise([*heads, len(lines) - 1])) >= 3, "two rows of each table"
+    assert any(line.startswith("Shared prefix ") and "/9 " in line for line in lines) == (height < 40)
+    assert not any("…" in line for line in lines[bool(gone) : 4]), "figures are whole"
+
+
+def test_errors_are_told_of_each_replica() -> None:
+    """The head counts what failed among the last requests, and each replica's row the attempts that failed there."""
+    page = observatory(NOW_S)
+    broken = {**page["decisions"][0], "status": 200, "ending": "failed", "replica": "http://10.0.0.1:8000"}
+    tried = {**broken, "ending": "ok", "retries": [{"kind": "connect", "replica": "http://10.0.0.4:8000"}]}
+    page["decisions"] = [broken, broken, tried, {**broken, "status": 404, "ending": "refused"}]
+    text = plain.drawn(screen(page))
+    assert "errors 2 of the last 4" in text
+    errors = {
+        line.split()[0]: line.split(" %", 1)[-1].split()[0] for line in text.splitlines() if "prod/vllm-" in line[:10]
+    }
+    assert errors["prod/vllm-0"] == "2"
+    assert errors["prod/vllm-1"] == "0"
+    assert text.index("prod/vllm-3") < text.index("prod/vllm-0"), "whoever takes no requests stands first"
+
+
+def test_what_engines_told_is_apart_from_what_was_predicted() -> None:
+    """The rate is of all tokens; what engines told, and what was predicted of the same tokens, stand beside it."""
+    page = observatory(NOW_S)
+    assert "verified: no engine told" in plain.drawn(screen(page))
+    for point in page["timeline"]["points"]:
+        point |= {"verified_tokens": point["prompt_tokens"] // 2}
+        point |= {
+            "verified_hit_tokens": point["prompt_tokens"] // 4,
+            "verified_predicted_tokens": point["hit_tokens"] // 2,
+        }
+    page["totals"] |= {"counted_tokens": 1_000, "counted_hit_tokens": 700}
+    text = plain.drawn(screen(page))
+    assert "verified 50.0 %: actual 50.0 %, predicted" in text
+    assert "engines count 70.0 %" in text

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
 
-from tests.support.fakes import FakeEngine, idle, running
+from tests.support.fakes import FakeEngine, idle, reset, running
+from tests.support.keyring import Keyring
 
 CHAT = "/v1/chat/completions"
 
@@ -78,13 +80,32 @@ async def test_no_replica_ready(client: ClientSession, unused_tcp_port: int) -> 
         async with client.post(app.url + CHAT, json={"model": "m", "messages": []}) as response:
             assert response.status == 503
             assert int(response.headers["Retry-After"]) > 0
-            assert (await response.json())["error"]["code"] == "no_replica_ready"
+            error = (await response.json())["error"]
+            assert error["code"] == "no_replica_ready"
+            assert "Cause: 0 of 1 replicas are ready: connection refused." in error["message"]
         for url, expected in (("/readyz", 503), ("/healthz", 200)):
             for base in (app.url, app.admin_url):
                 async with client.get(base + url) as response:
                     assert response.status == expected
         async with client.get(app.url + "/v1/models") as response:
             assert (await response.json())["data"] == []
+
+
+async def test_why_it_failed_is_for_those_who_may_see_receipts(
+    client: ClientSession, engine: FakeEngine, tmp_path: Path
+) -> None:
+    """What failed behind the router stands in the error of a tenant with receipts, in no other tenant's, and always in
+    the record; what to do stands in both."""
+    ring = Keyring(tmp_path, acme={}, ours={"receipts": True})
+    async with running(engine, **ring.settings) as app:
+        for name, told in (("acme", False), ("ours", True)):
+            engine.script.append(reset)
+            call = {"json": {"model": "m", "messages": []}, "headers": ring.of(name)}
+            code, error = await error_of(client, app.url + CHAT, **call)
+            assert (code, error["code"]) == (502, "engine_failed")
+            assert "try again" in str(error["message"])
+            assert (f"broke_early at {engine.url}" in str(error["message"])) is told
+            assert f"broke_early at {engine.url}" in str(app.hub.pages.decisions[-1].detail)
 
 
 async def test_replica_comes_up(client: ClientSession, unused_tcp_port: int) -> None:

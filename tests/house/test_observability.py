@@ -95,7 +95,7 @@ def test_every_alert_has_its_section(alert: Any) -> None:
     """Its runbook link leads to a section of its name, which says what it means, what to look at, and what to do."""
     headings = re.findall(r"^## (\w+)$", RUNBOOK, re.MULTILINE)
     assert headings.count(alert.name) == 1
-    assert alert.rule["annotations"]["runbook_url"].endswith(f"docs/operate/runbook.md#{alert.name.lower()}")
+    assert alert.rule["annotations"]["runbook_url"].endswith(f":8001/runbook#{alert.name.lower()}")
     section = RUNBOOK.split(f"## {alert.name}\n")[1].split("\n## ")[0]
     for part in ("**Means:**", "**Look at:**", "**Do:**"):
         assert section.count(part) == 1, part

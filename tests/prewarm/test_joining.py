@@ -76,7 +76,11 @@ async def test_before_its_traffic(client: ClientSession, told: Told, engine: Fak
 
 @pytest.mark.parametrize(
     ("replies", "why"),
-    [([mute], "it took longer than prewarm.timeout_s"), ([status(500)] * 3, "status 500"), ([reset], "Disconnected")],
+    [
+        ([mute], "it took longer than prewarm.timeout_s"),
+        ([status(500)] * 3, "status 500"),
+        ([reset], "closed"),
+    ],
 )
 async def test_warming_that_fails(
     told: Told, engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, replies: list[Reply], why: str

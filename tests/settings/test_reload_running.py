@@ -226,7 +226,7 @@ async def test_what_needs_a_restart_is_said_and_kept(
             logging.WARNING,
             {"settings": ["listen.port", "routing.policy"]},
         )
-        (applied,) = [r for r in caplog.records if r.getMessage() == "the settings were read again"]
+        (applied,) = [r for r in caplog.records if r.getMessage() == "configuration reloaded"]
         assert vars(applied)["fields"] == {"changed": ["admin.token", "upstream.retries_max"]}
         assert await router.metric("warmroute_last_reload_timestamp_seconds") is not None
 

@@ -143,7 +143,10 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
         ("probe.interval_s", True),
         ("replicas", 5),
         ("replicas", "ftp://a"),
-        ("replicas", "10.0.0.1:8000"),
+        ("replicas", "10.0.0.1"),
+        ("replicas", "ftp:21:8000"),
+        ("replicas", "http://a:8000/v1"),
+        ("replicas", "http://a/openai/v1/"),
         ("replicas", "http://"),
         ("replicas", "http://a?b=c"),
         ("replicas", "http://a#b"),
@@ -167,6 +170,68 @@ def test_a_value_outside_its_limits_is_refused(key: str, value: object) -> None:
 def test_base_urls_are_taken(url: str) -> None:
     """Hosts, addresses, ports and base paths."""
     assert load(overrides={"replicas": [url]}).replicas == (url,)
+
+
+@pytest.mark.parametrize("address", ["localhost:9100", "10.0.0.1:8000", "[::1]:80", "engine-0.ns.svc:8000"])
+def test_an_address_with_a_port_is_read_as_http(address: str) -> None:
+    """What people type first is taken, and is the same replica as its URL."""
+    assert load(overrides={"replicas": [address]}).replicas == (f"http://{address}",)
+    assert problems(replicas=[address, f"http://{address}/"]) == ["'replicas': a URL is given twice"]
+
+
+def test_a_url_with_v1_is_refused_with_the_right_one() -> None:
+    """The base URL of a client, which ends with /v1, is none of a replica, which would be asked for `/v1/v1`."""
+    (problem,) = problems(replicas="http://a:8000/v1/")
+    assert problem.startswith("'replicas': 'http://a:8000/v1/' must be given without /v1")
+    assert problem.endswith(": http://a:8000")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("admin.host", "listen.admin_host"),
+        ("host", "listen.host"),
+        ("upstream.body_bytes_max", "limits.body_bytes_max"),
+        ("listne.port", "listen.port"),
+        ("Routing.Policy", "routing.policy"),
+        ("routing.blok", None),
+        ("completely.different", None),
+    ],
+)
+def test_a_hint_is_what_was_meant_or_none(wrong: str, right: str | None) -> None:
+    """Last parts count most, and nothing is named where nothing is similar."""
+    (problem,) = problems(**{wrong.replace(".", "__"): "x"})
+    assert problem == f"unknown setting '{wrong}'" + (f"; the nearest is '{right}'" if right else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("ADMIN_HOST", "LISTEN_ADMIN_HOST"), ("LISTEN_PROT", "LISTEN_PORT"), ("FOO", None), ("DEBUG", None)],
+)
+def test_a_hint_for_a_variable_is_what_was_meant_or_none(name: str, right: str | None) -> None:
+    """The prefix that all variables share makes none of them similar."""
+    (problem,) = problems(env={f"WARMROUTE_{name}": "x"})
+    near = f"; the nearest is 'WARMROUTE_{right}'" if right else ""
+    assert problem == f"unknown environment variable 'WARMROUTE_{name}'{near}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("listen.port", "99999", "a whole number from 0 to 65535 is expected, not '99999'"),
+        ("listen.port", None, "a whole number from 0 to 65535 is expected, not an empty value"),
+        ("limits.body_bytes_max", 0, "a whole number of at least 1 is expected, not 0"),
+        ("listen.drain_s", "-1", "a number from 0 to 1000000 is expected, not '-1'"),
+        ("probe.timeout_s", "soon", "a number over 0, at most 1000000 is expected, not 'soon'"),
+        ("log.requests", "maybe", "true or false is expected, not 'maybe'"),
+        ("listen.host", 5, "text is expected, not 5"),
+        ("replicas", 5, "a list of texts is expected, not 5"),
+        ("admin.token", 1234, "text is expected"),
+    ],
+)
+def test_a_wrong_value_is_told_in_plain_words(key: str, value: object, said: str) -> None:
+    """What would be taken, and what was given, without a library's names of types; a secret is not quoted."""
+    assert problems(**{key.replace(".", "__"): value}) == [f"'{key}': {said}"]
 
 
 def test_every_setting_has_a_key_and_the_file_can_set_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from router.core.facts.misses import Breakdown, Miss
-from router.core.facts.placements import Grade, Reason, Receipt, Usage
+from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.telemetry import logs
 from tests.telemetry.log_lines import Pipe, record
 
@@ -34,6 +34,7 @@ FULL = record(
             logs._Json(),
             (
                 '{"time":"2025-11-21T17:31:20.042+00:00","level":"info","logger":"router.requests","message":"request",'
+                '"event":"request",'
                 '"request_id":"a\\"b","route":"/v1/completions","model":"naïve","status":200,"ending":"ok",'
                 '"duration_ms":1234.6'
             ),
@@ -68,6 +69,38 @@ def test_a_request(style: logs._Json | logs._Text, known: str, more: str, end: s
     assert style.request(AT_S, FULL).decode() == known + more + end
 
 
+@pytest.mark.parametrize(
+    ("status", "ending", "error", "level"),
+    [
+        (200, Ending.OK, None, "info"),
+        (404, "refused", "model_not_found", "info"),
+        (429, "refused", "overloaded", "info"),
+        (499, Ending.CLIENT_LEFT, None, "info"),
+        (200, Ending.CLIENT_LEFT, None, "info"),
+        (200, Ending.FAILED, "unfinished", "warning"),
+        (200, "drained", "drained", "warning"),
+        (500, Ending.FAILED, None, "warning"),
+        (502, "refused", "engine_failed", "warning"),
+        (503, "refused", "no_replica_ready", "warning"),
+        (500, "refused", "internal_error", "error"),
+    ],
+)
+def test_what_failed_is_a_warning(status: int, ending: str, error: str | None, level: str) -> None:
+    """A filter by level finds what failed, answers that broke off included, and none of what clients did wrong."""
+    line = record(status=status, ending=ending, error=error)
+    assert json.loads(logs._Json().request(AT_S, line))["level"] == level
+    assert logs._Text().request(AT_S, line).split()[1].decode() == level
+
+
+def test_an_event_stands_beside_its_sentence(pipe: Pipe) -> None:
+    """As JSON a line has the key of what happened, which filters go by and no rewording changes."""
+    pipe.setup()
+    logging.getLogger("router.x").info("replica ready", extra={"event": "replica_up", "fields": {"replica": "r"}})
+    (line,) = pipe.lines()
+    assert list(line) == ["time", "level", "logger", "message", "event", "replica"]
+    assert line["event"] == "replica_up"
+
+
 def test_a_traced_request() -> None:
     """The line of a request that is traced has the trace's id, in both forms."""
     line = record(trace_id="0af7651916cd43dd8448eb211c80319c")
@@ -97,6 +130,7 @@ def test_an_ordinary_record(format_: str, pipe: Pipe) -> None:
     assert "not at this level" not in text
     if format_ == "json":
         line = json.loads(text)
+        assert "event" not in line
         assert list(line) == ["time", "level", "logger", "message", "replica", "why", "exception"]
         assert line["message"] == "failed 2 times"
         assert line["exception"].startswith("Traceback")

@@ -316,7 +316,7 @@ async def test_verifying_names_the_first_token_that_differs(
     async def gone(path: str, body: dict[str, Any]) -> dict[str, Any]:
         raise OSError
 
-    assert await prompts.verify("m", "vllm", gone) == "the replica does not answer /tokenize: OSError"
+    assert await prompts.verify("m", "vllm", gone) == "the replica does not answer /tokenize: network error"
     assert prompts.counts() != {}
 
 

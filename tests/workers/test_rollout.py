@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from router.settings.reloading import REFUSED
 from router.workers.child import ALONE_S
 from tests.http.wire import spliced
 from tests.support.fakes import FakeEngine, half_then_waits, ok
@@ -183,11 +184,11 @@ async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path, wor
         write(file, other, api={"receipts": False}, listen={"keepalive_s": 30})
         os.killpg(router.process.pid, signal.SIGHUP)
         await replicas_are(router, other)
-        await until(lambda: router.said("the settings were read again") == 1)
+        await until(lambda: router.said("configuration reloaded") == 1)
         await receipts_are(router, None)
         file.write_text("replicas: [nonsense]\nlog: {level: loud}\n")
         router.process.send_signal(signal.SIGHUP)
-        await until(lambda: router.said("the settings were read again and refused") == 2)
+        await until(lambda: router.said(REFUSED) == 2)
         await receipts_are(router, None)
         if workers > 1:
             for pid in (router.pids("worker 0")[-1], router.pids("worker 1")[-1], router.pids(HUB)[-1]):

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from router.commands.extras import missing
+
 LINE_BYTES_MAX = 64 << 20  # a request with images in it may have tens of megabytes
 BUFFER_BYTES = 1 << 20
 STDIN = "-"
@@ -43,7 +45,7 @@ def _open(path: Path) -> BinaryIO:
         try:
             zstandard = importlib.import_module("zstandard")
         except ModuleNotFoundError as error:
-            raise CannotOpen(f"{path}: needs zstandard: pip install 'warmroute[demo]'") from error
+            raise CannotOpen(f"{path}: {missing('a .zst file', 'zstandard', 'audit')}") from error
         reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
         return cast("BinaryIO", io.BufferedReader(_Unpacked(reader, zstandard.ZstdError), BUFFER_BYTES))
     return path.open("rb", BUFFER_BYTES)

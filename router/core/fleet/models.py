@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
 from router.core.fleet.fleet import Fleet
@@ -12,6 +14,9 @@ from router.core.prompts.identity import Names
 MODELS_MAX = 1_024  # models whose tokens are learned
 NOT_YET = "its prompts were not turned into tokens yet"
 NO_MODELS = "its models are not known yet"
+
+
+REASONS_MAX = 3  # reasons why replicas are not ready that are told with a refusal
 
 
 class NoReplica(Exception):
@@ -93,6 +98,17 @@ class Models:
         """Replicas came or went, or serve something else."""
         self._engines.clear()
 
+    def standing(self) -> str:
+        """How many replicas are ready, and why the others are not, the most frequent reasons first: for an operator who
+        reads why a request found none."""
+        members = self._fleet.members.values()
+        if not members:
+            return "no replica is known: give --replica URL, or look at discovery"
+        ready = sum(member.ready for member in members)
+        reasons = Counter(_unfit(member) for member in members if not member.ready).most_common(REASONS_MAX)
+        counted = ", ".join(why if len(reasons) == 1 else f"{why} ({count})" for why, count in reasons)
+        return f"{ready} of {len(members)} replicas are ready" + (f": {counted}" if counted else "")
+
     # -- whether events are of use -------------------------------------------------------------------------------
 
     def follows(self, model: str) -> bool:
@@ -132,3 +148,10 @@ class Models:
                 break
             why = why or trouble  # the first one's
         self._knowledge.untokened(member.id, why)
+
+
+def _unfit(member: Member) -> str:
+    """Why a member that is not ready is sent nothing."""
+    if not member.replica.ready:
+        return "not ready, by discovery"
+    return (member.health.why or "not probed yet") if not member.health.fit else "being warmed"

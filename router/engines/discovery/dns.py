@@ -78,7 +78,7 @@ class DnsDiscovery:
             try:
                 addresses = await self._ask()
             except OSError as error:
-                self._failed(error.strerror or str(error) or type(error).__name__)
+                self._failed(error.strerror or str(error) or "the name cannot be resolved")
             else:
                 self._learn(addresses)
                 if self._found != given:
@@ -101,7 +101,7 @@ class DnsDiscovery:
         self._good_s = self._clock()
         if self._why:
             fields = {"source": self.source, "name": self._name, "replicas": len(addresses)}
-            log.info("discovery is fresh", extra={"fields": fields})
+            log.info("discovery is fresh", extra={"event": "discovery_fresh", "fields": fields})
         self._why = ""
         hosts = (f"[{address}]" if ":" in address else address for address in addresses)
         self._found = frozenset(Replica(f"{self._scheme}://{host}:{self._port}") for host in hosts)
@@ -111,7 +111,9 @@ class DnsDiscovery:
         self._errors += 1
         if self._errors == 1 or not self._why:
             fields = {"source": self.source, "name": self._name, "why": why, "kept": len(self._found)}
-            log.warning("discovery is stale: the last good set is kept", extra={"fields": fields})
+            log.warning(
+                "discovery is stale: the last good set is kept", extra={"event": "discovery_stale", "fields": fields}
+            )
         self._why = why
 
 

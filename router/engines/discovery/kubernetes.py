@@ -151,7 +151,7 @@ class KubernetesDiscovery:
             "namespaces": ",".join(self._namespaces),
             "pods": sum(len(follower.view.pods) for follower in self._followers),
         }
-        log.warning("discovery finds no replica", extra={"fields": fields})
+        log.warning("discovery finds no replica", extra={"event": "discovery_empty", "fields": fields})
 
     def _replicas(self) -> frozenset[Replica]:
         claims = [claim for follower in self._followers for claim in follower.view.claims()]
@@ -159,7 +159,10 @@ class KubernetesDiscovery:
         replicas, left_out = replicas_of(claims, given, self._settings.replicas_max)
         if left_out and not self._left_out:
             fields = {"source": self.source, "replicas_max": self._settings.replicas_max, "left_out": left_out}
-            log.warning("there are more replicas than discovery.replicas_max", extra={"fields": fields})
+            log.warning(
+                "there are more replicas than discovery.replicas_max",
+                extra={"event": "replicas_over_max", "fields": fields},
+            )
         self._left_out = left_out
         return replicas
 
@@ -269,7 +272,7 @@ class Client:
             await self.close()
             raise WatchFailed(f"no trust in the API server: {error}; certificates are read anew") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            raise WatchFailed(f"no answer from the API server: {type(error).__name__}: {error}") from error
+            raise WatchFailed(f"no answer from the API server: {fetch.words(error)}: {error}") from error
 
     async def _get(self, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
         rest = await self._connected()

@@ -139,7 +139,9 @@ class PodFollower:
                 self._failed(str(error))
                 pause_s = min(error.retry_after_s, RETRY_AFTER_MAX_S)
             except Exception as error:  # a bug, after which pods must still be followed
-                log.exception("bug: discovery failed inside the router", extra={"fields": self._fields()})
+                log.exception(
+                    "bug: discovery failed inside the router", extra={"event": "bug", "fields": self._fields()}
+                )
                 self._failed(f"a bug: {type(error).__name__}")
             failures = 0 if loop.time() - began_s >= SETTLED_S else failures + 1
             if failures > 1 or pause_s:
@@ -213,7 +215,7 @@ class PodFollower:
         if not begun:
             raise WatchFailed(unopened, retry_after_s)
         self.errors += 1
-        log.info("watch of pods broke", extra={"fields": {**self._fields(), "why": broken}})
+        log.info("watch of pods broke", extra={"event": "watch_broke", "fields": {**self._fields(), "why": broken}})
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -254,7 +256,10 @@ class PodFollower:
             self._told[sighting.name] = sighting.why
             log.warning(
                 "pod is not usable as it is",
-                extra={"fields": {**self._fields(), "pod": sighting.name, "why": sighting.why}},
+                extra={
+                    "event": "pod_unusable",
+                    "fields": {**self._fields(), "pod": sighting.name, "why": sighting.why},
+                },
             )
         else:
             del self._told[sighting.name]
@@ -267,7 +272,9 @@ class PodFollower:
         self.why = why
         if not self._warned or (why != self._warned_of and now_s - self._warned_s >= TOLD_AGAIN_S):
             self._warned, self._warned_of, self._warned_s = True, why, now_s
-            log.warning("discovery is stale", extra={"fields": {**self._fields(), "why": why}})
+            log.warning(
+                "discovery is stale", extra={"event": "discovery_stale", "fields": {**self._fields(), "why": why}}
+            )
         if not self.tried:
             self.tried = True
             self._changed()
@@ -278,4 +285,7 @@ class PodFollower:
         if self._warned:
             self._warned = False
             stale_s = round(asyncio.get_running_loop().time() - self.stale_since_s, 3)
-            log.info("discovery is fresh again", extra={"fields": {**self._fields(), "stale_s": stale_s}})
+            log.info(
+                "discovery is fresh again",
+                extra={"event": "discovery_fresh", "fields": {**self._fields(), "stale_s": stale_s}},
+            )

@@ -73,7 +73,10 @@ class Together:
                     self._bugs[discovery.source] = (self._count(discovery), "")
                     self._changed.set()
             except Exception as error:
-                log.exception("bug: discovery failed inside the router", extra={"fields": {"source": discovery.source}})
+                log.exception(
+                    "bug: discovery failed inside the router",
+                    extra={"event": "bug", "fields": {"source": discovery.source}},
+                )
                 why = f"a bug of the router: {type(error).__name__}"
             finally:
                 if isinstance(sets, AsyncGenerator):
@@ -105,8 +108,13 @@ class Together:
         if bool(over) != bool(self._over):
             fields = {"found": len(by_id), "taken": len(self._taken), "discovery.replicas_max": self._replicas_max}
             if over:
-                log.warning("more replicas are found than may be taken", extra={"fields": fields})
+                log.warning(
+                    "more replicas are found than may be taken", extra={"event": "replicas_over_max", "fields": fields}
+                )
             else:
-                log.info("all replicas that are found are taken again", extra={"fields": fields})
+                log.info(
+                    "all replicas that are found are taken again",
+                    extra={"event": "replicas_within_max", "fields": fields},
+                )
         self._over = over
         return {id_: by_id[id_] for id_ in self._taken}

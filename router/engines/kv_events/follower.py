@@ -77,7 +77,7 @@ class Follower:
         self._spent_s = 0.0
         self._look = asyncio.Event()  # set to ask the replica again where its events are
         self._events = self._blocks = 0
-        self._why = "not asked yet"
+        self._why, self._graded = "not asked yet", Grade.ESTIMATED
         self._lag_s: float | None = None  # lag of the last batch when it came
         self._lateness = Lateness()
 
@@ -135,7 +135,9 @@ class Follower:
                 if self._found is None:
                     self._grade(Grade.ESTIMATED, f"does not say where its KV events are: {silent}")
             except Exception:  # a bug in reading a page must not end the loop
-                log.exception("bug: looking for KV events failed", extra={"fields": {"replica": self.replica.id}})
+                log.exception(
+                    "bug: looking for KV events failed", extra={"event": "bug", "fields": {"replica": self.replica.id}}
+                )
             else:
                 if found != self._found:
                     self._found = found
@@ -258,9 +260,11 @@ class Follower:
 
     def _grade(self, grade: Grade, why: str) -> None:
         if why != self._why:
-            self._why = why
-            fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
-            log.info("event stream", extra={"fields": fields})  # the sink logs what becomes of it
+            if grade is self._graded:  # the sink logs what becomes of a grade that changed
+                fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
+                level = logging.DEBUG if grade is Grade.CATCHING_UP else logging.INFO
+                log.log(level, "event stream", extra={"event": "event_stream", "fields": fields})
+            self._why, self._graded = why, grade
             self._sink.grade(self.replica.id, grade, why, self._shared.clock())
 
     def _stop_replay(self) -> None:

@@ -177,7 +177,7 @@ class Finder:
         except TimeoutError as error:
             raise NoAnswer("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NoAnswer(type(error).__name__) from error
+            raise NoAnswer(fetch.words(error)) from error
 
 
 def _told(replica: Replica) -> Source | Off:

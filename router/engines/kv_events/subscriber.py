@@ -190,7 +190,10 @@ class Subscriber:
             if topic not in self._refused and len(self._refused) < REFUSED_MAX:
                 self._refused.add(topic)
                 fields = {"topic": topic[:200].decode(errors="replace"), "peer": peer}
-                log.warning("KV events of an unknown publisher are dropped", extra={"fields": fields})
+                log.warning(
+                    "KV events of an unknown publisher are dropped",
+                    extra={"event": "unknown_publisher", "fields": fields},
+                )
         elif follower.stream is not None:
             follower.stream.live(seq, payload, self._clock())
             follower.wake.set()
