@@ -23,7 +23,7 @@ from rich.console import Console
 
 from router.commands.main import main
 from router.commands.top import plain
-from router.commands.top.screen import screen
+from router.commands.top.screen import TEMPLATES_MAX, screen
 from router.commands.top.terminal import drawn
 from tests.support.observatory_page import empty, observatory
 
@@ -243,7 +243,8 @@ def test_it_fits_on_a_screen(width: int, height: int, gone: str) -> None:
     heads = [n for n, line in enumerate(lines) if line.startswith(("Why computed", "#", "Replica", "Shared prefix"))]
     assert len(heads) == 4
     assert min(b - a for a, b in itertools.pairwise([*heads, len(lines) - 1])) >= 3, "two rows of each table"
-    assert any(line.startswith("Shared prefix ") and "/9 " in line for line in lines) == (height < 40)
+    listed = min(TEMPLATES_MAX, len(page["map"]))
+    assert any(line.startswith("Shared prefix ") and f"/{listed} " in line for line in lines) == (height < 40)
     assert not any("…" in line for line in lines[bool(gone) : 4]), "figures are whole"
 
 
@@ -266,6 +267,8 @@ def test_errors_are_told_of_each_replica() -> None:
 def test_what_engines_told_is_apart_from_what_was_predicted() -> None:
     """The rate is of all tokens; what engines told, and what was predicted of the same tokens, stand beside it."""
     page = observatory(NOW_S)
+    for point in page["timeline"]["points"]:
+        point |= {"verified_tokens": 0, "verified_hit_tokens": 0, "verified_predicted_tokens": 0}
     assert "verified: no engine told" in plain.drawn(screen(page))
     for point in page["timeline"]["points"]:
         point |= {"verified_tokens": point["prompt_tokens"] // 2}

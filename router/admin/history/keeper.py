@@ -137,7 +137,7 @@ class HistoryKeeper:
             try:
                 self._once()
             except Exception:  # a bug must not end the thread: nothing would be kept from then on
-                log.exception("bug: the history failed")
+                log.exception("bug: the history failed", extra={"event": "bug"})
                 self._dropped += len(self._batch)  # one of these may be what it fails on
                 self._batch = []
                 self._failed("it failed; the log has the reason")
@@ -187,7 +187,7 @@ class HistoryKeeper:
     def _wrote(self, file: HistoryFile) -> None:
         if self.status.failing:
             fields = {"path": self._path, "dropped": self._dropped}
-            log.warning("the history is kept again", extra={"fields": fields})
+            log.warning("the history is kept again", extra={"event": "history_kept", "fields": fields})
         self._retry_s = self._retry_first_s
         decisions_s, intervals_s = file.oldest_s()
         size = file.bytes()
@@ -200,7 +200,10 @@ class HistoryKeeper:
             self._file = None
         if not self.status.failing:
             fields = {"path": self._path, "why": why}
-            log.error("the history is not kept: decisions are only in memory until it is", extra={"fields": fields})
+            log.error(
+                "the history is not kept: decisions are only in memory until it is",
+                extra={"event": "history_failing", "fields": fields},
+            )
         self._retry_at_s = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         self.status = KeeperStatus(True, why, 0, self._written, self._dropped)
@@ -214,7 +217,8 @@ class HistoryKeeper:
         except OSError:
             return
         self._retry_at_s = 0.0
-        log.warning("the history was damaged, and begins anew", extra={"fields": {"moved_to": moved}})
+        extra = {"event": "history_damaged", "fields": {"moved_to": moved}}
+        log.warning("the history was damaged, and begins anew", extra=extra)
         self._wake.set()
 
     def _answer(self, file: HistoryFile, count: int) -> None:
@@ -232,7 +236,7 @@ class HistoryKeeper:
                 if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                     raise
             except Exception as error:
-                log.exception("bug: a search of the history failed")
+                log.exception("bug: a search of the history failed", extra={"event": "bug"})
                 future.set_exception(NotKept(f"the search failed: {error}"))
 
     def _turn_away(self) -> None:
