@@ -1,7 +1,7 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
     price(q, r) = wait(r)
-                  + (1 + load(r)) x uncached(q, r)
+                  + uncached(q, r) + load(r) x min(uncached(q, r), unit)
                   + evicted(q, r)
                   + evicted_again(q, r) / (1 + backlog)^2
                   + (decode(q, r) + slowed(q, r) + stalled(q, r)) / (1 + CROWD x median_ms / tie_ms)
@@ -12,7 +12,8 @@ All terms are milliseconds that somebody waits. Each is a field of Candidate, wh
 Both come about at the same time, so the longer of the two counts. `uncached` is the prefill of what the replica does
 not hold: a request goes to its cache unless waiting there costs more than computing it again. `load`, the wait in units
 of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the requests behind it, and an
-idle replica has nobody to delay.
+idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever finds it before him is
+placed elsewhere, for about a unit's work done again, so more than a unit is not counted for each.
 
 `evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
 they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
@@ -211,6 +212,7 @@ class Weights(Struct, gc=False):
     """Weights of the price's terms, the same for all candidates of a market."""
 
     per_wait_ms: float  # load for each millisecond of waiting
+    unit_ms: float  # most that a request behind is delayed
     load_max: float
     again: float  # weight of a millisecond of `evicted_again`
     decoding: float  # weight of a millisecond of decoding
@@ -220,7 +222,7 @@ class Weights(Struct, gc=False):
         """The weights that hold in a market."""
         backlog = market.backlog
         bands = market.median_backlog * market.unit_ms / market.tie_ms if market.tie_ms else 0.0
-        return Weights(1 / market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
+        return Weights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
 
 
 def price(candidate: Candidate, weights: Weights) -> float:
@@ -231,9 +233,12 @@ def price(candidate: Candidate, weights: Weights) -> float:
     load = waited_ms * weights.per_wait_ms
     if load > weights.load_max:
         load = weights.load_max
+    uncached_ms = candidate.uncached_ms
+    delay_ms = uncached_ms if uncached_ms < weights.unit_ms else weights.unit_ms  # noqa: FURB136 - as in wait_ms()
     return (
         waited_ms
-        + (1 + load) * candidate.uncached_ms
+        + uncached_ms
+        + load * delay_ms
         + candidate.evicted_ms
         + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
