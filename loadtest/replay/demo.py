@@ -113,16 +113,23 @@ FIXED = (
 )
 
 
-async def run_all(workloads: Sequence[DemoWorkload], console: Console) -> list[Row]:
-    """Every workload under every policy, one after the other."""
-    return [await run_one(workload, policy, console) for workload in workloads for policy in POLICIES]
+async def run_all(workloads: Sequence[DemoWorkload], console: Console, page_port: int | None) -> list[Row]:
+    """Every workload under every policy, one after the other; warm routers say where their page is unless `page_port`
+    (0: any) is None."""
+    ports = {"warm": page_port}
+    return [
+        await run_one(workload, policy, console, ports.get(policy)) for workload in workloads for policy in POLICIES
+    ]
 
 
-async def run_one(workload: DemoWorkload, policy: str, console: Console) -> Row:
+async def run_one(workload: DemoWorkload, policy: str, console: Console, page_port: int | None = None) -> Row:
     """One workload under one policy, on replicas and a router of its own."""
     trace, settings = shipped_trace(workload.trace), workload.settings(policy=policy, router="warmroute")
     total = min(workload.requests, trace.request_count)
-    async with serving(policy, workload.kv_tokens, workload.time_scale) as (replicas, url, _):
+    served = serving(policy, workload.kv_tokens, workload.time_scale, admin_port=page_port or 0)
+    async with served as (replicas, url, admin_url):
+        if page_port is not None:
+            console.print(f"Live meanwhile: {admin_url}/dashboard", highlight=False, soft_wrap=True)
         with progress_bar(console, f"{workload.name}, {policy}", total) as progress:
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(replicas)), progress)
 
@@ -162,7 +169,7 @@ async def demo(options: argparse.Namespace, command: str) -> int:
     workloads = [replace(w, requests=options.requests or w.requests) for w in WORKLOADS]
     notes = [FIXED, *(workload.describe() for workload in workloads)]
     errors.print("\n".join(notes), highlight=False, soft_wrap=True)
-    rows = await run_all(workloads, errors)
+    rows = await run_all(workloads, errors, None if options.exit else free_or_any(options.admin_port, errors))
     console.print()
     console.print("\n".join(notes), highlight=False, soft_wrap=True)
     print_report(console, rows)
