@@ -253,7 +253,7 @@ class TokenSettings:
 
     sources: tuple[str, ...] = ()
     """Tokenizers: `MODEL=PATH`, or `PATH` for every model. A folder with tokenizer.json and the chat template, or a
-    name on the hub. Needs the extra `tokenizers`."""
+    name on the hub, with its revision if you like (`NAME@REVISION`). Needs the extra `tokenizers`."""
     template_kwargs: tuple[str, ...] = ()
     """What engines were started with as `--default-chat-template-kwargs`: `MODEL={"enable_thinking": false}`."""
     ask_replicas: bool = True
