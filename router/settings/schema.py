@@ -98,8 +98,11 @@ class ListenSettings:
     look elsewhere. Ctrl-C (SIGINT) does not wait."""
     drain_s: NotNegative = 180.0
     """Seconds that running answers may take to finish after that. A pod's grace must be longer than both."""
+    files_interval_s: NotNegative = 10.0
+    """Seconds between two looks whether a file that settings name (certificates, keys, tokens) has changed; it is then
+    read again as on SIGHUP, once it stays the same for one interval. 0: on SIGHUP only."""
     tls_certificate: str = ""
-    """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP."""
+    """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
     tls_key: str = ""
     """PEM file of its private key; empty: it is in `tls_certificate`."""
     tls_client_ca: str = ""
