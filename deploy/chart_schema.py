@@ -38,6 +38,8 @@ NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0
 SECRET_KEY: Schema = {"type": "string", "pattern": "^[-._a-zA-Z0-9]*$"}
 OF_USER: Schema = {"type": "object", "additionalProperties": TEXT}  # labels and annotations: only text is taken
 OF_KUBERNETES: Schema = {"type": "object"}  # a type of the API, closed there
+AMOUNTS: Schema = {"oneOf": [{"type": "null"}, OF_KUBERNETES]}  # of resources; null takes away what is worked out
+QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"}
 
 
 def whole(minimum: int, maximum: int | None = None) -> Schema:
@@ -93,7 +95,7 @@ def pod() -> dict[str, Schema]:
     """Values of the pods."""
     toleration = closed(
         key=TEXT,
-        operator=words("Exists", "Equal"),
+        operator=words("Exists", "Equal", "Gt", "Lt"),
         value=TEXT,
         effect=words("NoSchedule", "PreferNoSchedule", "NoExecute"),
         tolerationSeconds=whole(0),
@@ -112,21 +114,34 @@ def pod() -> dict[str, Schema]:
     return {
         "replicaCount": whole(1),
         "image": closed(
-            repository={"type": "string", "minLength": 1, "pattern": "^[^:@ ]+(:[0-9]+/[^:@ ]+)?$"},
+            repository={"type": "string", "pattern": "^([^:@ ]+(:[0-9]+/[^:@ ]+)?)?$"},
             tag=TEXT,
             digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
             pullPolicy=words("Always", "IfNotPresent", "Never"),
         ),
         "imagePullSecrets": many(closed(("name",), name=NAME)),
-        "resources": closed(requests=OF_KUBERNETES, limits=OF_KUBERNETES, claims=many(OF_KUBERNETES)),
+        "resources": closed(requests=AMOUNTS, limits=AMOUNTS, claims=many(OF_KUBERNETES)),
+        "tokenizers": many(closed(model=TEXT, path=TEXT, repo=TEXT, revision=TEXT)),
+        "huggingFace": secret(key=SECRET_KEY, cacheSizeLimit=QUANTITY),
         "runAsUser": {"oneOf": [{"type": "null"}, whole(1)]},
+        "deploymentAnnotations": OF_USER,
         "podLabels": OF_USER,
         "podAnnotations": OF_USER,
         "extraEnv": many(closed(("name",), name=TEXT, value=TEXT, valueFrom=OF_KUBERNETES)),
+        "extraEnvFrom": many(closed(prefix=TEXT, configMapRef=OF_KUBERNETES, secretRef=OF_KUBERNETES)),
+        "extraArgs": many(TEXT),
         "extraVolumes": many(OF_KUBERNETES),
         "extraVolumeMounts": many(OF_KUBERNETES),
-        "tmpSizeLimit": {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"},
+        "extraContainers": many(OF_KUBERNETES),
+        "initContainers": many(OF_KUBERNETES),
+        "tmpSizeLimit": QUANTITY,
+        "hostAliases": many(closed(("ip", "hostnames"), ip=TEXT, hostnames=many(TEXT))),
+        "dnsPolicy": words("", "ClusterFirst", "Default", "None"),
+        "dnsConfig": closed(nameservers=many(TEXT), searches=many(TEXT), options=many(closed(name=TEXT, value=TEXT))),
+        "runtimeClassName": NAME,
         "maxSurge": {"oneOf": [whole(1), {"type": "string", "pattern": "^[1-9][0-9]?%$|^100%$"}]},
+        "minReadySeconds": whole(0),
+        "progressDeadlineSeconds": whole(1),
         "terminationGracePeriodSeconds": {"oneOf": [{"type": "null"}, whole(1)]},
         "preStopSleepSeconds": whole(0),
         "probes": closed(startupSeconds=whole(1), livenessSeconds=whole(10)),
@@ -149,7 +164,17 @@ def objects() -> dict[str, Schema]:
     parent = closed(("name",), name=NAME, namespace=NAME, sectionName=TEXT, port=PORT, group=TEXT, kind=TEXT)
     return {
         "service": closed(
-            type=words("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=OF_USER, labels=OF_USER
+            type=words("ClusterIP", "NodePort", "LoadBalancer"),
+            port=PORT,
+            annotations=OF_USER,
+            labels=OF_USER,
+            nodePort={"oneOf": [{"type": "null"}, PORT]},
+            externalTrafficPolicy=words("", "Cluster", "Local"),
+            loadBalancerClass=TEXT,
+            loadBalancerSourceRanges=many(TEXT),
+            trafficDistribution=words("", "PreferClose", "PreferSameZone", "PreferSameNode"),
+            ipFamilyPolicy=words("", "SingleStack", "PreferDualStack", "RequireDualStack"),
+            ipFamilies=many(words("IPv4", "IPv6")),
         ),
         "metricsService": closed(enabled=YES),
         "serviceAccount": closed(create=YES, name=NAME, annotations=OF_USER),
@@ -184,7 +209,8 @@ def objects() -> dict[str, Schema]:
             interval={"type": "string", "pattern": "^[1-9][0-9]*(ms|s|m)$"},
             labels=OF_USER,
         ),
-        "prometheusRule": closed(enabled=YES, labels=OF_USER),
+        "prometheusRule": closed(enabled=YES, labels=OF_USER, runbookUrl=TEXT),
+        "extraObjects": many({"oneOf": [OF_KUBERNETES, TEXT]}),
         "grafanaDashboards": closed(enabled=YES, labels=OF_USER, annotations=OF_USER),
         "httpRoute": closed(enabled=YES, parentRefs=many(parent), hostnames=many(TEXT), annotations=OF_USER),
         "ingress": closed(
@@ -194,7 +220,11 @@ def objects() -> dict[str, Schema]:
             tls=many(closed(("secretName",), secretName=NAME, hosts=many(TEXT))),
             annotations=OF_USER,
         ),
-        "test": closed(enabled=YES, timeoutSeconds=whole(1)),
+        "test": closed(
+            enabled=YES,
+            timeoutSeconds=whole(1),
+            resources=closed(requests=AMOUNTS, limits=AMOUNTS, claims=many(OF_KUBERNETES)),
+        ),
     }
 
 
@@ -205,6 +235,7 @@ def schema() -> Schema:
         nameOverride=NAME,
         fullnameOverride=NAME,
         commonLabels=OF_USER,
+        commonAnnotations=OF_USER,
         config=config(),
         apiKeys=secret(key=SECRET_KEY),
         authSecret=secret(key=SECRET_KEY),

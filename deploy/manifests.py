@@ -19,18 +19,25 @@ HELM = ROOT / ".venv-k8s" / "bin" / "helm"
 TARGET = Path(__file__).with_name("manifests")
 # Each needs nothing but a kind of engine. Others name Secrets, volumes and namespaces of somebody's own.
 EXAMPLES = ("vllm", "sglang")
-RELEASE, NAMESPACE = "warmroute", "default"
+NAMESPACE = "default"
 HELM_TIMEOUT_S = 60.0
 HEAD = """\
 # Rendered from helm/warmroute by `make manifests`; change the chart, not this file.
 # Routers and engines are in the namespace `default`; for another one replace that word wherever it stands.
+# Put your image in, where registry.example.com stands. The settings are the annotation `warmroute/settings` of the
+# Deployment's pods: whoever changes it and applies the file rolls the routers.
 """
+
+
+def release(example: str) -> str:
+    """The name of everything in a file, another one in each: two gateways may stand beside one another."""
+    return f"warmroute-{example}"
 
 
 def render(example: str) -> str:
     """One file of manifests. Raises CalledProcessError, with what Helm said in `stderr`."""
     values = CHART / "examples" / f"{example}.yaml"
-    command = [HELM, "template", RELEASE, CHART, "--namespace", NAMESPACE, "--skip-tests", "--values", values]
+    command = [HELM, "template", release(example), CHART, "--namespace", NAMESPACE, "--skip-tests", "--values", values]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HELM_TIMEOUT_S)
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     kept = [

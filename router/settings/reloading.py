@@ -1,5 +1,9 @@
 """Reading the settings again while the router runs (SIGHUP), from the same file, environment and flags.
 
+A file that a setting names (a certificate, a key, a token) is looked at every `listen.files_interval_s`, and asks for the
+same when it has changed: a mounted Secret is exchanged under the router, with nobody there to send a signal. The settings
+file itself is not looked at, since whoever writes it wants to check it first.
+
 Settings with a problem change nothing. Otherwise those that are LIVE are applied at once, and files that settings name
 are read again even if no setting changed; requests under way are not touched. FIXED settings stay as they were, and a
 warning names those that changed: a restart as a lame duck costs no request. Every setting is in exactly one of the two
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -23,7 +28,7 @@ log = logging.getLogger(__name__)
 LIVE = frozenset(
     (
         "replicas",
-        "listen.metrics_on_main", "listen.keepalive_s", "listen.lame_duck_s", "listen.drain_s",
+        "listen.metrics_on_main", "listen.files_interval_s", "listen.keepalive_s", "listen.lame_duck_s", "listen.drain_s",
         "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
         "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
         "listen.send_timeout_s",
@@ -79,6 +84,14 @@ SWITCHES = frozenset(
     )
 )  # fmt: skip
 
+# Live settings that name files, which are looked at for changes.
+FILES = (
+    "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
+    "upstream.api_key_file", "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
+    "prewarm.prefixes_file",
+)  # fmt: skip
+OFF_S = 10.0  # between two looks whether looking at files was switched on
+
 REFUSED = "configuration refused: the old one stays in force"
 
 
@@ -116,6 +129,42 @@ def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401
     return dataclasses.replace(settings, **{section: inner})
 
 
+Look = tuple[str, int, int, int]
+
+
+def _files(settings: Settings) -> tuple[str, ...]:
+    return tuple(filter(None, (str(_get(settings, key)) for key in FILES)))
+
+
+def _looks_of(files: tuple[str, ...]) -> tuple[Look, ...]:
+    """Of each file its path, inode, time of change in ns and size in bytes; zeros for one that is not there."""
+    looks = list[Look]()
+    for path in files:
+        try:
+            found = os.stat(path)  # of what links lead to: Kubernetes exchanges a link to a folder
+            looks.append((path, found.st_ino, found.st_mtime_ns, found.st_size))
+        except OSError:
+            looks.append((path, 0, 0, 0))
+    return tuple(looks)
+
+
+class FileChanges:
+    """Tells a change of files once, when two looks in a row have found the same: a file that is half written, or a
+    certificate whose key is about to follow, is left until it is whole."""
+
+    def __init__(self, looks: tuple[Look, ...]) -> None:
+        """`looks` are those of the files that are in force."""
+        self._last = self._known = looks
+
+    def settled(self, looks: tuple[Look, ...]) -> bool:
+        """Whether these looks, the newest, are of files that have changed and stay so."""
+        still, self._last = looks == self._last, looks
+        if not still or looks == self._known:
+            return False
+        self._known = looks
+        return True
+
+
 class Reloader:
     """Reads the settings again on request, one time after another."""
 
@@ -139,11 +188,29 @@ class Reloader:
         self._asked.set()
 
     async def watch(self) -> None:
-        """Serve such requests until cancelled."""
+        """Serve such requests, and those of files that changed, until cancelled."""
+        looking = asyncio.create_task(self._look_at_files())
+        try:
+            while True:
+                await self._asked.wait()
+                self._asked.clear()
+                await self.reload()
+        finally:
+            looking.cancel()
+
+    async def _look_at_files(self) -> None:
+        """Ask for a reload when files have changed. Threads look at them: a file's volume may hang."""
+        loop = asyncio.get_running_loop()
+        changes = FileChanges(await loop.run_in_executor(None, _looks_of, _files(self.settings)))
         while True:
-            await self._asked.wait()
-            self._asked.clear()
-            await self.reload()
+            interval_s = self.settings.listen.files_interval_s
+            await asyncio.sleep(interval_s or OFF_S)
+            if not interval_s:
+                continue
+            now = await loop.run_in_executor(None, _looks_of, _files(self.settings))
+            if changes.settled(now):
+                log.info("files that settings name have changed", extra={"fields": {"files": len(now)}})
+                self.ask()
 
     async def reload(self) -> None:
         """Read and apply once. A thread reads the settings and their files; applying takes one turn of the event

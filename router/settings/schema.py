@@ -102,8 +102,11 @@ class ListenSettings:
     look elsewhere. Ctrl-C (SIGINT) does not wait."""
     drain_s: NotNegative = 180.0
     """Seconds that running answers may take to finish after that. A pod's grace must be longer than both."""
+    files_interval_s: NotNegative = 10.0
+    """Seconds between two looks whether a file that settings name (certificates, keys, tokens) has changed; it is then
+    read again as on SIGHUP, once it stays the same for one interval. 0: on SIGHUP only."""
     tls_certificate: str = ""
-    """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP."""
+    """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
     tls_key: str = ""
     """PEM file of its private key; empty: it is in `tls_certificate`."""
     tls_client_ca: str = ""
@@ -264,7 +267,7 @@ class TokenSettings:
 
     sources: tuple[str, ...] = ()
     """Tokenizers: `MODEL=PATH`, or `PATH` for every model. A folder with tokenizer.json and the chat template, or a
-    name on the hub. Needs the extra `tokenizers`."""
+    name on the hub, with its revision if you like (`NAME@REVISION`). Needs the extra `tokenizers`."""
     template_kwargs: tuple[str, ...] = ()
     """What engines were started with as `--default-chat-template-kwargs`: `MODEL={"enable_thinking": false}`."""
     ask_replicas: bool = True

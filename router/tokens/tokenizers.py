@@ -256,7 +256,8 @@ HUB_FILES = (
 
 
 def fetched(source: str) -> Path:
-    """A local path unchanged; a name at the hub through huggingface_hub, which has its own cache. Raises CannotLoad."""
+    """A local path unchanged; a name at the hub (`NAME@REVISION`, or `NAME` for its newest) through huggingface_hub,
+    which has its own cache. Raises CannotLoad."""
     path = Path(source).expanduser()
     if path.exists():
         return path
@@ -265,6 +266,7 @@ def fetched(source: str) -> Path:
     except MissingExtra:
         raise CannotLoad(f"{source} is no folder here, and huggingface_hub is not installed") from None
     try:
-        return Path(hub.snapshot_download(source, allow_patterns=list(HUB_FILES)))
+        name, _, revision = source.partition("@")
+        return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # any kind of error: no such model, no network, no permission
         raise CannotLoad(f"{source} is no folder here, and not to be had: {type(error).__name__}") from error

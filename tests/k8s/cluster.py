@@ -3,7 +3,7 @@
 A pod is a simulated engine on 127.x.y.z, at the same port as all others, as pods of one Deployment have it. What the
 kubelet and the Deployment's controller would do, the tests do: a pod is ready when its engine answers, a pod that is
 deleted is Terminating for as long as it has streams, and only then ends. The gateway is the real command, started with
-the settings file that Helm renders into the chart's ConfigMap.
+the settings file that Helm renders into an annotation of the chart's pods.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import trustme
 
 from router.settings.keys import entry_of, make_key
 from tests.k8s import install
-from tests.k8s.tools import EXAMPLES, Document, documents, example, template
+from tests.k8s.tools import EXAMPLES, NEEDED_OPTIONS, Document, documents, example, template
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,9 +21,9 @@ def tools() -> None:
 
 @pytest.fixture(scope="session")
 def rendered(tools: None) -> dict[str, list[Document]]:
-    """Every example by its name, as the Helm program renders it; `default` is the chart with the one value it needs."""
+    """Every example by its name, as the Helm program renders it; `default` is the chart with the values it needs."""
     found = {name: template("--values", example(name)) for name in EXAMPLES}
-    return found | {"default": template("--set", "config.discovery.selector=app=vllm")}
+    return found | {"default": template(*NEEDED_OPTIONS)}
 
 
 @pytest.fixture(scope="session")

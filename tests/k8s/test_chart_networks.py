@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.k8s.tools import EXAMPLES, Document, example, only, settings_of, template
+from tests.k8s.tools import EXAMPLES, NEEDED, Document, example, only, settings_of, template
 
+# What the pod of `helm test` is let in by.
+TEST_KEYS = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
 # Selectors as discovery takes them, and what a LabelSelector makes of them.
 SELECTORS = {
     "app=vllm": [{"key": "app", "operator": "In", "values": ["vllm"]}],
@@ -36,7 +39,9 @@ SELECTORS = {
 def test_selectors_are_understood(selector: str, tmp_path: Path) -> None:
     """The network policy lets routers reach exactly the pods that discovery selects, where it looks for them."""
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"config": {"discovery": {"selector": selector, "namespaces": ["a", "b"]}}}))
+    file.write_text(
+        yaml.safe_dump(NEEDED | {"config": {"discovery": {"selector": selector, "namespaces": ["a", "b"]}}})
+    )
     (peer,) = only(template("--values", file), "NetworkPolicy")["spec"]["egress"][0]["to"]
 
     assert peer["podSelector"]["matchExpressions"] == SELECTORS[selector]
@@ -55,10 +60,9 @@ def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], sec
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
     metrics = settings.listen.admin_port if settings.admin.token_file else settings.listen.port
-    assert [rule["ports"] for rule in policy["ingress"]] == [
-        [{"port": port, "protocol": "TCP"}] for port in (settings.listen.port, metrics)
-    ]
-    assert policy["ingress"][1]["from"]
+    ports = (settings.listen.port,) if name == "gateway" else (settings.listen.port, metrics)
+    assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": port, "protocol": "TCP"}] for port in ports]
+    assert all("from" in rule for rule in policy["ingress"][1:])
     engines, names, *others = policy["egress"]
     assert engines["to"]
     assert {port["port"] for port in names["ports"]} == {53}
@@ -77,6 +81,42 @@ def test_a_collector_with_an_address_of_ipv6() -> None:
         found = template("--values", example("vllm"), "--set", f"config.tracing.endpoint={endpoint}")
         (rule,) = only(found, "NetworkPolicy")["spec"]["egress"][3:]
         assert rule["ports"] == [{"port": port, "protocol": "TCP"}]
+
+
+EVERYBODY = "everybody"
+
+
+def let_in(found: list[Document], port: int) -> list[Any]:
+    """Who may reach a port by all rules together: the union of their peers, or everybody."""
+    peers: list[Any] = []
+    for rule in only(found, "NetworkPolicy")["spec"]["ingress"]:
+        if "ports" not in rule or port in [each["port"] for each in rule["ports"]]:
+            peers += rule.get("from", [EVERYBODY])
+    return peers
+
+
+def team(name: str) -> dict[str, Any]:
+    """Pods of a namespace, as a peer."""
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "default"])
+@pytest.mark.parametrize("prometheus", [[], [team("monitoring")]])
+def test_clients_shut_out_all_others(name: str, prometheus: list[Any], tmp_path: Path) -> None:
+    """Rules add up: where `clients` are named, all rules for the main port together let in those, the pod of `helm
+    test` and, where metrics are on that port, the Prometheus that is named; never everybody."""
+    file, needed = tmp_path / "values.yaml", tmp_path / "needed.yaml"
+    policy = {"clients": [team("agents")], "prometheus": prometheus}
+    file.write_text(yaml.safe_dump({"networkPolicy": policy}))
+    needed.write_text(yaml.safe_dump(NEEDED))
+    found = template("--values", needed if name == "default" else example(name), "--values", file)
+    apart = name == "secured"
+    test = {"podSelector": {"matchLabels": next(iter(d for d in found if d["kind"] == "Pod"))["metadata"]["labels"]}}
+    of_test = {key: test["podSelector"]["matchLabels"][key] for key in TEST_KEYS}
+    expected = [team("agents"), {"podSelector": {"matchLabels": of_test}}, *([] if apart else prometheus)]
+    assert let_in(found, 8000) == expected
+    everybody = [{"namespaceSelector": {}}]
+    assert let_in(found, 8001) == ((prometheus or everybody) if apart else [])
 
 
 def test_clients_are_narrowed_for_all_but_the_test() -> None:
@@ -127,3 +167,12 @@ def test_engines_that_connect_to_the_router() -> None:
     assert rule["ports"] == [{"port": 5557, "protocol": "TCP"}]
     assert rule["from"][0]["podSelector"]["matchExpressions"] == SELECTORS["app=vllm"]
     assert {port["name"] for port in only(found, "Service")["spec"]["ports"]} == {"http", "kv-events"}
+
+
+def test_tokenizers_of_the_hub_can_be_fetched() -> None:
+    """A tokenizer that comes from the hub lets the pods reach it; one from a volume opens nothing."""
+    dns = ("--values", example("dns"))
+    for source, opened in (("repo=meta-llama/Llama-3.3-70B-Instruct", [443]), ("path=/tokenizers/llama", [])):
+        found = template(*dns, "--set", f"tokenizers[0].model=llama,tokenizers[0].{source}")
+        others = only(found, "NetworkPolicy")["spec"]["egress"][2:]
+        assert [port["port"] for rule in others for port in rule["ports"]] == opened

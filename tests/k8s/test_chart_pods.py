@@ -16,6 +16,7 @@ from tests.k8s.tools import (
     CHART,
     EXAMPLES,
     NAMESPACE,
+    NEEDED,
     RELEASE,
     SECRETS,
     Document,
@@ -94,7 +95,7 @@ def test_the_restricted_check_can_fail() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_roles_are_the_minimum(name: str, everything: dict[str, list[Document]]) -> None:
-    """A Role says get, list and watch on pods and nothing else, where engines are; where nobody asks there is none."""
+    """A Role says list and watch on pods and nothing else, where engines are; where nobody asks there is none."""
     found = everything[name]
     roles = [document for document in found if document["kind"] == "Role"]
     discovery = yaml.safe_load(settings_text(found))["discovery"]
@@ -102,8 +103,7 @@ def test_roles_are_the_minimum(name: str, everything: dict[str, list[Document]])
         assert not [document for document in found if document["kind"] in {"Role", "RoleBinding"}]
         return
     assert all(
-        role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-        for role in roles
+        role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}] for role in roles
     )
     if name == "sidecar":
         return
@@ -129,8 +129,26 @@ def test_tokens_are_where_they_are_needed(name: str, everything: dict[str, list[
     asks = yaml.safe_load(settings_text(found))["discovery"]["source"] == "kubernetes"
     assert only(found, "ServiceAccount")["automountServiceAccountToken"] is False
     for spec in pod_specs(found):
-        is_router = spec["containers"][0]["name"] != "test"
+        is_router = spec["containers"][0]["name"] == "warmroute"
         assert spec["automountServiceAccountToken"] is (asks and is_router)
+
+
+def test_the_sidecar_alone_has_the_token(everything: dict[str, list[Document]]) -> None:
+    """Beside an agent only the router's container has a token, with the three files that a pod's own would have."""
+    (spec,) = pod_specs(everything["sidecar"])
+    (volume,) = (volume for volume in spec["volumes"] if "projected" in volume)
+    files = {
+        item["path"]
+        for source in volume["projected"]["sources"]
+        for part in source.values()
+        for item in part.get("items", [part])
+    }
+    assert files == {"token", "ca.crt", "namespace"}
+    where = {
+        each["name"]: [m["mountPath"] for m in each.get("volumeMounts", []) if m["name"] == volume["name"]]
+        for each in containers(spec)
+    }
+    assert where == {"warmroute": ["/var/run/secrets/kubernetes.io/serviceaccount"], "agent": []}
 
 
 def test_an_account_of_somebody_else() -> None:
@@ -166,7 +184,7 @@ def test_settings_are_passed_through(secrets: Path, tmp_path: Path) -> None:
         "log": {"requests": False},
     }
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"config": config}))
+    file.write_text(yaml.safe_dump(NEEDED | {"config": config}))
     settings = settings_of(template("--values", file), secrets)
 
     for section, values in config.items():
@@ -218,13 +236,13 @@ def test_a_sleep_before_the_end_is_added() -> None:
 def test_a_changed_setting_is_another_pod(rendered: dict[str, list[Document]]) -> None:
     """A rollout follows from each change of the settings, and from nothing that is none."""
 
-    def checksum(found: list[Document]) -> str:
-        template_ = only(found, "Deployment")["spec"]["template"]
-        return str(template_["metadata"]["annotations"]["checksum/config"])
+    def pod(found: list[Document]) -> Document:
+        made: Document = only(found, "Deployment")["spec"]["template"]
+        return made
 
     values = ("--values", example("vllm"))
-    assert checksum(template(*values, "--set", "config.probe.interval_s=2")) != checksum(rendered["vllm"])
-    assert checksum(template(*values, "--set", "replicaCount=5")) == checksum(rendered["vllm"])
+    assert pod(template(*values, "--set", "config.probe.interval_s=2")) != pod(rendered["vllm"])
+    assert pod(template(*values, "--set", "replicaCount=5")) == pod(rendered["vllm"])
 
 
 def test_a_rollout_takes_nobody_away_first(rendered: dict[str, list[Document]]) -> None:
@@ -237,7 +255,6 @@ def test_a_rollout_takes_nobody_away_first(rendered: dict[str, list[Document]]) 
     metrics = only(scaled, "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert [metric["type"] for metric in metrics] == ["Resource", "Pods"]
     assert metrics[1]["pods"]["metric"]["name"] == "warmroute_in_flight_requests"
-    assert not [d for d in rendered["ingress"] if d["kind"] == "PodDisruptionBudget"]
 
 
 def test_probes_ask_where_somebody_answers(rendered: dict[str, list[Document]]) -> None:
@@ -326,5 +343,5 @@ def test_the_notes_give_the_first_curl(name: str) -> None:
     assert f"port-forward service/{RELEASE}-warmroute 8000:{port}" in notes
     assert f" {scheme}://{RELEASE}-warmroute.{NAMESPACE}.svc/v1\n" in notes
     assert f"{scheme}://127.0.0.1:8000/v1/chat/completions" in notes
-    assert ("$KEY" in notes) is (name == "secured")
+    assert ("$KEY" in notes) is (name in {"secured", "gateway"})
     assert f"helm test {RELEASE} -n {NAMESPACE}" in notes

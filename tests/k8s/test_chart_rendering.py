@@ -18,6 +18,8 @@ from tests.k8s.tools import (
     EXAMPLES,
     KUBECTL,
     NAMESPACE,
+    NEEDED,
+    NEEDED_OPTIONS,
     RELEASE,
     REPO,
     VERSIONS,
@@ -34,7 +36,6 @@ from tests.k8s.tools import (
     template,
 )
 
-DEFAULT = {"config": {"discovery": {"selector": "app=vllm"}}}
 CRDS = {"monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
 RULES = {
     "groups": [{"name": "warmroute", "rules": [{"alert": "Down", "expr": "up == 0", "labels": {"a": "{{ $x }}"}}]}]
@@ -83,7 +84,7 @@ def with_all(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
 def test_both_engines_render_the_same(rendered: dict[str, list[Document]]) -> None:
     """Helm 4.2 as a library and Helm 4.3 as a program make equal objects of every example; only order may differ."""
     names = [*EXAMPLES, "default"]
-    values = [DEFAULT if name == "default" else yaml.safe_load(example(name).read_text()) for name in names]
+    values = [NEEDED if name == "default" else yaml.safe_load(example(name).read_text()) for name in names]
     texts = in_tools(LIBRARY, CHART, RELEASE, NAMESPACE, text=json.dumps(values))
 
     for name, files in zip(names, texts, strict=True):
@@ -120,8 +121,17 @@ def test_custom_resources_have_their_structure(with_all: list[Document]) -> None
 
 
 def test_rules_of_the_chart_are_the_rules(rendered: dict[str, list[Document]]) -> None:
-    """The operator gets every rule as Prometheus gets it from the file, the templates of its annotations included."""
+    """The operator gets every rule as Prometheus gets it from the file, the templates of its annotations included;
+    links go to the runbook that the values name, each to its alert's section, and nowhere without one."""
     rules = yaml.safe_load((REPO / "deploy" / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
+    alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    for rule in alerts:
+        rule["annotations"]["runbook_url"] = f"https://wiki.example.com/llm#{rule['alert'].lower()}"
+    own = ("--set", "prometheusRule.runbookUrl=https://wiki.example.com/llm")
+    assert only(template("--values", example("secured"), *own), "PrometheusRule")["spec"] == rules
+
+    for rule in alerts:
+        del rule["annotations"]["runbook_url"]
     spec = only(rendered["secured"], "PrometheusRule")["spec"]
     assert spec == rules
     assert "{{ $labels.instance }}" in json.dumps(spec)
@@ -146,9 +156,7 @@ def test_nothing_of_custom_resources_by_default(rendered: dict[str, list[Documen
     """A cluster without any operator takes the chart; it makes no Secret, and what it makes is a known few."""
     kinds = sorted(document["kind"] for document in rendered["default"])
     rights = ["Role", "RoleBinding", "ServiceAccount"]
-    assert kinds == sorted(
-        ["ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", *rights]
-    )
+    assert kinds == sorted(["Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", *rights])
 
 
 def test_no_secret_is_ever_made(everything: dict[str, list[Document]], with_all: list[Document]) -> None:
@@ -159,7 +167,7 @@ def test_no_secret_is_ever_made(everything: dict[str, list[Document]], with_all:
 
 def test_lint() -> None:
     """`helm lint --strict` has nothing to say of the chart and of each example."""
-    for options in [(), *(("--values", example(name)) for name in EXAMPLES)]:
+    for options in [NEEDED_OPTIONS, *(("--values", example(name)) for name in EXAMPLES)]:
         done = helm("lint", "--strict", CHART, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "WARNING" not in done.stdout
@@ -200,7 +208,7 @@ def test_names_and_labels(release: str) -> None:
 
 def test_two_releases_share_a_namespace_of_engines() -> None:
     """Releases of one name in two namespaces, before engines in a third, do not make one another's Role."""
-    options = ("--set", "config.discovery.selector=app=vllm,config.discovery.namespaces={engines}")
+    options = (*NEEDED_OPTIONS, "--set", "config.discovery.namespaces={engines}")
     one, two = (
         {d["metadata"]["name"] for d in template(*options, "--namespace", namespace) if d["kind"] == "Role"}
         for namespace in ("team-a", "team-b")
@@ -214,10 +222,10 @@ def test_every_image_has_a_version(everything: dict[str, list[Document]]) -> Non
         for container in [container for spec in pod_specs(found) for container in containers(spec)]:
             assert re.search(r":[0-9][\w.-]*$|@sha256:[0-9a-f]{64}$", container["image"]), (name, container["image"])
             if container["name"] != "agent":
-                assert container["image"] == f"ghcr.io/warmroute/warmroute:{router.__version__}"
+                assert container["image"] == f"registry.example.com/warmroute:{router.__version__}"
     digest = "sha256:" + "0" * 64
     for spec in pod_specs(template("--values", example("vllm"), "--set", f"image.digest={digest}")):
-        assert spec["containers"][0]["image"] == f"ghcr.io/warmroute/warmroute@{digest}"
+        assert spec["containers"][0]["image"] == f"registry.example.com/warmroute@{digest}"
 
 
 def test_versions_are_in_step() -> None:
@@ -237,17 +245,16 @@ def test_manifests_move_to_another_namespace() -> None:
     """Replacing the one word, as their head says, makes what Helm makes for that namespace."""
     for name in manifests.EXAMPLES:
         moved = documents(re.sub(r"\bdefault\b", "serving", (manifests.TARGET / f"{name}.yaml").read_text()))
-        made = template("--values", example(name), "--skip-tests", release=manifests.RELEASE)
+        made = template("--values", example(name), "--skip-tests", release=manifests.release(name))
         assert by_name(list(without_helm(moved))) == by_name(list(without_helm(made)))
 
 
 def without_helm(found: list[Document]) -> Iterator[Document]:
-    """Without labels that say Helm manages it; the settings' hash is that of the text, whose namespace is another."""
+    """Without labels that say Helm manages it."""
     for document in found:
         metas = [document["metadata"]]
         if document["kind"] == "Deployment":
             metas.append(document["spec"]["template"]["metadata"])
-            metas[1]["annotations"].pop("checksum/config")
         for meta in metas:
             for key in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
                 meta["labels"].pop(key, None)

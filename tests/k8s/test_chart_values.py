@@ -12,9 +12,9 @@ import yaml
 
 from deploy import chart_schema
 from router.settings.schema import field_keys
-from tests.k8s.tools import CHART, NAMESPACE, RELEASE, helm, settings_of, template
+from tests.k8s.tools import CHART, NAMESPACE, NEEDED, NEEDED_OPTIONS, RELEASE, helm, settings_of, template
 
-GOOD: dict[str, Any] = {"config": {"discovery": {"selector": "app=vllm"}}}
+GOOD = NEEDED
 # Labels and annotations: their keys are the user's.
 TEXTS = {"type": "string"}
 
@@ -100,11 +100,11 @@ WRONG: dict[str, tuple[str, str]] = {
     "root": ("runAsUser: 0", "at '/runAsUser': 'oneOf' failed"),
     "a secret in the open": (
         "config: {admin: {token: aaaaaaaaaaaaaaaaaaaa}}",
-        "config.admin.token would be in a ConfigMap for all to read: put it into a Secret and name that in adminToken",
+        "would be in the pods' annotations for all to read: put it into a Secret and name that in adminToken",
     ),
     "an engine's key in the open": (
         "config: {probe: {api_key: aaaaaaaaaaaaaaaaaaaa}}",
-        "config.probe.api_key would be in a ConfigMap for all to read",
+        "config.probe.api_key would be in the pods' annotations for all to read",
     ),
     "one thing said twice": (
         "{config: {auth: {keys_file: /keys}}, apiKeys: {existingSecret: keys}}",
@@ -145,7 +145,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "extraEnv: WARMROUTE_LISTEN_PORT would go past the chart",
     ),
     "a part of nothing": (
-        "{autoscaling: {enabled: true}, resources: {limits: {memory: 1Gi}}}",
+        "{autoscaling: {enabled: true}, resources: {requests: {cpu: null}}}",
         "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it",
     ),
     "a label that Services go by": (
@@ -179,6 +179,54 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a route to nowhere": ("httpRoute: {enabled: true}", "httpRoute.parentRefs is needed"),
     "an ingress without names": ("ingress: {enabled: true}", "ingress.hosts is needed"),
+    "a monitor that clients shut out": (
+        "{networkPolicy: {clients: [{podSelector: {}}]}, monitor: {enabled: true}}",
+        "networkPolicy.prometheus is needed: metrics are on the port that networkPolicy.clients closes to all others",
+    ),
+    "replicas that can be added and never reached": (
+        "config: {admin: {replicas_allowed: ['http://10.0.0.0/8:8000']}}",
+        "networkPolicy.extraEgress is needed: replicas that config.admin.replicas_allowed lets be added",
+    ),
+    "less memory than the settings need": (
+        "resources: {limits: {memory: 512Mi}}",
+        "512Mi is less than what a router with these settings asks for, 640Mi: lower config.routing.index_bytes_max",
+    ),
+    "less CPU than is asked for": (
+        "resources: {limits: {cpu: 0.25}}",
+        "resources.limits.cpu: 0.25 is less than what a router with these settings asks for, 500m",
+    ),
+    "a rollout that fails while it waits": (
+        "progressDeadlineSeconds: 30",
+        "progressDeadlineSeconds: 30 must be more than minReadySeconds, 30",
+    ),
+    "a port for root": ("config: {listen: {port: 80}}", "config.listen.port: 80 is below 1024"),
+    "a network with a host in it": (
+        "networkPolicy: {apiServerCidrs: [10.96.0.1/32, 'fd00::1/128', 0.0.0.0/0, 10.96.0.1/16]}",
+        "networkPolicy.apiServerCidrs: 10.96.0.1/16 has bits behind its mask",
+    ),
+    "an argument past the chart": (
+        "extraArgs: [--workers, '4']",
+        "extraArgs: '--workers' would go past the chart",
+    ),
+    "a setting past the chart": (
+        "extraArgs: [--set, listen.port=9000]",
+        "extraArgs: 'listen.port=9000' would go past the chart",
+    ),
+    "settings that are the chart's": (
+        "podAnnotations: {warmroute/settings: 'a: b'}",
+        "podAnnotations: warmroute/settings is the chart's own",
+    ),
+    "a node's port of a Service inside": ("service: {nodePort: 30080}", "a Service of type ClusterIP has neither"),
+    "networks of no load balancer": (
+        "service: {loadBalancerSourceRanges: [10.0.0.0/8]}",
+        "service.loadBalancerClass, service.loadBalancerSourceRanges are for service.type LoadBalancer",
+    ),
+    "a tokenizer of nowhere": ("tokenizers: [{model: a}]", "tokenizers: 'a' needs a path or a repo"),
+    "a tokenizer of two places": ("tokenizers: [{model: a, path: /a, repo: b/c}]", "tokenizers: 'a' needs a path"),
+    "a revision of a folder": (
+        "tokenizers: [{path: /a, revision: b}]",
+        "tokenizers: '/a' is a folder in the pod, with a / first and no revision",
+    ),
     "nothing to scrape": (
         "{config: {listen: {metrics_on_main: false}}, monitor: {enabled: true}}",
         "without config.listen.metrics_on_main there is nothing to scrape",
@@ -212,7 +260,7 @@ def test_wrong_values_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_a_typo_on_the_command_line_is_refused() -> None:
     """`--set` of a name that is none does not pass in silence."""
-    done = helm("template", RELEASE, CHART, "--set", "config.discovery.selector=app=vllm,replicaCuont=3")
+    done = helm("template", RELEASE, CHART, *NEEDED_OPTIONS, "--set", "replicaCuont=3")
     assert done.returncode != 0
     assert "additional properties 'replicaCuont' not allowed" in done.stderr
 
@@ -221,7 +269,7 @@ def test_rules_that_are_not_there(tmp_path: Path) -> None:
     """A copy of the chart that lost its rules says so, instead of installing none."""
     chart = tmp_path / "warmroute"
     shutil.copytree(CHART, chart, ignore=shutil.ignore_patterns("rules.yaml"))
-    done = helm("template", RELEASE, chart, "--set", "config.discovery.selector=app=vllm,prometheusRule.enabled=true")
+    done = helm("template", RELEASE, chart, *NEEDED_OPTIONS, "--set", "prometheusRule.enabled=true")
     assert done.returncode != 0
     assert "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" in done.stderr
 
@@ -244,18 +292,17 @@ def test_a_port_as_a_number(secrets: Path, tmp_path: Path) -> None:
     """`--set config.discovery.port=8000` makes a number: that port, in a values file and with `dns` too."""
     of_dns = {"discovery": {"source": "dns", "dns_name": "vllm.serving.svc", "port": 8000}}
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"config": of_dns}))
-    selected = ("--set", "config.discovery.selector=app=vllm", "--set", "config.discovery.port=8000")
+    file.write_text(yaml.safe_dump(NEEDED | {"config": of_dns}))
+    selected = (*NEEDED_OPTIONS, "--set", "config.discovery.port=8000")
     for options in (selected, ("--values", file)):
         assert settings_of(template(*options), secrets).discovery.port == "8000"
 
 
 def test_releases_whose_names_begin_with_a_digit() -> None:
     """Helm takes such a release, a Service does not: the chart says what to do, and then does it."""
-    selector = ("--set", "config.discovery.selector=app=vllm")
-    done = helm("template", "7b", CHART, *selector)
+    done = helm("template", "7b", CHART, *NEEDED_OPTIONS)
     assert "no Service may be named '7b-warmroute'" in done.stderr
-    assert template(*selector, "--set", "fullnameOverride=llm-7b", release="7b")
+    assert template(*NEEDED_OPTIONS, "--set", "fullnameOverride=llm-7b", release="7b")
 
 
 def test_a_part_of_another_chart(tmp_path: Path) -> None:
@@ -307,14 +354,12 @@ def test_every_object_is_closed() -> None:
                 walk(part, f"{path}.{key}" if key not in {"properties", "items"} else path)
 
     walk(chart_schema.schema(), "")
-    outside = [
-        path for path in open_ones if not path.startswith((".extraVolume", ".affinity", ".resources", ".global"))
-    ]
+    of_kubernetes = (".extra", ".initContainers", ".affinity", ".resources", ".test.resources", ".global")
+    outside = [path for path in open_ones if not path.startswith(of_kubernetes)]
     assert sorted({path.split(".")[-1] for path in outside}) == [
         "labelSelector",
         "namespaceSelector",
         "podSelector",
-        "valueFrom",
     ]
 
 
@@ -323,7 +368,7 @@ def test_defaults_and_schema_have_the_same_names() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads(chart_schema.TARGET.read_text(encoding="utf-8"))["properties"]
     assert {*schema} - {"global", "enabled"} == {*values}
-    for name in {*values} - {"config", "affinity", "resources"}:
+    for name in {*values} - {"config", "affinity", "resources", "dnsConfig"}:
         if "properties" in schema[name]:
             assert {*schema[name]["properties"]} == {*values[name]}, name
 

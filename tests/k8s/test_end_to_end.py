@@ -39,13 +39,8 @@ def rendered(*options: str) -> list[tools.Document]:
 
 
 def settings_of(documents: list[tools.Document]) -> str:
-    """The settings file in the ConfigMap."""
-    (text,) = (
-        document["data"]["warmroute.yaml"]
-        for document in documents
-        if document["kind"] == "ConfigMap" and "warmroute.yaml" in document["data"]
-    )
-    return str(text)
+    """The settings file of the chart's pods."""
+    return tools.settings_text(documents)
 
 
 def written(folder: Path, workers: int, *options: str) -> Path:

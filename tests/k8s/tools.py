@@ -22,6 +22,12 @@ HELM = BIN / "helm"
 KUBECTL = BIN / "kubectl"
 TOOL_TIMEOUT_S = 180.0
 RELEASE, NAMESPACE = "llm", "serving"
+# The two values that the chart needs, and the options that give them.
+NEEDED: dict[str, Any] = {
+    "config": {"discovery": {"selector": "app=vllm"}},
+    "image": {"repository": "registry.example.com/warmroute"},
+}
+NEEDED_OPTIONS = ("--set", "config.discovery.selector=app=vllm,image.repository=registry.example.com/warmroute")
 # Where a pod has its secrets.
 SECRETS = "/etc/warmroute/secrets"
 # The oldest that the chart takes, one between, the newest that there are schemas of.
@@ -94,8 +100,10 @@ def only(found: list[Document], kind: str) -> Document:
 
 
 def settings_text(found: list[Document]) -> str:
-    """The settings file that the routers start with."""
-    texts = [document["data"]["warmroute.yaml"] for document in found if "warmroute.yaml" in document.get("data", {})]
+    """The settings file that the routers start with: an annotation of their pods, or a ConfigMap's (the sidecar)."""
+    notes = [d["spec"]["template"]["metadata"].get("annotations", {}) for d in found if d["kind"] == "Deployment"]
+    texts = [of_pod["warmroute/settings"] for of_pod in notes if "warmroute/settings" in of_pod]
+    texts += [document["data"]["warmroute.yaml"] for document in found if "warmroute.yaml" in document.get("data", {})]
     assert len(texts) == 1
     return str(texts[0])
 

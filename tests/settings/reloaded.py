@@ -82,4 +82,5 @@ def in_force(router: Running) -> dict[str, Any]:
         # Looked up when it is needed.
         "later": edge._settings.listen.drain_s,
         "at the end": router.reloader.settings.listen.lame_duck_s,
+        "between looks": router.reloader.settings.listen.files_interval_s,
     }

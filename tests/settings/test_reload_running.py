@@ -14,8 +14,8 @@ import trustme
 from aiohttp import ClientSession
 
 from router.commands.loading import load
-from router.settings.reloading import REFUSED, Reloader
-from router.settings.schema import Settings
+from router.settings.reloading import FILES, LIVE, REFUSED, FileChanges, Reloader
+from router.settings.schema import AdminSettings, ListenSettings, Settings
 from tests.http.test_tls import secured
 from tests.settings.reloaded import in_force, running, write
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle
@@ -247,3 +247,55 @@ async def test_a_bug_while_reloading_is_not_the_end() -> None:
             await asyncio.sleep(0)
     watching.cancel()
     assert told == ["refused", "ok"]
+
+
+async def test_a_secret_that_is_exchanged(tmp_path: Path) -> None:
+    """A file behind a link to a folder, as Kubernetes mounts a Secret, is read again when the link leads elsewhere, and
+    so is one that is written in place; what stays the same is not, and neither is anything where looking is off."""
+    mounted, told = tmp_path / "token", list[str]()
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "token").write_text(version)
+    (tmp_path / "data").symlink_to("one")
+    mounted.symlink_to("data/token")
+    listen, admin = ListenSettings(files_interval_s=0.01), AdminSettings(token_file=str(mounted))
+    settings = Settings(listen=listen, admin=admin)
+    read, looked = list[str](), asyncio.Event()
+
+    def reread() -> Settings:
+        read.append(mounted.read_text())
+        return settings
+
+    def said(result: str) -> None:
+        told.append(result)
+        looked.set()
+
+    reloader = Reloader(settings, reread, lambda _: None, said)
+    watching = asyncio.create_task(reloader.watch())
+    await asyncio.sleep(0.1)
+    assert not read
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").rename(tmp_path / "data")
+    async with asyncio.timeout(60):
+        await looked.wait()
+    looked.clear()
+    (tmp_path / "two" / "token").write_text("three")
+    async with asyncio.timeout(60):
+        await looked.wait()
+    assert (read, told) == (["two", "three"], ["ok", "ok"])
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_a_file_that_is_being_written() -> None:
+    """A file is left alone while it changes: its change is told once, when two looks have found the same, and so is
+    its end."""
+    changes = FileChanges((("token", 1, 0, 4),))
+    looks = [(4, False), (5, False), (6, False), (6, True), (6, False), (0, False), (0, True), (6, False), (0, False)]
+    assert [changes.settled((("token", 1, 0, size),)) for size, _ in looks] == [told for _, told in looks]
+
+
+def test_every_file_that_is_live_is_looked_at() -> None:
+    """A live setting that names a file is among those that are looked at, by its name."""
+    named = {key for key in LIVE if key.endswith(("_file", "tls_certificate", "tls_key", "tls_ca", "tls_client_ca"))}
+    assert {*FILES} == named

@@ -40,6 +40,9 @@
 {{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
   {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}
 {{- end -}}
+{{- if and (dig "admin" "replicas_allowed" list .Values.config) .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
+  {{- $p = append $p "networkPolicy.extraEgress is needed: replicas that config.admin.replicas_allowed lets be added are none of what discovery finds, so nothing lets the routers reach them" -}}
+{{- end -}}
 {{- $p | toJson -}}
 {{- end -}}
 
@@ -64,7 +67,7 @@
   (list "probe" "api_key" "upstreamKey")
 -}}
   {{- if dig (index $secret 0) (index $secret 1) "" $config -}}
-    {{- $p = append $p (printf "config.%s.%s would be in a ConfigMap for all to read: put it into a Secret and name that in %s.existingSecret" (index $secret 0) (index $secret 1) (index $secret 2)) -}}
+    {{- $p = append $p (printf "config.%s.%s would be in the pods' annotations for all to read: put it into a Secret and name that in %s.existingSecret" (index $secret 0) (index $secret 1) (index $secret 2)) -}}
   {{- end -}}
 {{- end -}}
 {{- range $file := list
@@ -103,6 +106,9 @@
 
 {{- define "warmroute.checkPod" -}}
 {{- $p := list -}}
+{{- if not .Values.image.repository -}}
+  {{- $p = append $p "image.repository is needed: no registry hosts an image yet; build it (docker build -f deploy/Dockerfile), push it, and name where, such as --set image.repository=registry.example.com/warmroute" -}}
+{{- end -}}
 {{- $listen := dig "listen" dict .Values.config -}}
 {{- if has (default "0.0.0.0" $listen.host) (list "127.0.0.1" "::1" "localhost") -}}
   {{- $p = append $p (printf "config.listen.host: nobody reaches '%s' from outside the pod; leave it out for 0.0.0.0" $listen.host) -}}
@@ -112,6 +118,23 @@
   {{- $p = append $p "config.listen.port and config.listen.admin_port must be fixed: Services and probes go by them" -}}
 {{- else if eq (index $ports 0) (index $ports 1) -}}
   {{- $p = append $p "config.listen.port and config.listen.admin_port must differ" -}}
+{{- end -}}
+{{- range $key := list "port" "admin_port" -}}
+  {{- $port := int (get $listen $key) -}}
+  {{- if and (gt $port 0) (lt $port 1024) -}}
+    {{- $p = append $p (printf "config.listen.%s: %d is below 1024, which the pod's user may not open; service.port is the one that clients see" $key $port) -}}
+  {{- end -}}
+{{- end -}}
+{{- if ge (int .Values.minReadySeconds) (int .Values.progressDeadlineSeconds) -}}
+  {{- $p = append $p (printf "progressDeadlineSeconds: %d must be more than minReadySeconds, %d" (int .Values.progressDeadlineSeconds) (int .Values.minReadySeconds)) -}}
+{{- end -}}
+{{- /* The API server takes 262144 bytes of annotations; the rest is for those of kubectl and of admission webhooks. */}}
+{{- $annotations := add (len (include "warmroute.settings" .)) (len (toJson .Values.podAnnotations)) (len (toJson .Values.commonAnnotations)) -}}
+{{- if gt $annotations 229376 -}}
+  {{- $p = append $p (printf "config and podAnnotations: %d bytes; pods have them as annotations, which may have 229376 bytes together" $annotations) -}}
+{{- end -}}
+{{- if hasKey .Values.podAnnotations "warmroute/settings" -}}
+  {{- $p = append $p "podAnnotations: warmroute/settings is the chart's own, made of config" -}}
 {{- end -}}
 {{- $grace := int (include "warmroute.grace" .) -}}
 {{- $needed := int (include "warmroute.graceNeeded" .) -}}
@@ -124,9 +147,29 @@
 {{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
+{{- $lower := dict "memory" "lower config.routing.index_bytes_max and config.admission.queue_bytes_max, or raise the limit" "cpu" "give resources.requests.cpu too" -}}
+{{- $resources := include "warmroute.resources" . | fromJson -}}
+{{- range $name, $limit := dig "limits" dict $resources -}}
+  {{- $asked := dig "requests" $name "" $resources -}}
+  {{- if and $asked (lt (include "warmroute.amount" $limit | float64) (include "warmroute.amount" $asked | float64)) -}}
+    {{- $p = append $p (printf "resources.limits.%s: %v is less than what a router with these settings asks for, %v: %s" $name $limit $asked (get $lower $name | default "give both")) -}}
+  {{- end -}}
+{{- end -}}
 {{- range .Values.extraEnv -}}
   {{- if regexMatch "^WARMROUTE_(LISTEN|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
     {{- $p = append $p (printf "extraEnv: %s would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .name) -}}
+  {{- end -}}
+{{- end -}}
+{{- range .Values.extraArgs -}}
+  {{- if regexMatch "^(--(config|host|port|admin-port|workers)(=|$)|(--set=)?(listen|discovery|admin|events.bind|auth.keys)[._])" . -}}
+    {{- $p = append $p (printf "extraArgs: '%s' would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .) -}}
+  {{- end -}}
+{{- end -}}
+{{- range .Values.tokenizers -}}
+  {{- if eq (empty .path) (empty .repo) -}}
+    {{- $p = append $p (printf "tokenizers: '%s' needs a path or a repo, and one of them only" (.model | default "")) -}}
+  {{- else if and .path (or .revision (not (hasPrefix "/" .path))) -}}
+    {{- $p = append $p (printf "tokenizers: '%s' is a folder in the pod, with a / first and no revision" .path) -}}
   {{- end -}}
 {{- end -}}
 {{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
@@ -151,9 +194,22 @@
   {{- if not (or .cpuPercent .inFlightRequests) -}}
     {{- $p = append $p "autoscaling: cpuPercent and inFlightRequests are both 0, so there is nothing to scale by" -}}
   {{- end -}}
-  {{- if and .cpuPercent $.Values.resources (not (dig "requests" "cpu" "" $.Values.resources)) -}}
+  {{- if and .cpuPercent (not (dig "requests" "cpu" "" (include "warmroute.resources" $ | fromJson))) -}}
     {{- $p = append $p "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it" -}}
   {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.networkPolicy.apiServerCidrs -}}
+  {{- if and (contains "." .) (not (include "warmroute.isNetwork" .)) -}}
+    {{- $p = append $p (printf "networkPolicy.apiServerCidrs: %s has bits behind its mask, which the API server refuses: a network ends in zeros, a host in /32" .) -}}
+  {{- end -}}
+{{- end -}}
+{{- with .Values.service -}}
+{{- if and (eq .type "ClusterIP") (or .nodePort .externalTrafficPolicy) -}}
+  {{- $p = append $p "service.nodePort, service.externalTrafficPolicy: a Service of type ClusterIP has neither; set service.type" -}}
+{{- end -}}
+{{- if and (ne .type "LoadBalancer") (or .loadBalancerClass .loadBalancerSourceRanges) -}}
+  {{- $p = append $p "service.loadBalancerClass, service.loadBalancerSourceRanges are for service.type LoadBalancer" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
@@ -169,6 +225,9 @@
 {{- $keys := or .Values.apiKeys.existingSecret (dig "auth" "keys_file" "" .Values.config) (dig "admin" "token_file" "" .Values.config) -}}
 {{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) $keys (not .Values.adminToken.existingSecret) -}}
   {{- $p = append $p "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows the admin token, and Prometheus would get 401" -}}
+{{- end -}}
+{{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) .Values.networkPolicy.enabled .Values.networkPolicy.clients (not .Values.networkPolicy.prometheus) (not .Values.adminToken.existingSecret) -}}
+  {{- $p = append $p "networkPolicy.prometheus is needed: metrics are on the port that networkPolicy.clients closes to all others; name who scrapes, or move metrics to a port of their own with adminToken.existingSecret" -}}
 {{- end -}}
 {{- if and .Values.prometheusRule.enabled (not (.Files.Get "files/rules.yaml")) -}}
   {{- $p = append $p "prometheusRule.enabled: this copy of the chart has no files/rules.yaml" -}}

@@ -38,6 +38,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* Annotations of an object: its own (second) over those of all. */}}
+{{- define "warmroute.annotations" -}}
+{{- with merge (dict) (index . 1) (index . 0).Values.commonAnnotations -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
 {{- define "warmroute.serviceAccount" -}}
 {{- if .Values.serviceAccount.name -}}
 {{- .Values.serviceAccount.name -}}
@@ -88,10 +96,27 @@ seccompProfile:
 {{- if gt $workers 1 }}{{ add $workers 1 }}{{ else }}1{{ end -}}
 {{- end -}}
 
-{{- define "warmroute.resources" -}}
-{{- if .Values.resources -}}
-{{- toYaml .Values.resources -}}
+{{/* Resources, as JSON: what is given (second) over what is worked out (first). An amount of null takes one away. */}}
+{{- define "warmroute.merged" -}}
+{{- $all := deepCopy (index . 0) -}}
+{{- range $kind, $given := index . 1 -}}
+{{- if kindIs "map" $given -}}
+{{- $part := get $all $kind | default dict -}}
+{{- range $name, $amount := $given -}}
+{{- if kindIs "invalid" $amount }}{{ $_ := unset $part $name }}{{ else }}{{ $_ := set $part $name $amount }}{{ end -}}
+{{- end -}}
+{{- if $part }}{{ $_ := set $all $kind $part }}{{ else }}{{ $_ := unset $all $kind }}{{ end -}}
+{{- else if kindIs "invalid" $given -}}
+{{- $_ := unset $all $kind -}}
 {{- else -}}
+{{- $_ := set $all $kind $given -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}
+
+{{/* Resources of a router, as JSON. */}}
+{{- define "warmroute.resources" -}}
 {{- $config := .Values.config -}}
 {{- $processes := int (include "warmroute.processes" .) -}}
 {{- $index := dig "routing" "index_bytes_max" 268435456 $config | float64 -}}
@@ -102,12 +127,32 @@ seccompProfile:
 {{- $bytes := addf (mulf $index 1.25) $tokens -}}
 {{- $request := add 128 (mul 64 $processes) (divf $bytes 1048576 | ceil | int) -}}
 {{- $limit := add $request (divf (addf (mulf $queue 1.5) $events) 1048576 | ceil | int) -}}
-requests:
-  cpu: {{ mul 500 $processes }}m
-  memory: {{ $request }}Mi
-limits:
-  memory: {{ $limit }}Mi
+{{- $requests := dict "cpu" (printf "%dm" (mul 500 $processes)) "memory" (printf "%dMi" $request) -}}
+{{- $computed := dict "requests" $requests "limits" (dict "memory" (printf "%dMi" $limit)) -}}
+{{- include "warmroute.merged" (list $computed .Values.resources) -}}
 {{- end -}}
+
+{{/* Resources of the pod of `helm test`, as JSON. */}}
+{{- define "warmroute.testResources" -}}
+{{- $computed := dict "requests" (dict "cpu" "50m" "memory" "64Mi") "limits" (dict "memory" "128Mi") -}}
+{{- include "warmroute.merged" (list $computed .Values.test.resources) -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes (`500m`, `1.5Gi`, 2) as a number. */}}
+{{- define "warmroute.amount" -}}
+{{- $text := toString . -}}
+{{- $units := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- mulf (regexFind "^[0-9.]+(e[0-9]+)?" $text | float64) (get $units (regexFind "[a-zA-Z]+$" $text) | default 1.0) -}}
+{{- end -}}
+
+{{/* Whether a network of IPv4 (`10.96.0.0/16`) has no bits behind its mask: "yes", or nothing. */}}
+{{- define "warmroute.isNetwork" -}}
+{{- $parts := splitList "/" . -}}
+{{- $number := 0 -}}
+{{- range splitList "." (first $parts) }}{{ $number = add (mul $number 256) (int .) }}{{ end -}}
+{{- $size := 1 -}}
+{{- range until (int (sub 32 (int (last $parts)))) }}{{ $size = mul $size 2 }}{{ end -}}
+{{- if eq (int (mod $number $size)) 0 }}yes{{ end -}}
 {{- end -}}
 
 {{/* Seconds that a pod needs to end well. */}}

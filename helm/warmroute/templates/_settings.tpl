@@ -58,11 +58,29 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $upstream = merge $files $upstream -}}
 {{- end -}}
 {{- end -}}
+{{- $sources := dig "tokens" "sources" list $tree -}}
+{{- range .Values.tokenizers -}}
+{{- $source := default "" (default .repo .path) -}}
+{{- if .revision }}{{ $source = printf "%s@%s" $source .revision }}{{ end -}}
+{{- if .model }}{{ $source = printf "%s=%s" .model $source }}{{ end -}}
+{{- $sources = append $sources $source -}}
+{{- end -}}
+{{- if $sources -}}
+{{- $_ := set $tree "tokens" (merge (dict "sources" $sources) (dig "tokens" dict $tree)) -}}
+{{- end -}}
 {{- $_ := set $tree "listen" $listen -}}
 {{- range $name, $section := dict "admin" $admin "auth" $auth "upstream" $upstream -}}
 {{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
 {{- end -}}
 {{- $tree | toJson -}}
+{{- end -}}
+
+{{/* Whether tokenizers may come from Hugging Face's hub: "yes", or nothing. */}}
+{{- define "warmroute.hub" -}}
+{{- $all := dig "tokens" "sources" list (include "warmroute.settingsTree" . | fromJson) -}}
+{{- range $all -}}
+{{- if not (hasPrefix "/" (regexReplaceAll "^[^=]*=" . "")) }}yes{{ break }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Files of one projected volume, as its sources. */}}

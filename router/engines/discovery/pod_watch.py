@@ -9,8 +9,8 @@ This is what Kubernetes documents for its API ("Efficient detection of changes")
 - After a watch that breaks, pods are listed again. Only when that fails too does the view count as stale.
 - A view is replaced only by a complete list. Until there is one, the last view stays in use.
 
-No pause is longer than PAUSE_MAX_S unless the API server asks for it, so that changes during its absence are known
-within two seconds of its return.
+No pause is longer than PAUSE_MAX_S, or REFUSED_PAUSE_S after a refusal, unless the API server asks for it, so that
+changes during its absence are known within two seconds of its return.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ CHEAP_S = 0.5
 SETTLED_S = 1.0  # a watch that lived so long ends a row of failures
 PAUSE_S = 0.05  # after the first failure; doubled each time
 PAUSE_MAX_S = 0.5
+# Where the API server understood us and says no, which only people change: each try is an event of its audit log.
+REFUSED_PAUSE_S = 1.9
 RETRY_AFTER_MAX_S = 10.0
 TOLD_AGAIN_S = 30.0  # between two log lines on one outage, if its cause has changed
+STILL_S = 600.0  # between two log lines on one outage of one cause
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -53,9 +56,11 @@ class Gone(Exception):
 class WatchFailed(Exception):
     """The API server could not be asked, or did not answer as it should. The message has no secrets."""
 
-    def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
+    def __init__(self, why: str, retry_after_s: float = 0.0, *, refused: bool = False) -> None:
+        """`refused`: the API server understood what was asked and says no, so that asking again soon is of no use."""
         super().__init__(why)
         self.retry_after_s = retry_after_s
+        self.refused = refused
 
 
 class Api(Protocol):
@@ -130,14 +135,14 @@ class PodFollower:
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
-            began_s, pause_s = loop.time(), 0.0
+            began_s, pause_s, refused = loop.time(), 0.0, False
             try:
                 await self._round()
             except Gone:
                 self.view.version = ""
             except WatchFailed as error:
                 self._failed(str(error))
-                pause_s = min(error.retry_after_s, RETRY_AFTER_MAX_S)
+                pause_s, refused = min(error.retry_after_s, RETRY_AFTER_MAX_S), error.refused
             except Exception as error:  # a bug, after which pods must still be followed
                 log.exception(
                     "bug: discovery failed inside the router", extra={"event": "bug", "fields": self._fields()}
@@ -145,8 +150,9 @@ class PodFollower:
                 self._failed(f"a bug: {type(error).__name__}")
             failures = 0 if loop.time() - began_s >= SETTLED_S else failures + 1
             if failures > 1 or pause_s:
-                longest_s = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(failures, 8))
-                await asyncio.sleep(max(pause_s, longest_s * self._random.uniform(0.5, 1.0)))
+                longest_s = REFUSED_PAUSE_S if refused else min(PAUSE_MAX_S, PAUSE_S * 2 ** min(failures, 8))
+                least = 0.9 if refused else 0.5
+                await asyncio.sleep(max(pause_s, longest_s * self._random.uniform(least, 1.0)))
 
     async def _round(self) -> None:
         """List if that is due, and watch until the watch ends."""
@@ -208,12 +214,15 @@ class PodFollower:
         except TimeoutError:
             self._broken(begun, f"a watch of pods did not begin within {OPEN_S:g} s", "nothing was heard any more")
         except WatchFailed as error:
-            self._broken(begun, str(error), str(error), error.retry_after_s)
+            if not begun:
+                self.view.version = ""
+                raise
+            self._broken(begun, str(error), str(error))
 
-    def _broken(self, begun: bool, unopened: str, broken: str, retry_after_s: float = 0.0) -> None:
+    def _broken(self, begun: bool, unopened: str, broken: str) -> None:
         self.view.version = ""
         if not begun:
-            raise WatchFailed(unopened, retry_after_s)
+            raise WatchFailed(unopened)
         self.errors += 1
         log.info("watch of pods broke", extra={"event": "watch_broke", "fields": {**self._fields(), "why": broken}})
 
@@ -270,7 +279,8 @@ class PodFollower:
         if not self.why:
             self.stale_since_s = now_s
         self.why = why
-        if not self._warned or (why != self._warned_of and now_s - self._warned_s >= TOLD_AGAIN_S):
+        silent_s = now_s - self._warned_s
+        if not self._warned or silent_s >= (TOLD_AGAIN_S if why != self._warned_of else STILL_S):
             self._warned, self._warned_of, self._warned_s = True, why, now_s
             log.warning(
                 "discovery is stale", extra={"event": "discovery_stale", "fields": {**self._fields(), "why": why}}

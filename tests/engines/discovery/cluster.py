@@ -48,10 +48,11 @@ class MemoryApi:
 
     store: PodStore
     random: Random
-    mode: str = "well"  # or "refused", "blackhole", "5xx", "429", "401", "stalled"
+    mode: str = "well"  # or "refused", "blackhole", "5xx", "429", "401", "403", "stalled"
     slow_s: float = 0.0  # of lists
     repeating: float = 0.0  # chance of an event that it is told again, or an old one
     bookmark_s: float = 5.0
+    asked: int = 0  # lists and watches that reached it or tried to
     watches: list[Watch] = field(default_factory=list)
     recovered: asyncio.Event = field(default_factory=asyncio.Event)
     dear: set[str] = field(default_factory=set)  # namespaces whose last list took so long that the next one is put off
@@ -123,6 +124,7 @@ class MemoryApi:
         return page
 
     async def _reach(self) -> None:
+        self.asked += 1
         await asyncio.sleep(self.random.choice([0.001, 0.005, 0.02]))
         if self.mode == "blackhole":  # a SYN is lost, and sent again after a second
             await asyncio.sleep(1.0)
@@ -136,7 +138,7 @@ class MemoryApi:
         if self.mode == "429":
             raise WatchFailed("429", 1.0)
         if self.mode != "well":
-            raise WatchFailed(self.mode)
+            raise WatchFailed(self.mode, refused=self.mode in ("401", "403"))
 
     async def _until_recovered(self, seconds: float) -> None:
         try:

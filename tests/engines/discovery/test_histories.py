@@ -23,7 +23,7 @@ RUNS = int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "96"))
 SHARES = 8  # that run side by side
 RECOVERED_S = 2.0
 RESYNC_S = 60.0
-OUTAGES = ["refused", "blackhole", "5xx", "429", "401", "stalled"]
+OUTAGES = ["refused", "blackhole", "5xx", "429", "401", "403", "stalled"]
 
 
 class History(Pods):

@@ -238,3 +238,12 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes.aio.client", None)
     with pytest.raises(ValueError, match=r"pip install '\.\[kubernetes\]'"):
         Client(SELECTOR, "")
+
+
+async def test_a_refused_selector_is_named(api: ApiServer, tmp_path: Path) -> None:
+    """An API server that does not understand the selector answers 400: the setting is named, and what is wrong."""
+    api.failing = (400, "")
+    async with Followed(api, tmp_path) as view:
+        await view.until(lambda: view.discovery.status().errors > 0)
+        why = view.discovery.status().why
+        assert f"400: the API server does not take discovery.selector {SELECTOR!r}: told to" in why

@@ -1,0 +1,53 @@
+"""How often is asked what an API server says no to, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+
+import looptime
+import pytest
+
+from router.engines.discovery import pod_watch
+from router.engines.discovery.kubernetes import KubernetesDiscovery
+from router.settings.schema import DiscoverySettings
+from tests.engines.discovery.cluster import SELECTOR, MemoryApi
+from tests.support.podstore import PodStore, pod
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop with a time of its own."""
+    made = looptime.new_event_loop()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("mode", "least", "most"), [("403", 1800, 2200), ("401", 1800, 2200), ("5xx", 7000, 16000)])
+def test_a_refusal_is_not_asked_again_at_once(
+    mode: str, least: int, most: int, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What only people can change (a missing Role, a token) is asked for every two seconds, each try being an event of
+    the API server's audit log; a server that fails is asked sooner. The log says every ten minutes that it goes on, and
+    two seconds after the right is granted the view is right."""
+
+    async def outage() -> None:
+        api = MemoryApi(PodStore(), Random(1), mode=mode)
+        api.store.create(pod("a", namespace="one"))
+        discovery = KubernetesDiscovery(DiscoverySettings("kubernetes", ("one",), SELECTOR), api, Random(1))
+        sets = discovery.watch()
+        first = asyncio.ensure_future(anext(sets))
+        await asyncio.sleep(HOUR_S)
+        assert least <= api.asked <= most
+        told = [record for record in caplog.records if record.message == "discovery is stale"]
+        assert len(told) == HOUR_S // pod_watch.STILL_S
+        assert not first.done()
+        api.recover()
+        await asyncio.sleep(2.0)
+        assert {replica.name for replica in first.result()} == {"one/a"}
+        await sets.aclose()  # type: ignore[attr-defined]  # an iterator by its type, a generator in fact
+
+    loop.run_until_complete(outage())
