@@ -209,7 +209,10 @@ class Reloader:
                 continue
             now = await loop.run_in_executor(None, _looks_of, _files(self.settings))
             if changes.settled(now):
-                log.info("files that settings name have changed", extra={"fields": {"files": len(now)}})
+                log.info(
+                    "files that settings name have changed",
+                    extra={"event": "config_files_changed", "fields": {"files": len(now)}},
+                )
                 self.ask()
 
     async def reload(self) -> None:

@@ -290,7 +290,8 @@ class PodFollower:
             except WatchFailed as error:
                 self._lost = True
                 self.errors += 1
-                log.info("watch of pods broke", extra={"fields": {**self._fields(), "why": str(error)}})
+                fields = {**self._fields(), "why": str(error)}
+                log.info("watch of pods broke", extra={"event": "watch_broke", "fields": fields})
             await self._leave()
 
     async def _pause(self, pause_s: float) -> None:
