@@ -1,8 +1,8 @@
 """Reading the settings again while the router runs (SIGHUP), from the same file, environment and flags.
 
-A file that a setting names (a certificate, a key, a token) is looked at every `listen.files_interval_s`, and asks for the
-same when it has changed: a mounted Secret is exchanged under the router, with nobody there to send a signal. The settings
-file itself is not looked at, since whoever writes it wants to check it first.
+A file that a setting names (a certificate, a key, a token) is looked at every `listen.files_interval_s`, and asks for
+the same when it has changed: a mounted Secret is exchanged under the router, with nobody there to send a signal. The
+settings file itself is not looked at, since whoever writes it wants to check it first.
 
 Settings with a problem change nothing. Otherwise those that are LIVE are applied at once, and files that settings name
 are read again even if no setting changed; requests under way are not touched. FIXED settings stay as they were, and a
@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 from collections.abc import Callable
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from router.settings.schema import Settings, SettingsError, field_keys
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 LIVE = frozenset(
     (
         "replicas",
-        "listen.metrics_on_main", "listen.files_interval_s", "listen.keepalive_s", "listen.lame_duck_s", "listen.drain_s",
+        "listen.metrics_on_main", "listen.files_interval_s", "listen.keepalive_s", "listen.lame_duck_s",
+        "listen.drain_s",
         "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
         "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
         "listen.send_timeout_s",
@@ -141,7 +142,7 @@ def _looks_of(files: tuple[str, ...]) -> tuple[Look, ...]:
     looks = list[Look]()
     for path in files:
         try:
-            found = os.stat(path)  # of what links lead to: Kubernetes exchanges a link to a folder
+            found = Path(path).stat()  # of what links lead to: Kubernetes exchanges a link to a folder
             looks.append((path, found.st_ino, found.st_mtime_ns, found.st_size))
         except OSError:
             looks.append((path, 0, 0, 0))
@@ -209,7 +210,10 @@ class Reloader:
                 continue
             now = await loop.run_in_executor(None, _looks_of, _files(self.settings))
             if changes.settled(now):
-                log.info("files that settings name have changed", extra={"fields": {"files": len(now)}})
+                log.info(
+                    "files that settings name have changed",
+                    extra={"event": "config_files_changed", "fields": {"files": len(now)}},
+                )
                 self.ask()
 
     async def reload(self) -> None:

@@ -31,7 +31,7 @@ from tests.k8s.tools import (
 )
 
 KINDS = {
-    "v1": {"Service": "services", "ServiceAccount": "serviceaccounts", "Pod": "pods"},
+    "v1": {"ConfigMap": "configmaps", "Service": "services", "ServiceAccount": "serviceaccounts", "Pod": "pods"},
     "apps/v1": {"Deployment": "deployments"},
     "autoscaling/v2": {"HorizontalPodAutoscaler": "horizontalpodautoscalers"},
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},

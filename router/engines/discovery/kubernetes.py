@@ -354,12 +354,15 @@ class Client:
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     rest = b""
-    async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield line
-        if len(rest) > EVENT_BYTES_MAX:
-            raise WatchFailed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
+    try:
+        async for piece in response.content.iter_any():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield line
+            if len(rest) > EVENT_BYTES_MAX:
+                raise WatchFailed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
+    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+        raise WatchFailed(f"no answer from the API server: {type(error).__name__}: {error}") from error
     if rest.strip():
         raise WatchFailed("a watch ended within an event")

@@ -2,10 +2,13 @@
 
 This is what Kubernetes documents for its API ("Efficient detection of changes"), with these additions:
 
-- A watch is asked to end after WATCH_S to WATCH_S + SPREAD_S seconds. One that does not is dead (a half-open
-  connection), and is given up LATE_S later.
-- A watch may lose an event without a sign. So after its end pods are listed again where that is cheap, one page in
-  CHEAP_S; elsewhere every `resync_s`, and the next watch goes on where the last one ended.
+- After WATCH_S to WATCH_S + SPREAD_S seconds the next watch is begun, and only then is the last one left. So a dead one
+  (a half-open connection) is found, and one that lives is kept for as long as the next is refused: an API server that
+  turns reads away (429) goes on telling those whom it already tells.
+- A watch may lose an event without a sign. So before the next one pods are listed where that is cheap, one page in
+  CHEAP_S; elsewhere every `resync_s`, and the next watch goes on where the last one was left.
+- While pods are listed and the next watch begins, the last one is not read: what it would tell is told by the next one
+  too, and a list that is older than an event must not undo it.
 - After a watch that breaks, pods are listed again. Only when that fails too does the view count as stale.
 - A view is replaced only by a complete list. Until there is one, the last view stays in use.
 
@@ -18,9 +21,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -34,9 +37,9 @@ PODS_MAX = 50_000  # pods of a namespace; a selector that finds more is a mistak
 PAGES_MAX = 2 * PODS_MAX // PAGE_PODS  # an API server may return shorter pages than it was asked for
 PAGE_S = 10.0  # longest wait for a page of a list
 OPEN_S = 5.0  # longest wait until a watch has begun
-WATCH_S = 15
+WATCH_S = 15  # until the next watch is begun
 SPREAD_S = 5  # so that routers started together do not list together
-LATE_S = 3.0
+HELD_S = 300  # longest life of a watch: as long as it is kept where no other can be had
 CHEAP_S = 0.5
 SETTLED_S = 1.0  # a watch that lived so long ends a row of failures
 PAUSE_S = 0.05  # after the first failure; doubled each time
@@ -108,6 +111,46 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 _decode_versioned = msgspec.json.Decoder(_Versioned).decode
 
 
+class _Listed(NamedTuple):
+    sightings: list[PodSeen]
+    version: str
+    cheap: bool
+
+
+class _Watching:
+    """A watch that has begun. The line that is waited for is kept while nobody listens, so that none is lost."""
+
+    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
+        self._events = events
+        self._stack = stack
+        self._next: asyncio.Task[bytes] | None = None
+
+    async def line(self, until_s: float) -> bytes | None:
+        """The next line; b"" where the watch has ended as it should, None at that time of the loop's clock. Raises Gone
+        and WatchFailed."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._line())
+        if not self._next.done():
+            left_s = until_s - asyncio.get_running_loop().time()
+            await asyncio.wait((self._next,), timeout=max(0.0, left_s))
+            if not self._next.done():
+                return None
+        task, self._next = self._next, None
+        return task.result()
+
+    async def _line(self) -> bytes:
+        return await anext(self._events, b"")
+
+    async def leave(self) -> None:
+        """Close it; what it was about to tell is lost."""
+        try:
+            if self._next is not None:
+                self._next.cancel()
+                await asyncio.gather(self._next, return_exceptions=True)
+        finally:
+            await self._stack.aclose()
+
+
 class PodFollower:
     """Follows pods in `run`; `changed` is called after each change of the view, and after the first try."""
 
@@ -127,11 +170,19 @@ class PodFollower:
         self._random = random
         self._listed_s = 0.0
         self._cheap = False  # whether listing is cheap
+        self._lost = True  # whether events may have been lost, so that pods must be listed
+        self._watching: _Watching | None = None
         self._warned, self._warned_of, self._warned_s = False, "", 0.0
         self._told: dict[str, str] = {}  # why a pod is no replica, as last logged, by pod
 
     async def run(self) -> None:
         """Follow until cancelled; raises nothing."""
+        try:
+            await self._run()
+        finally:
+            await self._leave()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -139,7 +190,7 @@ class PodFollower:
             try:
                 await self._round()
             except Gone:
-                self.view.version = ""
+                self._lost = True
             except WatchFailed as error:
                 self._failed(str(error))
                 pause_s, refused = min(error.retry_after_s, RETRY_AFTER_MAX_S), error.refused
@@ -148,20 +199,36 @@ class PodFollower:
                     "bug: discovery failed inside the router", extra={"event": "bug", "fields": self._fields()}
                 )
                 self._failed(f"a bug: {type(error).__name__}")
+                self._lost = True
+                await self._leave()
             failures = 0 if loop.time() - began_s >= SETTLED_S else failures + 1
             if failures > 1 or pause_s:
                 longest_s = REFUSED_PAUSE_S if refused else min(PAUSE_MAX_S, PAUSE_S * 2 ** min(failures, 8))
                 least = 0.9 if refused else 0.5
-                await asyncio.sleep(max(pause_s, longest_s * self._random.uniform(least, 1.0)))
+                await self._pause(max(pause_s, longest_s * self._random.uniform(least, 1.0)))
 
     async def _round(self) -> None:
-        """List if that is due, and watch until the watch ends."""
-        listed = asyncio.get_running_loop().time() - self._listed_s < self._resync_s
-        if self._cheap or not listed or not self.view.version:
-            await self._list()
-        await self._watch()
+        """List if that is due, begin the next watch, leave the last one, and listen until the next round."""
+        loop, listed = asyncio.get_running_loop(), None
+        if self._cheap or self._lost or loop.time() - self._listed_s >= self._resync_s:
+            listed = await self._list()
+            if self._watching is None:
+                self._take(listed)  # with rights to list alone pods are followed all the same
+        try:
+            watching = await self._begin(listed.version if listed is not None else self.view.version)
+        except WatchFailed:
+            self._lost = self._lost or self._watching is None
+            raise
+        last, self._watching = self._watching, watching
+        if last is not None:
+            if listed is not None:
+                self._take(listed)
+            await last.leave()
+        self._recovered()
+        await self._listen(loop.time() + WATCH_S + self._random.randint(0, SPREAD_S))
 
-    async def _list(self) -> None:
+    async def _list(self) -> _Listed:
+        """All pods. Raises Gone and WatchFailed."""
         loop = asyncio.get_running_loop()
         began_s, pages, token, sightings = loop.time(), 0, "", list[PodSeen]()
         while pages < PAGES_MAX:
@@ -185,46 +252,61 @@ class PodFollower:
             raise WatchFailed(f"a list of pods has no end after {PAGES_MAX} pages")
         if not page.metadata.version:
             raise WatchFailed("a list of pods has no version")
-        self.view.replace(sightings, page.metadata.version)
-        self._listed_s = loop.time()
-        self._cheap = pages == 1 and self._listed_s - began_s < CHEAP_S
+        return _Listed(sightings, page.metadata.version, pages == 1 and loop.time() - began_s < CHEAP_S)
+
+    def _take(self, listed: _Listed) -> None:
+        """Make the list the view."""
+        self.view.replace(listed.sightings, listed.version)
+        self._listed_s, self._cheap, self._lost = asyncio.get_running_loop().time(), listed.cheap, False
         self._told = {name: why for name, why in self._told.items() if name in self.view.pods}
-        for sighting in sightings:
+        for sighting in listed.sightings:
             self._tell(sighting)
         self.known = self.tried = True
         if not self._warned:
             self.why = ""
         self._changed()
 
-    async def _watch(self) -> None:
-        """Watch until the watch ends as it should. Raises Gone, and WatchFailed if it could not begin; if it breaks
-        later, pods are listed anew, and that shows whether the view is stale."""
-        loop, begun = asyncio.get_running_loop(), False
-        seconds = WATCH_S + self._random.randint(0, SPREAD_S)
-        try:
-            async with (
-                asyncio.timeout(OPEN_S) as deadline,
-                self._api.watch(self._namespace, self.view.version, seconds) as events,
-            ):
-                deadline.reschedule(loop.time() + seconds + LATE_S)
-                begun = True
-                self._recovered()
-                async for line in events:
-                    self._hear(line)
-        except TimeoutError:
-            self._broken(begun, f"a watch of pods did not begin within {OPEN_S:g} s", "nothing was heard any more")
-        except WatchFailed as error:
-            if not begun:
-                self.view.version = ""
-                raise
-            self._broken(begun, str(error), str(error))
+    async def _begin(self, version: str) -> _Watching:
+        """A watch of what is behind a version. Raises Gone and WatchFailed."""
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(OPEN_S):
+                    events = await stack.enter_async_context(self._api.watch(self._namespace, version, HELD_S))
+            except TimeoutError:
+                raise WatchFailed(f"a watch of pods did not begin within {OPEN_S:g} s") from None
+            return _Watching(events, stack.pop_all())
 
-    def _broken(self, begun: bool, unopened: str, broken: str) -> None:
-        self.view.version = ""
-        if not begun:
-            raise WatchFailed(unopened)
-        self.errors += 1
-        log.info("watch of pods broke", extra={"event": "watch_broke", "fields": {**self._fields(), "why": broken}})
+    async def _listen(self, until_s: float) -> None:
+        """Hear the watch until that time of the loop's clock, or until it is over. After one that broke pods are listed
+        anew, and that shows whether the view is stale."""
+        while self._watching is not None:
+            try:
+                line = await self._watching.line(until_s)
+                if line is None:
+                    return
+                if line:
+                    self._hear(line)
+                    continue
+            except Gone:
+                self._lost = True
+            except WatchFailed as error:
+                self._lost = True
+                self.errors += 1
+                fields = {**self._fields(), "why": str(error)}
+                log.info("watch of pods broke", extra={"event": "watch_broke", "fields": fields})
+            await self._leave()
+
+    async def _pause(self, pause_s: float) -> None:
+        """Ask for nothing meanwhile, and hear what the last watch tells if there is one."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + pause_s
+        await self._listen(until_s)
+        await asyncio.sleep(max(0.0, until_s - loop.time()))
+
+    async def _leave(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            await watching.leave()
 
     def _hear(self, line: bytes) -> None:
         try:

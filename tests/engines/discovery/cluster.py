@@ -25,7 +25,7 @@ SELECTOR = "app=vllm"
 NAMESPACES = ("one", "two")
 ADDRESSES = [f"10.0.0.{number}" for number in range(1, 7)]
 TICK_S = 0.001  # loops wake up a little early
-WATCH_MAX_S = pod_watch.WATCH_S + pod_watch.SPREAD_S + pod_watch.LATE_S
+WATCH_MAX_S = pod_watch.WATCH_S + pod_watch.SPREAD_S
 
 
 @dataclass
@@ -153,6 +153,7 @@ class MemoryApi:
         while True:
             if watch.broken:
                 raise WatchFailed("reset")
+            watch.wake.clear()  # before news are looked for: what comes while they are told wakes it again
             if not watch.stalled:
                 for event in self._news(watch):
                     yield json.dumps(event).encode()
@@ -163,7 +164,6 @@ class MemoryApi:
                     yield json.dumps(self.store.bookmark()).encode()
                 if watch.end or loop.time() + TICK_S >= end_s:
                     return
-            watch.wake.clear()
             try:
                 async with asyncio.timeout_at(None if watch.stalled else min(bookmark_s, end_s)):
                     await watch.wake.wait()

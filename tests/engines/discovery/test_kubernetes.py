@@ -188,10 +188,10 @@ async def test_compacted_version(
 
 
 async def test_half_open_watch(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch whose connection is dead is given up soon after it should have ended."""
+    """A watch whose connection is dead is found out when the next one is due."""
     monkeypatch.setattr(pod_watch, "WATCH_S", 1)
     monkeypatch.setattr(pod_watch, "SPREAD_S", 0)
-    monkeypatch.setattr(pod_watch, "LATE_S", 0.2)
+    monkeypatch.setattr(pod_watch, "PAGE_S", 0.2)
     async with Followed(api, tmp_path) as view:
         await view.until_names("a")
         api.stalled = True

@@ -51,3 +51,44 @@ def test_a_refusal_is_not_asked_again_at_once(
         await sets.aclose()  # type: ignore[attr-defined]  # an iterator by its type, a generator in fact
 
     loop.run_until_complete(outage())
+
+
+@pytest.mark.parametrize("mode", ["429", "5xx", "refused", "403"])
+def test_a_watch_is_kept_while_no_other_can_be_had(mode: str, loop: asyncio.AbstractEventLoop) -> None:
+    """An API server that turns away every new read goes on telling those whom it already tells: for as long as it does
+    the view is right, though it counts as stale; afterwards it is fresh, and its watches are as few as before."""
+
+    async def throttled() -> None:
+        api = MemoryApi(PodStore(), Random(1))
+        api.store.create(pod("a", namespace="one"))
+        discovery = KubernetesDiscovery(DiscoverySettings("kubernetes", ("one",), SELECTOR), api, Random(1))
+        views = list[set[str]]()
+
+        async def follow() -> None:
+            async for replicas in discovery.watch():
+                views.append({replica.name for replica in replicas if replica.ready})
+
+        following = asyncio.create_task(follow())
+        await asyncio.sleep(1.0)
+        api.mode = mode
+        await asyncio.sleep(60.0)
+        for number in range(1, 6):
+            api.store.create(pod(f"b{number}", namespace="one", ip=f"10.0.1.{number}"))
+            api.poke()
+            await asyncio.sleep(1.0)
+            assert f"one/b{number}" in views[-1]
+        api.store.terminate("a", "one")
+        api.poke()
+        await asyncio.sleep(1.0)
+        assert "one/a" not in views[-1]
+        assert not discovery.status().fresh
+        api.recover()
+        await asyncio.sleep(2.0)
+        assert discovery.status().fresh
+        assert len(api.watches) == 1
+        assert views[-1] == {f"one/b{number}" for number in range(1, 6)}
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        assert not api.watches
+
+    loop.run_until_complete(throttled())
