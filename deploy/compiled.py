@@ -41,7 +41,7 @@ ROOMS = {
     "edge": "answering attempts body callers proxy question reader relay retry_budget routes",
     "http": "client_connection exchange outbox pool receiver request upstream",
     "hub": "admitter local_placer owners",
-    "telemetry": "logs record series tallies",
+    "telemetry": "gen_ai logs record series tallies",
 }
 """Modules that are compiled, a line a room."""
 MODULES = (

@@ -47,7 +47,7 @@ def _exercised_metrics() -> Metrics:
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
     )
-    metrics = Metrics(router, lambda: 0.0, figures)
+    metrics = Metrics(router, lambda: 0.0, figures, otel_names=True)
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
     metrics.joined(id_)

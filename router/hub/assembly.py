@@ -90,7 +90,8 @@ def metrics_of(hub: HubParts) -> Metrics:
         history=history,
         totals=hub.totals,
     )
-    return Metrics(hub.router, time.monotonic, figures, process=True)
+    otel_names = hub.settings.metrics.otel_names
+    return Metrics(hub.router, time.monotonic, figures, process=True, otel_names=otel_names)
 
 
 def discoveries_of(hub: HubParts) -> Together:

@@ -62,6 +62,15 @@ class DiscoverySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What is on the page of metrics."""
+
+    otel_names: bool = False
+    """Whether OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_token_usage`) are on the page
+    beside ours. Off: they are what others of ours say already, and about 90 series a model."""
+
+
+@dataclass(frozen=True, slots=True)
 class TracingSettings:
     """OpenTelemetry traces. Needs the extra `tracing`."""
 
@@ -472,6 +481,8 @@ class Settings:
     """What clients may ask for."""
     log: LogSettings = field(default_factory=LogSettings)
     """What is logged."""
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    """What is on the page of metrics."""
     tracing: TracingSettings = field(default_factory=TracingSettings)
     """OpenTelemetry traces."""
     observatory: ObservatorySettings = field(default_factory=ObservatorySettings)

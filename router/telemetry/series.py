@@ -42,8 +42,10 @@ class Gauge(Counter):
 class Histogram:
     """A histogram by label values. A series is one list: the buckets, the unbounded one last, then the sum."""
 
-    def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
-        self.name, self.text, self.labels, self.bounds = f"warmroute_{name}", text, labels, bounds
+    def __init__(
+        self, name: str, text: str, bounds: tuple[float, ...], *labels: str, prefix: str = "warmroute_"
+    ) -> None:
+        self.name, self.text, self.labels, self.bounds = f"{prefix}{name}", text, labels, bounds
         self.series: dict[Labels, list[float]] = {}
         if not labels:
             self.of()

@@ -22,21 +22,13 @@ from urllib.parse import urlsplit
 
 from router.core.facts.placements import Ending, Receipt
 from router.core.facts.replicas import Replica
+from router.telemetry.gen_ai import OPERATIONS, error_type
 from router.telemetry.record import RequestRecord
 from router.telemetry.trace_context import Parent, traceparent
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
 
 _BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
-# Names of operations in the conventions; other paths have none.
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/v1/completions": "text_completion",
-    "/generate": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
 
 
 @dataclass(slots=True)
@@ -169,7 +161,7 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
     _tell_generation(about, record, moments.provider)
     if record.receipt is not None:
         about |= _placed(record.receipt)
-    error = _error(record) if record.status >= 500 or record.ending in _BROKE_OFF else None
+    error = error_type(record)
     if error is not None:
         about["error.type"] = error.partition(":")[0]
     parent_id = moments.parent.span_id if moments.parent is not None else None
@@ -178,8 +170,8 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
 
 
 def _tell_generation(about: Attributes, record: RequestRecord, provider: str) -> None:
-    if record.route in _OPERATIONS:
-        about["gen_ai.operation.name"] = _OPERATIONS[record.route]
+    if record.route in OPERATIONS:
+        about["gen_ai.operation.name"] = OPERATIONS[record.route]
     if provider:
         about["gen_ai.provider.name"] = provider
     if record.sighting is not None and record.sighting.conversation:

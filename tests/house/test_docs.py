@@ -21,7 +21,7 @@ from router.core.facts.placements import Grade, Reason
 from router.core.placement.policies import POLICIES
 from router.http.deadlines import REASONS
 from router.settings.keys import Keys
-from router.settings.schema import Settings, field_keys
+from router.settings.schema import MetricsSettings, Settings, field_keys
 from tests.house.documents import DOCUMENTS, NAMES, ROOT, block, code_blocks, page, section, table
 from tests.support.histories import no_history
 
@@ -67,7 +67,10 @@ def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
 async def test_every_metric_is_in_the_table() -> None:
     """A router's own page has exactly the metrics of the table, with their types and no other labels."""
     documented = {row[0].strip("`"): row for row in table(METRICS)}
-    async with App(Settings(replicas=("http://127.0.0.1:1",), listen=on_free_ports())) as app:
+    settings = Settings(
+        replicas=("http://127.0.0.1:1",), listen=on_free_ports(), metrics=MetricsSettings(otel_names=True)
+    )
+    async with App(settings) as app:
         app.hub.metrics.failed("http://127.0.0.1:1", "connect")
         families = list(app.hub.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}

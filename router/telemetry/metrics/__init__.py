@@ -17,11 +17,13 @@ from prometheus_client.registry import Collector
 
 from router.core.placement.router import Router
 from router.telemetry.engine_count import EngineCount
+from router.telemetry.gen_ai import GenAiTallies
 from router.telemetry.metrics import models
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
 from router.telemetry.metrics.groups import of_groups
+from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 from router.telemetry.tallies import Tallies
 
@@ -36,13 +38,22 @@ class Metrics:
     """All metrics of one router. There are no globals, so that several routers can live in one process."""
 
     def __init__(
-        self, router: Router, clock: Callable[[], float], figures: Figures | None = None, *, process: bool = False
+        self,
+        router: Router,
+        clock: Callable[[], float],
+        figures: Figures | None = None,
+        *,
+        process: bool = False,
+        otel_names: bool = False,
     ) -> None:
-        """`process`: the page ends with the kernel's figures of this process, which no registry has."""
+        """`process`: the page ends with the kernel's figures of this process, which no registry has. `otel_names`: it
+        has OpenTelemetry's metrics of generative AI besides ours."""
         figures = figures or Figures()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineCount()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
-        self.observe = self._tallies.observe  # bound directly: one call less per request
+        self._gen_ai = GenAiTallies(router.models.engines, self._tallies.label) if otel_names else None
+        # Without OpenTelemetry's names the count is bound directly: one call less per request.
+        self.observe = self._tallies.observe if self._gen_ai is None else self._observe_both
         self.failed = self._tallies.failed
         self.joined = self._tallies.joined
         self.left = self._tallies.left
@@ -63,6 +74,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._of_tallies), *self._read, _Counted(self._of_groups)):
             self.registry.register(collector)
+
+    def _observe_both(self, record: RequestRecord) -> None:
+        self._tallies.observe(record)
+        if self._gen_ai is not None:
+            self._gen_ai.observe(record)
 
     def check(self) -> None:
         """Take what engines have counted themselves; to be called every second or so."""
@@ -101,7 +117,7 @@ class Metrics:
         ledger = self._ledger()
         if ledger is not None:
             self._tallies.take_over(ledger)
-        return self._tallies.all()
+        return [*self._tallies.all(), *(self._gen_ai.all() if self._gen_ai is not None else ())]
 
     def _of_groups(self) -> list[Counter | Histogram]:
         ledger = self._ledger()

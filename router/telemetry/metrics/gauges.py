@@ -34,38 +34,40 @@ class Gauges(Collector):
         """Yield one family after another."""
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield from self._by_model()
-        text = "Requests among those that wait which are held back, as they would evict too much."
+        text = "Queued requests held back because their prompts would evict too much of a cache."
         yield gauge("held_requests", text, (), [((), figures.held())])
-        yield gauge("queued_bytes", "Bytes of the bodies of requests that wait.", (), [((), figures.queued()[1])])
+        yield gauge("queued_bytes", "Bytes of the bodies of queued requests.", (), [((), figures.queued()[1])])
         yield from self._rates()
         text = "Part of prompts that are no replays, last five minutes; near 0 where a load test repeats itself."
         ledger = figures.ledger()
         diversity = ledger.diversity.value if ledger is not None else None
         yield from with_old_name(gauge("prompt_diversity_ratio", text, (), [((), diversity)]), "prompt_diversity")
-        text = "Prompts that were not looked at, or not compared with an earlier one, as both have their limits."
+        text = "Prompts not compared with an earlier one because a limit of the observatory was reached."
         yield counter("differences_unexplained", text, totals.unexplained())
         index = self._router.index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
-        yield gauge("index_bytes", "Bytes the prefix index takes.", (), [((), index.bytes_used)])
+        yield gauge("index_bytes", "Memory of the prefix index in bytes.", (), [((), index.bytes_used)])
         keys = self._router.knowledge.keys
         yield gauge("held_keys", "Distinct blocks that events say are held.", (), [((), keys)])
         yield gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
-        text = "Unix time when settings that were read again came into force."
+        text = "Unix time of the last successful configuration reload."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
-        text = "Log lines that nobody took from standard error in time."
+        text = "Log lines dropped because standard error was not read in time."
         yield counter("log_lines_dropped", text, totals.lines_dropped())
-        text = "Spans of traces that the collector did not take, or for which the queue was full."
+        text = "Trace spans dropped because the collector failed or the queue was full."
         yield counter("spans_dropped", text, totals.spans_dropped())
         failing, kept_bytes, lost = figures.history()
         text = "1 while the file of past decisions (admin.history_path) cannot be written; 0 without one."
         yield gauge("history_failing", text, (), [((), float(failing))])
-        yield gauge("history_bytes", "Bytes of that file with its journal.", (), [((), kept_bytes)])
-        yield counter("history_decisions_dropped", "Decisions that it did not get, as too many waited for it.", lost)
-        text = "Placements on replicas that may not be fit, since no other was left."
+        yield gauge("history_bytes", "Bytes of the history file with its journal.", (), [((), kept_bytes)])
+        yield counter(
+            "history_decisions_dropped", "Decisions not written to the history file because its queue was full.", lost
+        )
+        text = "Placements on replicas that are not ready because no other was left."
         yield counter("panic_placements", text, self._router.panics)
         count, closed = totals.connections()
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
-        text = "Connections of clients that the router closed, by the limit that they ran into."
+        text = "Client connections closed by the router, by the limit that was exceeded."
         yield counters("connections_closed", text, "reason", closed.items())
         text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
         yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls())
@@ -77,17 +79,15 @@ class Gauges(Collector):
         in_flight = [((label,), requests) for label, requests in under_way.in_flight.items()]
         yield gauge("in_flight_requests", "Requests being answered.", ("model",), in_flight)
         counts = [((priority.name.lower(), label), n) for (priority, label), n in under_way.waiting.items()]
-        text = "Requests that wait for a place, or are held back."
+        text = "Requests in the router's queue, held ones included."
         yield gauge("queued_requests", text, ("priority", "model"), counts)
 
     def _rates(self) -> Iterable[Metric]:
         recent = self._tallies.recent()
-        text = (
-            "Cached part of prompt tokens, last five minutes: by the engine's count where it told, else as predicted."
-        )
+        text = "Cache hit ratio of prompt tokens, last five minutes: by the engine's count, else as predicted."
         rates = [((label,), tokens.hit / tokens.prompt) for label, tokens in recent.items()]
         yield gauge("token_hit_ratio", text, ("model",), rates)
-        text = "Part of prompt tokens of whose answers engines told how many were cached, last five minutes."
+        text = "Part of prompt tokens whose cache hits were reported by the engine, last five minutes."
         rates = [((label,), tokens.verified / tokens.prompt) for label, tokens in recent.items()]
         yield gauge("token_hit_verified_ratio", text, ("model",), rates)
         now_s = max((tokens.at_s for tokens in recent.values()), default=0.0)
@@ -115,44 +115,48 @@ class Replicas(Collector):
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
         # The replicas are those that are there when a family is made: between two families a replica may leave.
-        text = f"1; what is known of the replica, for joins; its name is there until {OLD_NAMES_UNTIL}."
+        text = f"Always 1; identity of the replica, for joins. Label name is there until {OLD_NAMES_UNTIL}."
         yield gauge("replica_info", text, INFO, [(_info(m), 1.0) for m in router.members])
         text = "Replicas that serve the base model and may be sent requests."
         yield gauge("model_ready_replicas", text, ("model",), _ready(router.members))
-        yield each("ready", "1 when requests may be sent there.", lambda m: float(m.ready))
-        yield each("in_flight", "Open leases.", lambda m: len(m.leases))
+        yield each("ready", "1 when the replica may be sent requests.", lambda m: float(m.ready))
+        yield each("in_flight", "Requests in flight on the replica.", lambda m: len(m.leases))
         yield each(
-            "pending_prefill_seconds", "Modelled prefill sent and not done.", lambda m: m.pending_ms(now_s) / 1e3
+            "pending_prefill_seconds",
+            "Estimated time until all prompts sent to the replica are prefilled.",
+            lambda m: m.pending_ms(now_s) / 1e3,
         )
         yield each("running", "Requests running, by the engine's count.", lambda m: m.load.running)
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
         used = each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
         yield from with_old_name(used, "replica_kv_usage")
         yield each("kv_tokens", "KV pool in tokens.", lambda m: m.load.kv_tokens_max)
-        yield each("index_blocks", "Blocks believed held.", lambda m: router.index.blocks(m.id))
-        share = each("share_ratio", "Our part of the replica's computed tokens.", lambda m: m.share)
+        yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: router.index.blocks(m.id))
+        share = each(
+            "share_ratio", "Part of the replica's computed prompt tokens that this router sent.", lambda m: m.share
+        )
         yield from with_old_name(share, "replica_share")
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
         text = "Learned time of a decoding step with the streams that decode there now; with none, its floor."
         yield each("decode_step_seconds", text, _step_s)
         loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in router.members]
-        text = "Tokens that the engine looked up in its prefix cache, by its own count."
+        text = "Tokens looked up in the engine's prefix cache, by its own count."
         queries = ((id_, queries) for id_, queries, _ in loads if queries is not None)
         yield counters("replica_cache_query_tokens", text, "replica", queries)
-        text = "Those of them that it found."
+        text = "Tokens found in the engine's prefix cache, by its own count."
         found = ((id_, hits) for id_, _, hits in loads if hits is not None)
         yield counters("replica_cache_hit_tokens", text, "replica", found)
         text = f"These hits over queries since the engine started; until {OLD_NAMES_UNTIL}."
         yield each("hit_rate", text, _engine_rate)
         yield gauge(
             "replica_breaker",
-            "1 at what the replica is sent, as far as requests have a say in it.",
+            "1 at the state of the replica's circuit breaker.",
             ("replica", "state"),
             [((m.id, s.value), float(m.state(now_s) is s)) for m in router.members for s in State],
         )
         yield gauge(
             "replica_grade",
-            "1 at the grade of what is known of the replica's cache.",
+            "1 at the grade of knowledge of the replica's cache.",
             ("replica", "grade"),
             [((m.id, g.value), float(m.grade is g)) for m in router.members for g in Grade],
         )
@@ -168,14 +172,14 @@ class Sources(Collector):
         """Yield three gauges and a counter, by source."""
         known = self._figures.discoveries()
         for name, key, text in (
-            ("fresh", "fresh", "1 while the source's list of replicas may be taken for the truth."),
-            ("stale_seconds", "stale_s", "Age of the source's list while it may not."),
-            ("replicas", "replicas", "Replicas in the source's list, before ranks."),
+            ("fresh", "fresh", "1 while the discovery source's list of replicas is current."),
+            ("stale_seconds", "stale_s", "Age of the discovery source's list while it is stale; else 0."),
+            ("replicas", "replicas", "Replicas in the discovery source's list, before data-parallel ranks."),
         ):
             values = [((source,), float(of[key])) for source, of in known.items()]
             yield gauge(f"discovery_{name}", text, ("source",), values)
         errors = ((source, of["errors"]) for source, of in known.items())
-        yield counters("discovery_errors", "Times that a source of replicas failed.", "source", errors)
+        yield counters("discovery_errors", "Discovery errors, by source.", "source", errors)
 
 
 class Events(Collector):
@@ -191,27 +195,29 @@ class Events(Collector):
             values = [(replica, of.get(name) or 0.0) for replica, of in streams.items()]
             yield counters(f"replica_event_{name}", text, "replica", values)
         lags = [((replica,), of.get("lag_s")) for replica, of in streams.items()]
-        yield gauge("replica_event_lag_seconds", "Age of its last batch of events when it came.", ("replica",), lags)
+        yield gauge(
+            "replica_event_lag_seconds", "Age of the replica's last batch of KV events on arrival.", ("replica",), lags
+        )
         knowledge = self._router.knowledge
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
-        yield gauge("replica_held_blocks", "Blocks held, by its own events.", ("replica",), held)
+        yield gauge("replica_held_blocks", "Blocks held by the replica, by its KV events.", ("replica",), held)
         shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
-        text = "Part of its last 200 answers that events predicted to the token."
+        text = "Part of the replica's last 200 answers whose cached tokens were predicted exactly."
         equal = gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
         yield from with_old_name(equal, "replica_predictions_equal")
-        text = "Prompts on their way to token ids, by what became of them."
+        text = "Prompts to be tokenized, by outcome."
         yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())
 
 
 _STREAM_COUNTERS = {
-    "batches": "Batches of events applied.",
-    "blocks": "Blocks that events said were stored or removed.",
-    "gaps": "Batches of events that were missing when the next came.",
-    "replays": "Replays of events asked for, routine looks included: one every ten seconds or so.",
-    "restarts": "Restarts of the engine that a replay proved; slow ones are new streams.",
-    "lost": "Times that batches of events were lost for good.",
-    "malformed": "Batches of events that could not be read.",
+    "batches": "Batches of KV events applied.",
+    "blocks": "Blocks stored or removed by KV events.",
+    "gaps": "Batches of KV events missing when the next arrived.",
+    "replays": "KV event replays requested, routine checks included: about one every ten seconds.",
+    "restarts": "Engine restarts detected by a KV event replay; slow restarts count as new streams.",
+    "lost": "Unrecoverable losses of KV event batches.",
+    "malformed": "Malformed batches of KV events.",
 }
 
 

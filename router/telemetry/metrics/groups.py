@@ -15,14 +15,20 @@ LABELS = ("route", "tenant", "tools", "step")
 
 def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
     """All families of groups of requests; each is present even if there is no group."""
-    requests = Counter("group_requests", "Requests placed, by what they are for.", *LABELS)
-    prompt = Counter("group_prompt_tokens", "Their prompt tokens, by the engine's count where it told.", *LABELS)
-    hit = Counter("group_hit_tokens", "Those of them that were cached: by the engine's count, else predicted.", *LABELS)
-    calls = Counter("group_tool_calls", "Tool calls in the history of their prompts.", *LABELS)
+    requests = Counter("group_requests", "Requests placed, by group: route, tenant, tools, agent step.", *LABELS)
+    prompt = Counter(
+        "group_prompt_tokens", "Prompt tokens by group: by the engine's count, else as predicted.", *LABELS
+    )
+    hit = Counter(
+        "group_hit_tokens", "Cached prompt tokens by group: by the engine's count, else as predicted.", *LABELS
+    )
+    calls = Counter("group_tool_calls", "Tool calls in the history of prompts, by group.", *LABELS)
     text = f"Median of the prompt tokens of the group's last requests; until {OLD_NAMES_UNTIL}."
     p50 = Gauge("group_prompt_tokens_p50", text, *LABELS)
-    lengths = Histogram("group_prompt_length_tokens", "Prompt tokens of a request.", GROUP_PROMPT_TOKENS, *LABELS)
-    ttft = Histogram("group_ttft_seconds", "Time to the first event of a stream.", GROUP_TTFT_S, *LABELS)
+    lengths = Histogram(
+        "group_prompt_length_tokens", "Prompt tokens of a request, by group.", GROUP_PROMPT_TOKENS, *LABELS
+    )
+    ttft = Histogram("group_ttft_seconds", "Time to first token, by group.", GROUP_TTFT_S, *LABELS)
     for label, group in groups.items():
         labels = (label.route, label.tenant, "yes" if label.tools else "no", label.step)
         for counter, at in ((requests, REQUESTS), (prompt, PROMPT), (hit, HIT), (calls, TOOL_CALLS)):
