@@ -19,9 +19,9 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- if eq .engine "sglang" }}30000{{ else }}8000{{ end -}}
 {{- end -}}
 
-{{/* Seconds that a pod needs to end well: the preStop pause, the longest answer, and 15 s to end. */}}
+{{/* Seconds that a pod needs to end well: 10 s of preStop pause, the longest answer, and 20 s to end. */}}
 {{- define "engines.grace" -}}
-{{- add 25 (int (default 270 .shutdownSeconds)) -}}
+{{- add 30 (int (default 270 .shutdownSeconds)) -}}
 {{- end -}}
 
 {{/* Words of a serving container, as a JSON list. */}}
