@@ -129,12 +129,12 @@ def test_only_the_routers_of_the_release_reach_the_ports(stack: list[tools.Docum
 
 
 def test_a_group_is_one_engine(stack: list[tools.Document]) -> None:
-    """Leaders serve with all GPUs of the group, workers join them, as the examples of LeaderWorkerSet have it."""
+    """Leaders serve with all GPUs of the group, workers join them, as the engines' own guides have it."""
     made = {name: each["spec"]["containers"][0] for name, each in groups(stack).items()}
-    assert "leader --ray_cluster_size" in made["llm-big-vllm/leaderTemplate"]["command"][2]
-    assert "worker --ray_address" in made["llm-big-vllm/workerTemplate"]["command"][2]
-    args = made["llm-big-vllm/leaderTemplate"]["args"]
-    assert {"--tensor-parallel-size=8", "--pipeline-parallel-size=2"} <= set(args)
+    leader, worker = (made[f"llm-big-vllm/{part}Template"]["args"] for part in ("leader", "worker"))
+    joined = {"--nnodes=$(LWS_GROUP_SIZE)", "--node-rank=$(LWS_WORKER_INDEX)", "--master-addr=$(LWS_LEADER_ADDRESS)"}
+    assert {"--tensor-parallel-size=8", "--pipeline-parallel-size=2"} | joined <= set(leader)
+    assert worker == [*leader, "--headless"]
     for part in ("leaderTemplate", "workerTemplate"):
         assert {"--tp=16", "--node-rank=$(LWS_WORKER_INDEX)"} <= set(made[f"llm-big-sglang/{part}"]["args"])
     assert "readinessProbe" not in made["llm-big-sglang/workerTemplate"]

@@ -33,7 +33,7 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- if eq .engine "vllm" -}}
 {{- $args = list (printf "--model=%s" .model) (printf "--served-model-name=%s" (default .name .servedName)) "--port=8000" "--enable-prefix-caching" (printf "--shutdown-timeout=%d" (int (default 270 .shutdownSeconds))) "--enable-prompt-tokens-details" `--kv-events-config={"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "buffer_steps": 50000}` -}}
 {{- if gt $gpus 1 }}{{ $args = append $args (printf "--tensor-parallel-size=%d" $gpus) }}{{ end -}}
-{{- if gt $nodes 1 }}{{ $args = concat $args (list (printf "--pipeline-parallel-size=%d" $nodes) "--distributed-executor-backend=ray") }}{{ end -}}
+{{- if gt $nodes 1 }}{{ $args = concat $args (list (printf "--pipeline-parallel-size=%d" $nodes) "--nnodes=$(LWS_GROUP_SIZE)" "--node-rank=$(LWS_WORKER_INDEX)" "--master-addr=$(LWS_LEADER_ADDRESS)") }}{{ end -}}
 {{- else if eq .engine "sglang" -}}
 {{- $args = list (printf "--model-path=%s" .model) (printf "--served-model-name=%s" (default .name .servedName)) "--host=0.0.0.0" "--port=30000" "--page-size=16" "--enable-cache-report" "--enable-metrics" `--kv-events-config={"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}` -}}
 {{- if gt (mul $gpus $nodes) 1 }}{{ $args = append $args (printf "--tp=%d" (mul $gpus $nodes)) }}{{ end -}}
@@ -44,26 +44,20 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- concat $args (default list .args) | toJson -}}
 {{- end -}}
 
-{{/* Command and words of a container; called with (list $model $worker). */}}
+{{/*
+Command and words of a container; called with (list $model $worker). Nodes of a vLLM group talk without Ray, which its
+image has no more.
+*/}}
 {{- define "engines.command" -}}
 {{- $model := index . 0 -}}
 {{- $args := include "engines.args" $model | fromJsonArray -}}
-{{- $group := eq (default "Deployment" $model.kind) "LeaderWorkerSet" -}}
-{{- $ray := "bash /vllm-workspace/examples/online_serving/multi-node-serving.sh" -}}
-{{- if and $group (eq $model.engine "vllm") (index . 1) -}}
-command: [sh, -c, '{{ $ray }} worker --ray_address="$LWS_LEADER_ADDRESS"']
-{{- else if and $group (eq $model.engine "vllm") -}}
-# The words of `args` are the shell's "$@", so none is read as shell.
-command: [sh, -c, '{{ $ray }} leader --ray_cluster_size="$LWS_GROUP_SIZE" && exec python3 -m vllm.entrypoints.openai.api_server "$@"', vllm]
-args: {{ toRawJson $args }}
-{{- else -}}
 {{- if eq $model.engine "sglang" }}
 command: [python3, -m, sglang.launch_server]
 {{- else if eq $model.engine "simulated" }}
 command: [python, -m, loadtest, engine]
+{{- else if index . 1 }}{{ $args = append $args "--headless" }}
 {{- end }}
 args: {{ toRawJson $args }}
-{{- end -}}
 {{- end -}}
 
 {{/* A pod's template; called with (list $ $model $worker). */}}
