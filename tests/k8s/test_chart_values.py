@@ -311,6 +311,7 @@ def test_every_object_is_closed() -> None:
         path for path in open_ones if not path.startswith((".extraVolume", ".affinity", ".resources", ".global"))
     ]
     assert sorted({path.split(".")[-1] for path in outside}) == [
+        "engines",
         "labelSelector",
         "namespaceSelector",
         "podSelector",
