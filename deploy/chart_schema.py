@@ -19,6 +19,7 @@ from router.core.placement.policies import POLICIES
 from router.settings.schema import field_keys
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
+ENGINES_TARGET = TARGET.parent / "charts" / "engines" / TARGET.name
 
 Schema = dict[str, Any]
 
@@ -30,6 +31,8 @@ WORDS = {
     "log.format": ("json", "text"),
     "routing.policy": tuple(POLICIES),
 }
+# Values of engines' pods that are what they are for routers' pods.
+ENGINE_POD_KEYS = ("nodeSelector", "tolerations", "affinity", "podLabels", "podAnnotations", "resources")
 TEXT: Schema = {"type": "string"}
 YES: Schema = {"type": "boolean"}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65_535}
@@ -237,6 +240,7 @@ def schema() -> Schema:
         commonLabels=OF_USER,
         commonAnnotations=OF_USER,
         config=config(),
+        engines=OF_KUBERNETES,  # closed by the schema of that chart
         apiKeys=secret(key=SECRET_KEY),
         authSecret=secret(key=SECRET_KEY),
         adminToken=secret(key=SECRET_KEY),
@@ -251,6 +255,59 @@ def schema() -> Schema:
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of warmroute"} | values
 
 
+def engine_model() -> Schema:
+    """One model of the chart of engines."""
+    shared = pod()
+    scaling = closed(
+        minReplicas=whole(0), maxReplicas=whole(1), waiting=whole(1), prefillSeconds={"type": "number", "minimum": 0.1}
+    )
+    return closed(
+        ("name", "engine"),
+        name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"},
+        servedName=TEXT,
+        model=TEXT,
+        engine=words("vllm", "sglang", "simulated"),
+        image=TEXT,
+        replicas=whole(1),
+        kind=words("Deployment", "LeaderWorkerSet"),
+        nodesPerGroup=whole(2),
+        gpus=whole(1),
+        args=many(TEXT),
+        env=shared["extraEnv"],
+        volumes=many(OF_KUBERNETES),
+        volumeMounts=many(OF_KUBERNETES),
+        claim=NAME,
+        hubToken=closed(("secret",), secret=NAME, key=SECRET_KEY),
+        shmSize=shared["tmpSizeLimit"],
+        shutdownSeconds=whole(1),
+        startupSeconds=whole(5),
+        securityContext=OF_KUBERNETES,
+        autoscaling=scaling,
+        **{key: shared[key] for key in ENGINE_POD_KEYS},
+    )
+
+
+def engines_schema() -> Schema:
+    """All values of the chart of engines."""
+    values = closed(
+        enabled=YES,
+        models=many(engine_model()),
+        images=closed(vllm=TEXT, sglang=TEXT),
+        imagePullSecrets=pod()["imagePullSecrets"],
+        networkPolicy=closed(enabled=YES, routerName=NAME, prometheus=many(OF_KUBERNETES)),
+        podDisruptionBudget=closed(enabled=YES),
+        monitor=closed(enabled=YES, interval=objects()["monitor"]["properties"]["interval"], labels=OF_USER),
+        keda=closed(prometheus={"type": "string", "pattern": "^https?://[^/]"}),
+        **{"global": OF_KUBERNETES},
+    )
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the engines"} | values
+
+
+def engines_text() -> str:
+    """The file of the chart of engines."""
+    return json.dumps(engines_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
 def text() -> str:
     """The file."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
@@ -259,6 +316,7 @@ def text() -> str:
 def main() -> int:
     """Write the file."""
     TARGET.write_text(text(), encoding="utf-8")
+    ENGINES_TARGET.write_text(engines_text(), encoding="utf-8")
     return 0
 
 

@@ -357,6 +357,7 @@ def test_every_object_is_closed() -> None:
     of_kubernetes = (".extra", ".initContainers", ".affinity", ".resources", ".test.resources", ".global")
     outside = [path for path in open_ones if not path.startswith(of_kubernetes)]
     assert sorted({path.split(".")[-1] for path in outside}) == [
+        "engines",
         "labelSelector",
         "namespaceSelector",
         "podSelector",

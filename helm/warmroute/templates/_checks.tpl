@@ -17,7 +17,7 @@
 {{- $d := .Values.config.discovery -}}
 {{- $engines := .Values.networkPolicy.engines -}}
 {{- if eq $d.source "kubernetes" -}}
-  {{- if not $d.selector -}}
+  {{- if not (include "warmroute.selectorText" .) -}}
     {{- $p = append $p "config.discovery.selector is needed: the labels of the engines' pods, such as --set config.discovery.selector=app=vllm" -}}
   {{- end -}}
 {{- else if eq $d.source "dns" -}}

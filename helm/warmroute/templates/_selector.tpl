@@ -1,3 +1,8 @@
+{{/* Discovery's label selector as text: the one that is given, or that of the engines of this release. */}}
+{{- define "warmroute.selectorText" -}}
+{{- default (ternary (printf "warmroute/engine-of=%s" .Release.Name) "" .Values.engines.enabled) .Values.config.discovery.selector -}}
+{{- end -}}
+
 {{/*
 Discovery's label selector, as a LabelSelector: `app=vllm,tier!=test,gpu in (a100, h100),!draining,ready`.
 Syntax: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-selectors

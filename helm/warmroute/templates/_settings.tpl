@@ -22,6 +22,7 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $auth := dig "auth" dict $tree -}}
 {{- $upstream := dig "upstream" dict $tree -}}
 {{- if eq $tree.discovery.source "kubernetes" -}}
+{{- $_ := set $tree.discovery "selector" (include "warmroute.selectorText" .) -}}
 {{- $_ := set $tree.discovery "namespaces" (include "warmroute.namespaces" . | fromJsonArray) -}}
 {{- end -}}
 {{- if .Values.adminToken.existingSecret -}}

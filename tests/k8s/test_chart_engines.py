@@ -1,0 +1,186 @@
+"""The chart of engines: what it makes of a list of models, what it refuses, and that it runs with the routers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.k8s import tools
+from tests.k8s.cluster import CHAT, MODEL, cluster, gateway, until
+
+IMAGE = "registry.example.com/warmroute"
+MODELS: list[dict[str, Any]] = [
+    {"name": "sim", "engine": "simulated", "image": f"{IMAGE}:demo"},
+    {"name": "llama", "engine": "vllm", "model": "/models/llama", "claim": "models", "autoscaling": {"maxReplicas": 4}},
+    {"name": "qwen", "engine": "sglang", "model": "org/qwen", "servedName": "org/qwen", "hubToken": {"secret": "hub"}},
+    {"name": "big-vllm", "engine": "vllm", "model": "org/big", "kind": "LeaderWorkerSet", "gpus": 8},
+    {"name": "big-sglang", "engine": "sglang", "model": "org/big", "kind": "LeaderWorkerSet", "gpus": 8},
+]
+# Custom resources, which have no schema among those of Kubernetes.
+CUSTOM = {"LeaderWorkerSet", "ScaledObject", "PodMonitor"}
+READY_S = 30.0
+
+
+def options(*models: dict[str, Any]) -> list[str]:
+    """Words for Helm that turn engines on with these models."""
+    given = ["--set", f"image.repository={IMAGE}", "--set", "engines.enabled=true"]
+    return [*given, "--set-json", f"engines.models={json.dumps(models)}"]
+
+
+def refused(*models: dict[str, Any]) -> str:
+    """What Helm says of models that it does not take."""
+    done = tools.helm("template", tools.RELEASE, tools.CHART, "--namespace", tools.NAMESPACE, *options(*models))
+    assert done.returncode != 0
+    return " ".join(done.stderr.split())
+
+
+def named(found: list[tools.Document], kind: str, model: str) -> Any:
+    """The object of a kind that a model has."""
+    (one,) = (d for d in found if d["kind"] == kind and d["metadata"]["name"] == f"{tools.RELEASE}-{model}")
+    return one
+
+
+@pytest.fixture(scope="module")
+def stack() -> list[tools.Document]:
+    """The chart with an engine of each sort."""
+    return tools.template(*options(*MODELS), "--set", "engines.monitor.enabled=true")
+
+
+def groups(found: list[tools.Document]) -> dict[str, dict[str, Any]]:
+    """Templates of leaders and workers, by name of the set and of the template."""
+    sets = [d for d in found if d["kind"] == "LeaderWorkerSet"]
+    parts = ("leaderTemplate", "workerTemplate")
+    return {f"{d['metadata']['name']}/{part}": d["spec"]["leaderWorkerTemplate"][part] for d in sets for part in parts}
+
+
+def test_objects_are_valid_strictly(stack: list[tools.Document]) -> None:
+    """No field of an object or of a group's pods is misspelt, by the schemas of three Kubernetes versions."""
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"] | {"name": "pod"}, "spec": made["spec"]}
+        for made in groups(stack).values()
+    ]
+    assert len(pods) == 4
+    assert tools.invalid([d for d in stack if d["kind"] not in CUSTOM] + pods) == []
+
+
+def test_nothing_is_made_unless_asked_for(rendered: dict[str, list[tools.Document]]) -> None:
+    """Without `engines.enabled` the only Deployment is the router's."""
+    assert [d["metadata"]["name"] for d in rendered["default"] if d["kind"] == "Deployment"] == ["llm-warmroute"]
+
+
+@pytest.mark.parametrize(("engine", "model"), [("vllm", "llama"), ("sglang", "qwen")])
+def test_pods_are_those_of_the_snippets(stack: list[tools.Document], engine: str, model: str) -> None:
+    """Image, flags, ports, probes, pause and grace are what deploy/engines has, whatever the model is named."""
+    path = tools.REPO / "deploy" / "engines" / f"{engine}.yaml"
+    snippet = tools.only(tools.documents(path.read_text(encoding="utf-8")), "Deployment")["spec"]["template"]["spec"]
+    made = named(stack, "Deployment", model)["spec"]["template"]["spec"]
+    (theirs,), (ours,) = snippet["containers"], made["containers"]
+    model_flags = ("--model", "--model-path", "--served-model-name")
+    flags = [{arg for arg in each["args"] if arg.partition("=")[0] not in model_flags} for each in (theirs, ours)]
+    assert flags[0] <= flags[1]
+    assert {arg.partition("=")[0] for arg in theirs["args"]} <= {arg.partition("=")[0] for arg in ours["args"]}
+    same = ("image", "ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "securityContext")
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+    for key in ("terminationGracePeriodSeconds", "automountServiceAccountToken", "enableServiceLinks"):
+        assert made[key] == snippet[key]
+
+
+def test_scaling_is_that_of_the_snippet(stack: list[tools.Document]) -> None:
+    """What KEDA is told differs from deploy/engines/keda.yaml in names and in the most replicas alone."""
+    snippet = tools.only(tools.documents((tools.REPO / "deploy/engines/keda.yaml").read_text()), "ScaledObject")["spec"]
+    made = named(stack, "ScaledObject", "llama")["spec"]
+    text = json.dumps(snippet).replace('"vllm"', '"llm-llama"').replace("my-model", "llama")
+    assert made == json.loads(text) | {"maxReplicaCount": 4}
+    assert "replicas" not in named(stack, "Deployment", "llama")["spec"]
+
+
+def test_discovery_finds_what_serves(stack: list[tools.Document]) -> None:
+    """The router selects pods of Deployments and leaders; workers of a group have not the label."""
+    settings = yaml.safe_load(tools.settings_text(stack))
+    key, _, value = settings["discovery"]["selector"].partition("=")
+    deployments = [d for d in stack if d["kind"] == "Deployment" and d["metadata"]["name"] != "llm-warmroute"]
+    assert [d["spec"]["template"]["metadata"]["labels"].get(key) for d in deployments] == [value] * 3
+    for name, made in groups(stack).items():
+        assert (made["metadata"]["labels"].get(key) == value) == name.endswith("leaderTemplate")
+
+
+def test_a_selector_that_is_given_stays() -> None:
+    """`config.discovery.selector` goes before the label of the engines."""
+    found = tools.template(*options(MODELS[0]), "--set", "config.discovery.selector=app=mine")
+    assert yaml.safe_load(tools.settings_text(found))["discovery"]["selector"] == "app=mine"
+
+
+def test_only_the_routers_of_the_release_reach_the_ports(stack: list[tools.Document]) -> None:
+    """Each model's policy selects its pods and lets in the labels that the routers' pods have, to its ports."""
+    router = named(stack, "Deployment", "warmroute")["spec"]["template"]["metadata"]["labels"]
+    for model in ("sim", "llama", "qwen"):
+        policy, deployment = (named(stack, kind, model)["spec"] for kind in ("NetworkPolicy", "Deployment"))
+        assert policy["podSelector"] == deployment["selector"]
+        (rule,) = policy["ingress"]
+        assert rule["from"][0]["podSelector"]["matchLabels"].items() <= router.items()
+        (container,) = deployment["template"]["spec"]["containers"]
+        assert [port["port"] for port in rule["ports"]] == [port["containerPort"] for port in container["ports"]]
+
+
+def test_a_group_is_one_engine(stack: list[tools.Document]) -> None:
+    """Leaders serve with all GPUs of the group, workers join them, as the engines' own guides have it."""
+    made = {name: each["spec"]["containers"][0] for name, each in groups(stack).items()}
+    leader, worker = (made[f"llm-big-vllm/{part}Template"]["args"] for part in ("leader", "worker"))
+    joined = {"--nnodes=$(LWS_GROUP_SIZE)", "--node-rank=$(LWS_WORKER_INDEX)", "--master-addr=$(LWS_LEADER_ADDRESS)"}
+    assert {"--tensor-parallel-size=8", "--pipeline-parallel-size=2"} | joined <= set(leader)
+    assert worker == [*leader, "--headless"]
+    for part in ("leaderTemplate", "workerTemplate"):
+        assert {"--tp=16", "--node-rank=$(LWS_WORKER_INDEX)"} <= set(made[f"llm-big-sglang/{part}"]["args"])
+    assert "readinessProbe" not in made["llm-big-sglang/workerTemplate"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"image": ""}, "is simulated and needs an image"),
+        ({"engine": "vllm"}, "needs model, its name on the hub or a folder"),
+        ({"engine": "vllm", "model": "/models/a"}, "nothing is mounted at /models/a"),
+        ({"nodesPerGroup": 2}, "needs kind LeaderWorkerSet"),
+        ({"kind": "LeaderWorkerSet"}, "leave out kind"),
+        ({"autoscaling": {"minReplicas": 9}}, "maxReplicas is less than minReplicas"),
+        ({"gpu": 2}, "gpu"),
+        ({"engine": "tgi"}, "engine"),
+        ({"name": "Not A Name"}, "name"),
+    ],
+)
+def test_wrong_values_are_refused(change: dict[str, Any], said: str) -> None:
+    """What cannot work is told before anything is installed, with what to do."""
+    assert said in refused(MODELS[0] | change)
+
+
+def test_no_model_and_two_of_a_name_are_refused() -> None:
+    """Engines that are on have models, each of its own name."""
+    assert "engines.models is needed" in refused()
+    assert "two are named 'sim'" in refused(MODELS[0], MODELS[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs all of 127.0.0.0/8")
+async def test_the_stack_answers(tmp_path: Path) -> None:
+    """Pods with the labels of the rendered template, found by the rendered settings file, answer through the router."""
+    found = tools.template(*options(MODELS[0]))
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(tools.settings_text(found))
+    template = named(found, "Deployment", "sim")["spec"]["template"]
+    words = template["spec"]["containers"][0]["args"]
+    assert words[words.index("--model") + 1] == MODEL
+    async with cluster(template["metadata"]["labels"]) as made:
+        pods, kubeconfig = await made.run_all("sim-0", "sim-1"), made.api.kubeconfig(tmp_path, tools.NAMESPACE)
+        async with gateway(file, kubeconfig) as router:
+            await until(lambda: router.knows(*pods), READY_S, "the pods were not found")
+            body = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": "hello " * 200}]}
+            async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+                for turn in (0, 1):
+                    async with session.post(router.url + CHAT, json=body) as response:
+                        assert response.status == 200, await response.text()
+                        assert (response.headers["x-warmroute-reason"] == "warm") == bool(turn)
