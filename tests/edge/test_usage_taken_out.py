@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 
-from tests.support.fakes import USAGE, FakeEngine, running, stream
+from tests.support.fakes import USAGE, FakeEngine, running
 
 BODY = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+TURNS = 5  # of the event loop, in which the router reads a piece before the next one is written
 ENDS = {"LF": b"\n\n", "CRLF": b"\r\n\r\n"}
 
 
@@ -52,6 +54,18 @@ CUTS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 }
 
 
+async def one_by_one(request: web.Request, pieces: list[bytes]) -> web.StreamResponse:
+    """Send these pieces as an event stream, so that each is read by itself, as when an engine decodes."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+    await response.write_eof()
+    return response
+
+
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("events", STREAMS.values(), ids=STREAMS)
 async def test_the_rest_passes_byte_for_byte(
@@ -63,7 +77,7 @@ async def test_the_rest_passes_byte_for_byte(
     expected = b"".join(sent for each, sent in zip(events, bytes_of, strict=True) if each is not TAKEN)
     async with running(engine, api__ask_usage=True) as app:
         for name, cut in CUTS.items():
-            engine.script.append(lambda _, request, cut=cut: stream(request, cut(bytes_of)))
+            engine.script.append(lambda _, request, cut=cut: one_by_one(request, cut(bytes_of)))
             async with client.post(app.url + "/v1/chat/completions", json=BODY) as answer:
                 assert await answer.read() == expected, name
             assert engine.seen[-1].json["stream_options"]["include_usage"] is True
