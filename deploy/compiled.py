@@ -7,9 +7,10 @@ is imported instead of it; without one the module runs as it is. So the wheel st
 libraries beside it, and whoever has none misses only speed.
 
 What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
-that is not compiled can inherit from one that is, exceptions lose the attributes of their class, and a variable has one
-type in a function: of two `except` clauses with the same `as error` the second is a TypeError when it comes true. `make
-test-compiled` runs the tests on it.
+that is not compiled can inherit from one that is, exceptions lose the attributes of their class, what inherits weak
+references from a class of Python's is freed without telling them, and a variable has one type in a function: of two
+`except` clauses with the same `as error` the second is a TypeError when it comes true. `make test-compiled` runs the
+tests on it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import msgspec
 from router.core.facts.misses import Difference, Miss
 from router.core.facts.placements import Candidate
 from router.placer import RequestOwner
-from router.telemetry.record import RequestRecord
+from router.telemetry.record import CAUSE, RequestRecord
 
 Row = dict[str, Any]
 
@@ -132,7 +132,8 @@ def client_row(row: Mapping[str, Any], owner: RequestOwner) -> Row:
     anyway. Otherwise it is what receipts say and why: never another replica's load, nor another prompt's text."""
     shown = {name: row.get(name) for name in (*_OWN, *_TIMES)}
     if not owner.receipts:
-        return shown
+        detail = shown["detail"]
+        return shown | {"detail": detail and detail.partition(CAUSE)[0]}
     shown |= {name: row.get(name) for name in _TOLD}
     miss = row.get("miss")
     difference = row.get("difference")

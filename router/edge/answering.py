@@ -21,7 +21,7 @@ from router.core.facts.placements import Receipt
 from router.core.observatory.explain import settled
 from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, Page, json_page, no_model_page
-from router.telemetry.record import RequestRecord
+from router.telemetry.record import CAUSE, RequestRecord
 
 RETRY_AFTER_S = 2
 ID_CHARS_MAX = 128
@@ -103,7 +103,7 @@ def refuse(
     router; the client is told it only where `tells_cause`, since it may name replicas."""
     record.status, record.ending = refusal.status, "refused"
     message = str(refusal)
-    caused = f"{message} Cause: {refusal.cause}." if refusal.cause else message
+    caused = f"{message}{CAUSE}{refusal.cause}." if refusal.cause else message
     record.error, record.detail = refusal.code, caused[:DETAIL_CHARS_MAX]
     if tells_cause:
         message = caused

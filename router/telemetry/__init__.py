@@ -4,7 +4,7 @@ of an answer or of a key.
 record          what is known of one request; all else is made of it when the request ends
 tallies         counters and histograms, made of series; metrics/ renders them for Prometheus
 process_counts  what all processes of one router have counted; stalls is how late their event loops are
-logs            log lines, which log_writer writes in a thread
+logs            log lines, which log_output takes from the logging module and log_writer writes in a thread
 spans           what a trace is made of; tracing exports it, trace_context reads and writes W3C headers
 envelope        what a document of measurements says of its origin
 """

@@ -11,19 +11,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from router.core.facts.misses import Miss
 from router.core.facts.placements import Ending
+from router.telemetry.log_output import LogOutput, LogStyle
 from router.telemetry.log_writer import Writer, sink
 from router.telemetry.record import RequestRecord
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("router.requests")
-_out: _Output | None = None
+_out: LogOutput | None = None
 DROPPED = "log_lines_dropped"
 REQUEST = "request"  # sentence and event of a request's line
 _BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that had begun, and are not whole
@@ -36,9 +36,9 @@ def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> 
     mix.
     """
     global _out
-    style: _Style = _Json() if format_ == "json" else _Text()
+    style: LogStyle = _Json() if format_ == "json" else _Text()
     writer = Writer(sink(sys.stderr), lambda lines: style.dropped(time.time(), lines), shared=shared)
-    _out = _Output(writer, style, requests=requests)
+    _out = LogOutput(writer, style, requests=requests)
     logging.basicConfig(handlers=[_out], force=True)  # closes the handler of an earlier call
     configure(level, requests=requests)
 
@@ -174,19 +174,6 @@ class _Stamps:
         return said
 
 
-class _Style(Protocol):
-    """A format of lines."""
-
-    def request(self, at_s: float, record: RequestRecord) -> bytes:
-        """The line of a request."""
-
-    def ordinary(self, record: logging.LogRecord) -> bytes:
-        """The line or lines of a record of the logging module."""
-
-    def dropped(self, at_s: float, lines: int) -> bytes:
-        """The line that says how many lines were dropped."""
-
-
 class _Json:
     def __init__(self) -> None:
         self._stamps = _Stamps("%Y-%m-%dT%H:%M:%S")
@@ -240,23 +227,3 @@ def _plain(value: object) -> str:
         value = [f"{name}={each}" for name, each in value.items()]
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-class _Output(logging.Handler):
-    """Handler of the logging module's records; lines of requests go to the same writer directly."""
-
-    def __init__(self, writer: Writer, style: _Style, *, requests: bool) -> None:
-        super().__init__()
-        self.writer, self.style, self.requests = writer, style, requests
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record: a warning or worse at once, since the process may be about to end."""
-        try:
-            self.writer.write(self.style.ordinary(record), urgent=record.levelno >= logging.WARNING)
-        except Exception:  # a field that is no JSON: do as the logging module's handlers do
-            self.handleError(record)
-
-    def close(self) -> None:
-        """Write the remaining lines. The logging module calls this when the process ends."""
-        super().close()
-        self.writer.close()

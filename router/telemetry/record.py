@@ -8,6 +8,8 @@ from xxhash import xxh3_64_hexdigest
 from router.core.facts.misses import Breakdown, Sighting
 from router.core.facts.placements import Receipt, Usage
 
+CAUSE = " Cause: "  # stands in an error's text before what failed behind the router, which may name replicas
+
 
 class RequestRecord(Struct):
     """Everything about one request that metrics, the log line and `/admin/decisions` are made of."""
@@ -19,7 +21,7 @@ class RequestRecord(Struct):
     status: int = 0
     ending: str = ""
     error: str | None = None
-    detail: str | None = None  # the error's message to the client
+    detail: str | None = None  # the error's message to the client, and its cause even where the client is not told
     stream: bool = False
     duration_s: float = 0.0
     overhead_s: float | None = None  # time from request read to the call of the first replica

@@ -14,6 +14,8 @@ from deploy.compiled import MODULES, REPO
 from deploy.compiled_sources import HARMLESS
 from tests.compiled import COMPILED
 
+ORDINARY = ("router", "enum", "typing")  # bases with which mypyc makes a class of Python's, or the base is its own
+
 
 def test_what_is_compiled_is_there() -> None:
     """A module that was renamed is not left out in silence."""
@@ -49,6 +51,18 @@ def test_what_is_not_compiled_inherits_from_nothing_that_is() -> None:
         for base in names(node.bases)
         if file not in MODULES and imported.get(base) in MODULES and (imported[base], base) not in protocols
     ]
+    assert wrong == []
+
+
+def test_compiled_classes_inherit_no_weak_references() -> None:
+    """mypyc adds its own list of them beside an inherited one. What is then freed leaves references that point at
+    nothing, and the next collection of garbage ends the process: the logging module has such references to handlers."""
+    wrong = []
+    for file, node, _ in classes():
+        if file in MODULES:
+            made = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), node.name, object)
+            bases = [each for each in made.__mro__[1:] if each.__module__.partition(".")[0] not in ORDINARY]
+            wrong += [(file, node.name) for each in bases if getattr(each, "__weakrefoffset__", 0) > 0]
     assert wrong == []
 
 

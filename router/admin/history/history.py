@@ -27,7 +27,7 @@ from router.telemetry.record import RequestRecord
 BYTES_MAX = 1 << 20  # of all decisions of one answer
 NUMBER_MAX = 1 << 62
 # Records looked at, rows made and intervals added without a break: below a millisecond each.
-SLICE_SEEN, SLICE_ROWS, SLICE_STEPS = 1_000, 8, 60
+SLICE_SEEN, SLICE_ROWS, SLICE_STEPS = 500, 4, 30
 
 
 @dataclass(frozen=True, slots=True)

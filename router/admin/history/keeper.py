@@ -138,19 +138,22 @@ class HistoryKeeper:
                 self._once()
             except Exception:  # a bug must not end the thread: nothing would be kept from then on
                 log.exception("bug: the history failed", extra={"event": "bug"})
-                self._dropped += len(self._batch)  # one of these may be what it fails on
+                self._dropped += len(self._batch)  # one of these, or an interval, may be what it fails on
                 self._batch = []
+                self._intervals.clear()
                 self._failed("it failed; the log has the reason")
+        self._turn_away()
         if self._file is not None:
             self._file.close()
 
     def _once(self) -> None:
         """Write what has gathered, and answer searches."""
         try:
-            file, asked = self._opened(), len(self._searches)
+            file, asked = self._opened(), bool(self._searches)
             if file is not None:
                 self._write(file)
-                self._answer(file, asked)  # what these look for and has left memory is in the file by now
+                if asked:
+                    self._answer(file)  # what it looks for and has left memory is in the file by now
         except _Error as error:
             self._failed(words_of(error))
             self._set_aside(error)
@@ -221,23 +224,23 @@ class HistoryKeeper:
         log.warning("the history was damaged, and begins anew", extra=extra)
         self._wake.set()
 
-    def _answer(self, file: HistoryFile, count: int) -> None:
-        """Do the first so many searches. The rest were asked for since the queue was written."""
-        if len(self._searches) > count:
+    def _answer(self, file: HistoryFile) -> None:
+        """Do the oldest search. The queue is written before the next one, so that searches, each of which may take
+        READ_S, do not fill it."""
+        work, future = self._searches.popleft()
+        if self._searches:
             self._wake.set()
-        for _ in range(count):
-            work, future = self._searches.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work(file))
-            except sqlite3.Error as error:
-                future.set_exception(NotKept(words_of(error)))
-                if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
-                    raise
-            except Exception as error:
-                log.exception("bug: a search of the history failed", extra={"event": "bug"})
-                future.set_exception(NotKept(f"the search failed: {error}"))
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work(file))
+        except sqlite3.Error as error:
+            future.set_exception(NotKept(words_of(error)))
+            if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
+                raise
+        except Exception as error:
+            log.exception("bug: a search of the history failed", extra={"event": "bug"})
+            future.set_exception(NotKept(f"the search failed: {error}"))
 
     def _turn_away(self) -> None:
         while self._searches:

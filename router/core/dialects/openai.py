@@ -153,11 +153,13 @@ class OpenAI:
         """Ask for usage at the end of the stream; only called when the client did not.
 
         A last duplicate key wins in the JSON parsers of vLLM and SGLang (pydantic, json), so the option is
-        spliced in before the closing brace and the rest of the body stays as it was.
+        spliced in before the closing brace and the rest of the body stays as it was. Usage in every event, which
+        engines send only with usage at the end, would reach the client, and is not asked for.
         """
         end = body.rindex(b"}")
         options = msgspec.json.decode(decode_openai(body).stream_options or b"{}")
         merged = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        merged.pop("continuous_usage_stats", None)
         return body[:end] + b',"stream_options":' + msgspec.json.encode(merged) + body[end:]
 
     def is_usage_event(self, event: bytes) -> bool:

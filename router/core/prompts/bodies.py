@@ -17,6 +17,7 @@ from router.core.facts.placements import Usage
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 
+USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of what engines made up would fit into no file
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
 LOOKS_MAX = 2_048  # brackets looked at one by one, before the whole body is scanned
@@ -144,8 +145,9 @@ def step_of(metadata: bytes, field: str) -> str:
 
 
 def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int | None) -> Usage | None:
-    """Usage from what an engine reports; counts that cannot be are mended, a negative prompt is no usage."""
-    if prompt_tokens < 0:
+    """Usage from what an engine reports; counts that cannot be are mended, but a prompt or answer whose count cannot be
+    is no usage."""
+    if not 0 <= prompt_tokens <= USAGE_TOKENS_MAX or (completion_tokens or 0) > USAGE_TOKENS_MAX:
         return None
     if cached_tokens is not None:
         cached_tokens = min(max(0, cached_tokens), prompt_tokens)

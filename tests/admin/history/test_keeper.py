@@ -233,3 +233,36 @@ async def test_a_full_disk_is_waited_for(
     assert [each["why"] for each in told(caplog_all, NOT_KEPT)] == ["the disk is full"]
     (again,) = told(caplog_all, AGAIN)
     assert again["dropped"] == history.dropped()
+
+
+async def test_an_interval_that_cannot_be_kept_is_lost_alone(tmp_path: Path) -> None:
+    """A sum that no file can hold does not end the history: what comes later is kept."""
+    clock = Clock()
+    history = kept_in(tmp_path / HISTORY, clock)
+    keeper = history._keeper
+    assert keeper is not None
+    keeper.take_interval(1, {"completion_tokens": 10**30})
+    await until(lambda: keeper.status.failing)
+    observed(history, clock, 3)
+    clock.now_s += 10
+    history.tick()
+    await until(lambda: keeper.status.written == 3 and keeper.status.intervals_since_s is not None)
+    assert not keeper.status.failing
+    await history.close()
+
+
+async def test_decisions_are_written_between_searches(tmp_path: Path) -> None:
+    """Searches that wait for one another do not keep decisions waiting, and are all answered, at the end too."""
+    clock = Clock()
+    history = kept_in(tmp_path / HISTORY, clock)
+    keeper = history._keeper
+    assert keeper is not None
+    written = list[int]()
+
+    def search(_: object) -> None:
+        written.append(keeper.status.written)
+        history.observe(record(len(written), at_s=clock.now_s))
+
+    await asyncio.gather(*(keeper.search(search) for _ in range(keeping.SEARCHES_MAX)))
+    assert written == list(range(keeping.SEARCHES_MAX))
+    await history.close()

@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 from router.admin.history import history as kept
 from router.app import App
 from tests.admin.history.records import until
-from tests.support.fakes import FakeEngine, breaks_midway, running, status
+from tests.support.fakes import FakeEngine, breaks_midway, reset, running, status
 from tests.support.keyring import ADMIN, Keyring, bearer
 
 CHAT, OWN = "/v1/chat/completions", "/v1/warmroute/requests/"
@@ -205,3 +205,18 @@ async def test_without_keys_receipts_decide(client: ClientSession, engine: FakeE
             row = await page(client, app.url + OWN + "mine")
             assert row.keys() == (BASIC | TOLD if receipts else BASIC)
             assert await page(client, app.url + OWN + "yours", 404)
+
+
+async def test_a_cause_is_for_who_may_see_receipts(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
+    """Why a request failed behind the router, which names replicas, is on the page of whoever may see receipts, and on
+    nobody else's."""
+    ring = Keyring(tmp_path, told={}, untold={})
+    ring.file.write_text(ring.file.read_text().replace('tenant: "told"', 'tenant: "told"\n  receipts: true'))
+    async with running(engine, **ring.settings, admin__token=ADMIN, upstream__retries_max=0) as app:
+        for tenant in ("told", "untold"):
+            engine.script.append(reset)
+            await ask(client, app, f"of-{tenant}", ring.of(tenant))
+            row = await page(client, f"{app.url}{OWN}of-{tenant}", headers=ring.of(tenant))
+            assert row["status"] == 502
+            assert row["detail"].startswith("The replica failed")
+            assert (engine.url in json.dumps(row)) is (tenant == "told")

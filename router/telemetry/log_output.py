@@ -1,0 +1,46 @@
+"""The logging module's way to standard error: a handler that gives each record, as a line, to the writer's thread.
+
+This file is not compiled (deploy/compiled.py): the logging module keeps weak references to handlers, and a handler that
+is compiled is freed without telling them, so that the next collection of garbage, or a fork, ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from router.telemetry.log_writer import Writer
+from router.telemetry.record import RequestRecord
+
+
+class LogStyle(Protocol):
+    """A format of lines."""
+
+    def request(self, at_s: float, record: RequestRecord) -> bytes:
+        """The line of a request."""
+
+    def ordinary(self, record: logging.LogRecord) -> bytes:
+        """The line or lines of a record of the logging module."""
+
+    def dropped(self, at_s: float, lines: int) -> bytes:
+        """The line that says how many lines were dropped."""
+
+
+class LogOutput(logging.Handler):
+    """Handler of the logging module's records; lines of requests go to the same writer directly."""
+
+    def __init__(self, writer: Writer, style: LogStyle, *, requests: bool) -> None:
+        super().__init__()
+        self.writer, self.style, self.requests = writer, style, requests
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record: a warning or worse at once, since the process may be about to end."""
+        try:
+            self.writer.write(self.style.ordinary(record), urgent=record.levelno >= logging.WARNING)
+        except Exception:  # a field that is no JSON: do as the logging module's handlers do
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Write the remaining lines. The logging module calls this when the process ends."""
+        super().close()
+        self.writer.close()
