@@ -182,7 +182,7 @@ class Member:
     def forget_speed(self) -> None:
         """Forget what was learned of its speed, which kept all requests away: a trial must look worth it."""
         self.timed.clear()
-        self.fit = PrefillFit()
+        self.fit, self.steps = PrefillFit(), StepFit()
 
     def alive(self, now_s: float) -> None:
         """Take any other sign of life."""
@@ -232,14 +232,14 @@ class Member:
         if lease.first_token_s is not None:
             speeds.decoded((now_s - lease.first_token_s) * 1e3)
             if lease.streams and lease.stretch is not None and tokens >= ANSWER_TOKENS_MIN:
-                self._learn_steps(lease.stretch, lease.stretch.step_ms(tokens - 1))
+                self._learn_steps(lease.stretch, lease.stretch.step_ms(tokens - 1), now_s)
         speeds.asked(lease.prompt_tokens, lease.prefill_ms)
         return uncached, cached
 
-    def _learn_steps(self, stretch: Stretch, step_ms: float) -> None:
+    def _learn_steps(self, stretch: Stretch, step_ms: float, now_s: float) -> None:
         streams, context, common = stretch.streams, stretch.context_tokens, self.speeds.steps
         common.observe(streams, context, step_ms, StepModel(), STEP_GUESS_WEIGHT)
-        self.steps.observe(streams, context, step_ms, common.model, STEP_PRIOR_WEIGHT)
+        self.steps.observe(streams, context, step_ms, common.model, STEP_PRIOR_WEIGHT, now_s)
 
     def under_way_tokens(self, now_s: float) -> float:
         """Tokens that the answers under way have brought so far, by the model of a decoding step."""
@@ -265,6 +265,7 @@ class Member:
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
+            self.steps.fade(self.speeds.steps.model, STEP_PRIOR_WEIGHT, now_s)
 
     def state(self, now_s: float) -> State:
         """What it is sent, as far as requests have a say in it."""

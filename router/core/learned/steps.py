@@ -8,6 +8,9 @@ forgotten observations, one for each streamed answer of at least ANSWER_TOKENS_M
 to its end, less the prefills that interrupted the stream (chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI '24),
 divided by its tokens, against the mean number of streams and the mean context during that time. Where an engine makes
 several tokens a step (speculative decoding), the model is of the time per token, which is what clients wait for.
+
+A replica whose steps seem AVOIDED times as long as the fleet's is not asked while others are free, and would seem slow
+for ever after a first answer that compiled kernels. So what was seen of it fades while nothing is, as in prefill.py.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ FORGET = 0.98  # weight of an observation fades to a third after about 50 more
 PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
 GUESS_WEIGHT = 0.1  # observations that the first guess counts for in the fleet's
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not a step
+AVOIDED = 2.0  # a replica whose steps take this many times as long as the fleet's is avoided
+FADE_S = 30.0  # time without an observation in which half of such a replica's observations are forgotten
 STALL_SHARE_MAX = 0.9  # part of an answer's time that modelled prefills may explain: the model of prefill may be wrong
 
 PSEUDO = ((1, 2_000), (16, 32_000), (64, 512_000))  # (streams, context tokens) at which a fit agrees with its prior
@@ -49,10 +54,20 @@ class StepFit:
 
     model: StepModel = field(default_factory=StepModel)
     observations: int = 0
+    fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
     _sums: Sums = field(default_factory=Sums)
 
-    def observe(self, streams: float, context_tokens: float, step_ms: float, prior: StepModel, weight: float) -> None:
-        """Take one observation; `prior` counts for `weight` observations. Impossible times are ignored."""
+    def observe(
+        self,
+        streams: float,
+        context_tokens: float,
+        step_ms: float,
+        prior: StepModel,
+        weight: float,
+        now_s: float = float("inf"),
+    ) -> None:
+        """Take one observation; `prior` counts for `weight` observations. Impossible times are ignored. Made at
+        `now_s`, it fades if no other follows."""
         if step_ms <= 0:
             return
         if self.observations >= PRIOR_WEIGHT:
@@ -60,6 +75,21 @@ class StepFit:
             step_ms = min(max(step_ms, expected_ms / OUTLIER), expected_ms * OUTLIER)
         self._sums.observe(_terms(streams, context_tokens), step_ms, 1.0, FORGET)
         self.observations += 1
+        self.fades_s = now_s + FADE_S
+        self._solve(prior, weight)
+
+    def fade(self, prior: StepModel, weight: float, now_s: float) -> None:
+        """Where the steps of `prior` are much shorter and nothing was observed for FADE_S: forget half, and the last of
+        it whole. Arguments as in `observe`."""
+        if now_s < self.fades_s or not any(self.model.ms(*at) > AVOIDED * prior.ms(*at) for at in PSEUDO):
+            return
+        counting = min(self.observations, 1 / (1 - FORGET))  # the sums hold no more than so many observations
+        self.observations = int(counting / 2)
+        self.fades_s = now_s + FADE_S if self.observations else float("inf")
+        self._sums.scale(0.5 if self.observations else 0.0)
+        self._solve(prior, weight)
+
+    def _solve(self, prior: StepModel, weight: float) -> None:
         pseudo = zip(PSEUDO, _pseudo_squares(weight), strict=True)
         best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS)
         if best is not None:

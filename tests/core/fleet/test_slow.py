@@ -143,3 +143,19 @@ def test_a_few_peers_say_what_is_usual() -> None:
     """For whoever looks slow some 32 of a thousand peers are asked; of a few all are."""
     assert answers(1_000, [900.0] * 8) <= pace.LEVELS_MAX
     assert answers(8, [900.0] * 8) == 7
+
+
+def test_a_replica_that_decoded_slowly_at_first_is_used_again() -> None:
+    """One of two idle replicas compiles kernels while its first answers decode, ten times as long as they will: within
+    two minutes it has a fair share of the traffic again, though it is asked nothing until then."""
+    world = World({f"http://{n}": Engine(counters=True) for n in range(2)})
+    first = world.engines["http://0"]
+    first.decode_s = 10.0
+    for _ in range(3):
+        world.send(100, only="http://0")
+        world.run(11)
+    first.decode_s = 1.0
+    world.run(120, every_s=0.7, tokens=100)
+    world.sent.clear()
+    world.run(60, every_s=0.7, tokens=100)
+    assert world.sent["http://0"] >= 0.3 * world.sent.total()
