@@ -1,5 +1,7 @@
 import gc
 import os
+import signal
+import threading
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -12,6 +14,13 @@ from tests.support.fakes import FakeEngine
 # How long an example takes, or its making, says what else the machine does; how many are made is set by each test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """SIGTERM ends tests as Ctrl-C does: what they started is stopped, real engines too, which have groups of their
+    own."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
