@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from router.engines.discovery.stacks import ROLE, STACKS, stack_of
 from tests.k8s.tools import EXAMPLES, NEEDED, Document, example, only, settings_of, template
 
 # What the pod of `helm test` is let in by.
@@ -48,6 +50,39 @@ def test_selectors_are_understood(selector: str, tmp_path: Path) -> None:
     assert peer["namespaceSelector"]["matchExpressions"] == [
         {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
     ]
+
+
+def selected(term: dict[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether labels satisfy one of `matchExpressions`, as Kubernetes has it."""
+    there, values = term["key"] in labels, term.get("values", [])
+    match term["operator"]:
+        case "In":
+            return labels.get(term["key"]) in values
+        case "NotIn":
+            return labels.get(term["key"]) not in values
+        case _:
+            return there == (term["operator"] == "Exists")
+
+
+def test_without_a_selector_known_stacks_are_reached() -> None:
+    """Without a selector the policy opens to the pods that discovery then takes, where it looks for them, and to no
+    other: for each known stack its labels, one label short of them, and a pod that only prefills."""
+    found = template("--values", example("stacks"))
+    peers = only(found, "NetworkPolicy")["spec"]["egress"][0]["to"]
+    assert all(peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["serving"] for peer in peers)
+
+    def reached(labels: Mapping[str, str]) -> bool:
+        terms = [peer["podSelector"]["matchExpressions"] for peer in peers]
+        return any(all(selected(term, labels) for term in each) for each in terms)
+
+    assert len(peers) == len(STACKS)
+    for stack in STACKS:
+        full = {key: value or "any" for key, value in stack.labels.items()}
+        short = [{key: value for key, value in full.items() if key != left_out} for left_out in full]
+        for labels in (full, full | {"more": "x"}, full | {ROLE: "prefill"}, *short):
+            assert reached(labels) is (stack_of(labels) is not None), labels
+        assert reached(full)
+    assert not reached({"app": "vllm"})
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "default"])

@@ -22,7 +22,7 @@ HELM = BIN / "helm"
 KUBECTL = BIN / "kubectl"
 TOOL_TIMEOUT_S = 180.0
 RELEASE, NAMESPACE = "llm", "serving"
-# The two values that the chart needs, and the options that give them.
+# The value that the chart needs and the one that most give, and the options that give them.
 NEEDED: dict[str, Any] = {
     "config": {"discovery": {"selector": "app=vllm"}},
     "image": {"repository": "registry.example.com/warmroute"},

@@ -16,11 +16,7 @@
 {{- $p := list -}}
 {{- $d := .Values.config.discovery -}}
 {{- $engines := .Values.networkPolicy.engines -}}
-{{- if eq $d.source "kubernetes" -}}
-  {{- if not (include "warmroute.selectorText" .) -}}
-    {{- $p = append $p "config.discovery.selector is needed: the labels of the engines' pods, such as --set config.discovery.selector=app=vllm" -}}
-  {{- end -}}
-{{- else if eq $d.source "dns" -}}
+{{- if eq $d.source "dns" -}}
   {{- if not $d.dns_name -}}
     {{- $p = append $p "config.discovery.dns_name is needed with source dns: a headless Service, such as vllm.default.svc.cluster.local" -}}
   {{- else if and .Values.networkPolicy.enabled (not $engines) (not (regexMatch "^[^.]+\\.[^.]+\\.svc(\\.|$)" $d.dns_name)) -}}
@@ -29,7 +25,7 @@
   {{- if not (regexMatch "^[0-9]+$" (default "" $d.port | toString)) -}}
     {{- $p = append $p "config.discovery.port must be a number with source dns: addresses have no named ports" -}}
   {{- end -}}
-{{- else -}}
+{{- else if eq $d.source "static" -}}
   {{- if not .Values.config.replicas -}}
     {{- $p = append $p "config.replicas is needed with source static: base URLs, such as http://vllm-0.vllm:8000" -}}
   {{- end -}}
