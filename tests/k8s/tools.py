@@ -42,6 +42,25 @@ for version, document in json.load(sys.stdin):
         wrong.append(f"{version} {document['kind']}/{document['metadata']['name']}: {error.message}")
 print(json.dumps(wrong))
 """
+# Values files as the Helm library renders them: arguments are the chart, the release and the namespace.
+LIBRARY = """
+import json, sys, helm_python
+with helm_python.Chart.load(sys.argv[1]) as chart:
+    jobs = json.load(sys.stdin)
+    print(json.dumps([chart.render(values, name=sys.argv[2], namespace=sys.argv[3]) for values in jobs]))
+"""
+# What is wrong with the spec of custom resources, by the definitions in the file that is the argument.
+STRUCTURES = """
+import json, sys, jsonschema
+schemas, wrong = json.load(open(sys.argv[1])), []
+for document in json.load(sys.stdin):
+    schema = schemas[f"{document['apiVersion']}/{document['kind']}"] | {"definitions": schemas["definitions"]}
+    errors = jsonschema.Draft7Validator(schema).iter_errors(document["spec"])
+    wrong += [f"{document['kind']}: {error.json_path} {error.message}" for error in errors]
+print(json.dumps(wrong))
+"""
+# Definitions of custom resources, for STRUCTURES.
+CRDS = REPO / "tests" / "k8s" / "data" / "crds.json"
 
 Document = dict[str, Any]
 
@@ -82,6 +101,13 @@ def template(*options: str | Path, release: str = RELEASE, chart: Path = CHART) 
 def documents(text: str) -> list[Document]:
     """Every YAML document that is not empty."""
     return [document for document in yaml.safe_load_all(text) if document]
+
+
+def by_name(found: list[Document]) -> dict[tuple[str, str, str], Document]:
+    """Objects by what makes them one: kind, namespace, name."""
+    named = {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d for d in found}
+    assert len(named) == len(found), "an object is there twice"
+    return named
 
 
 def example(name: str) -> Path:

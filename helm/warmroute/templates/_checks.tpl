@@ -168,7 +168,7 @@
     {{- $p = append $p (printf "tokenizers: '%s' is a folder in the pod, with a / first and no revision" .path) -}}
   {{- end -}}
 {{- end -}}
-{{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
+{{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "warmroute/router-of" -}}
   {{- if or (hasKey $.Values.podLabels .) (hasKey $.Values.commonLabels .) -}}
     {{- $p = append $p (printf "podLabels, commonLabels: %s is the chart's own; Services and Helm go by it" .) -}}
   {{- end -}}
