@@ -128,8 +128,9 @@ class Cluster:
         """A pod with the template's labels, annotations and containers, ports by name moved to this machine's."""
         spec = json.loads(json.dumps(template["spec"])) | {"nodeName": made_of["spec"]["nodeName"]}
         moved = {"kv-events": self.events_port, "kv-replay": self.replay_port}
+        moved |= dict.fromkeys(("http", "container-port"), self.port)
         for port in (port for each in spec["containers"] for port in each.get("ports", [])):
-            port["containerPort"] = moved.get(port["name"], self.port)
+            port["containerPort"] = moved.get(port["name"], port["containerPort"])
         meta = {"labels": template["metadata"]["labels"], "annotations": template["metadata"].get("annotations", {})}
         return made_of | {"metadata": made_of["metadata"] | meta, "spec": spec}
 

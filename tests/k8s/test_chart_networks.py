@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from router.engines.discovery.stacks import ROLE, STACKS, stack_of
-from tests.k8s.tools import EXAMPLES, NEEDED, Document, example, only, settings_of, template
+from tests.k8s.tools import EXAMPLES, NEEDED, PRODUCTION, Document, example, only, settings_of, template
 
 # What the pod of `helm test` is let in by.
 TEST_KEYS = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
@@ -145,7 +145,7 @@ def test_clients_shut_out_all_others(name: str, prometheus: list[Any], tmp_path:
     file.write_text(yaml.safe_dump({"networkPolicy": policy}))
     needed.write_text(yaml.safe_dump(NEEDED))
     found = template("--values", needed if name == "default" else example(name), "--values", file)
-    apart = name == "secured"
+    apart = name in {"secured", PRODUCTION}
     test = {"podSelector": {"matchLabels": next(iter(d for d in found if d["kind"] == "Pod"))["metadata"]["labels"]}}
     of_test = {key: test["podSelector"]["matchLabels"][key] for key in TEST_KEYS}
     expected = [team("agents"), {"podSelector": {"matchLabels": of_test}}, *([] if apart else prometheus)]

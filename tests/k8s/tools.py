@@ -28,6 +28,8 @@ NEEDED: dict[str, Any] = {
     "image": {"repository": "registry.example.com/warmroute"},
 }
 NEEDED_OPTIONS = ("--set", "config.discovery.selector=app=vllm,image.repository=registry.example.com/warmroute")
+# The name under which tests know the values for production.
+PRODUCTION = "production"
 # Where a pod has its secrets.
 SECRETS = "/etc/warmroute/secrets"
 # The oldest that the chart takes, one between, the newest that there are schemas of.
@@ -111,12 +113,12 @@ def by_name(found: list[Document]) -> dict[tuple[str, str, str], Document]:
 
 
 def example(name: str) -> Path:
-    """A values file of the chart's examples."""
-    return CHART / "examples" / f"{name}.yaml"
+    """A values file of the chart's examples, or the one for production."""
+    return CHART / "values-production.yaml" if name == PRODUCTION else CHART / "examples" / f"{name}.yaml"
 
 
 # Values files: what is not one is the sidecar, a pod to copy from.
-EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar")
+EXAMPLES = [*sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar"), PRODUCTION]
 
 
 def only(found: list[Document], kind: str) -> Document:
