@@ -208,6 +208,27 @@ def test_tokenizers_that_are_given_go_before() -> None:
 # One chart
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("config.discovery.source=dns", "engines.models are found with kubernetes, not with dns"),
+        ("config.discovery.namespaces={other}", "config.discovery.namespaces must name serving too"),
+    ],
+)
+def test_engines_that_nobody_would_find_are_refused(words: str, said: str) -> None:
+    """Discovery that does not look where the release's own engines run is told before anything is installed."""
+    done = tools.helm("template", tools.RELEASE, tools.CHART, "-n", tools.NAMESPACE, *options(*MODELS), "--set", words)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert tools.template(*options(*MODELS), "--set", "config.discovery.namespaces={other,serving}")
+
+
+def test_the_notes_ask_a_model_that_is_there() -> None:
+    """The command that is shown after an installation asks the first of the release's own models by its served name."""
+    done = tools.helm("install", tools.RELEASE, tools.CHART, "--dry-run=client", *options(MODELS[2], MODELS[0]))
+    assert '-d \'{"model": "org/qwen", "messages"' in done.stdout
+
+
 def test_both_helms_render_the_same(stack: list[tools.Document]) -> None:
     """Helm as a library and as a program, of two versions, make equal objects of routers and engines."""
     engines = {"enabled": True, "models": MODELS, "monitor": {"enabled": True}}

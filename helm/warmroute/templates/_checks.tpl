@@ -33,6 +33,13 @@
     {{- $p = append $p "networkPolicy.engines is needed with source static: peers, such as [{podSelector: {matchLabels: {app: vllm}}}]" -}}
   {{- end -}}
 {{- end -}}
+{{- if .Values.engines.enabled -}}
+  {{- if ne $d.source "kubernetes" -}}
+    {{- $p = append $p (printf "config.discovery.source: engines.models are found with kubernetes, not with %s" $d.source) -}}
+  {{- else if not (has .Release.Namespace (include "warmroute.namespaces" . | fromJsonArray)) -}}
+    {{- $p = append $p (printf "config.discovery.namespaces must name %s too, where engines.models run" .Release.Namespace) -}}
+  {{- end -}}
+{{- end -}}
 {{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
   {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}
 {{- end -}}
