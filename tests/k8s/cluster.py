@@ -98,31 +98,41 @@ class Cluster:
         own = os.getpid()
         return f"127.{10 + own % 200}.{own // 200 % 250}.{next(self._hosts)}"
 
-    async def run(self, name: str, ip: str = "") -> Pod:
-        """Start an engine: the pod is there, and ready as soon as its engine answers."""
+    async def run(self, name: str, ip: str = "", model: str = MODEL, template: Mapping[str, Any] | None = None) -> Pod:
+        """Start an engine: the pod is there, and ready as soon as its engine answers. With a Deployment's template it
+        is a pod of that, whose ports are this machine's."""
         ip = ip or self.address()
         ports = [str(port) for port in (self.port, self.events_port, self.replay_port)]
-        words = ["-m", "loadtest", "engine", "--host", ip, "--port", ports[0], "--replicas", "1", "--model", MODEL]
+        words = ["-m", "loadtest", "engine", "--host", ip, "--port", ports[0], "--replicas", "1", "--model", model]
         words += ["--kv-events", "--kv-events-port", ports[1], "--kv-replay-port", ports[2]]
         notes = {"warmroute/kv-events-port": ports[1], "warmroute/kv-replay-port": ports[2]}
-        self.api.store.create(
-            pod(
-                name,
-                namespace=NAMESPACE,
-                ip=ip,
-                ready=False,
-                port=self.port,
-                labels=self.labels,
-                annotations=notes,
-                node=f"node-of-{name}",
-            )
+        made_of = pod(
+            name,
+            namespace=NAMESPACE,
+            ip=ip,
+            ready=False,
+            port=self.port,
+            labels=self.labels,
+            annotations=notes,
+            node=f"node-of-{name}",
         )
+        self.api.store.create(made_of if template is None else self._of_template(made_of, template))
         stack = self._stacks[name] = AsyncExitStack()
         process = await stack.enter_async_context(started(name, [sys.executable, *words]))
         url = (await process.said(READY))[0][1]
         self.api.store.set_ready(name, True, NAMESPACE)
         made = self.pods[name] = Pod(name, ip, url, process)
         return made
+
+    def _of_template(self, made_of: dict[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
+        """A pod with the template's labels, annotations and containers, ports by name moved to this machine's."""
+        spec = json.loads(json.dumps(template["spec"])) | {"nodeName": made_of["spec"]["nodeName"]}
+        moved = {"kv-events": self.events_port, "kv-replay": self.replay_port}
+        moved |= dict.fromkeys(("http", "container-port"), self.port)
+        for port in (port for each in spec["containers"] for port in each.get("ports", [])):
+            port["containerPort"] = moved.get(port["name"], port["containerPort"])
+        meta = {"labels": template["metadata"]["labels"], "annotations": template["metadata"].get("annotations", {})}
+        return made_of | {"metadata": made_of["metadata"] | meta, "spec": spec}
 
     async def run_all(self, *names: str) -> list[Pod]:
         """Several at once."""

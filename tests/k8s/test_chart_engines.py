@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import yaml
 
 from tests.k8s import tools
-from tests.k8s.cluster import CHAT, MODEL, cluster, gateway, until
+from tests.k8s.cluster import CHAT, MODEL, Gateway, cluster, gateway, until
 
 IMAGE = "registry.example.com/warmroute"
 MODELS: list[dict[str, Any]] = [
@@ -166,21 +168,44 @@ def test_no_model_and_two_of_a_name_are_refused() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs all of 127.0.0.0/8")
+@pytest.mark.timeout(180)
 async def test_the_stack_answers(tmp_path: Path) -> None:
-    """Pods with the labels of the rendered template, found by the rendered settings file, answer through the router."""
-    found = tools.template(*options(MODELS[0]))
+    """The rendered pods of three models, each a simulated engine, are found by the rendered settings file. Each model
+    answers from its own pods, and a prompt that comes again goes where it was, by what the engine's events said."""
+    without = [MODELS[0], MODELS[1], MODELS[2] | {"tokenizer": ""}]  # no hub here
+    found = tools.template(*options(*without))
     file = tmp_path / "warmroute.yaml"
     file.write_text(tools.settings_text(found))
-    template = named(found, "Deployment", "sim")["spec"]["template"]
-    words = template["spec"]["containers"][0]["args"]
+    templates = {name: named(found, "Deployment", name)["spec"]["template"] for name in ("sim", "llama", "qwen")}
+    words = templates["sim"]["spec"]["containers"][0]["args"]
     assert words[words.index("--model") + 1] == MODEL
-    async with cluster(template["metadata"]["labels"]) as made:
-        pods, kubeconfig = await made.run_all("sim-0", "sim-1"), made.api.kubeconfig(tmp_path, tools.NAMESPACE)
-        async with gateway(file, kubeconfig) as router:
+    served = {"sim": MODEL, "llama": "llama", "qwen": "org/qwen"}
+    async with cluster({}) as made:
+        wanted = [(f"{name}-{turn}", name) for name in templates for turn in (0, 1)]
+        running = [made.run(pod, model=served[name], template=templates[name]) for pod, name in wanted]
+        pods = await asyncio.gather(*running)
+        kubeconfig = made.api.kubeconfig(tmp_path, tools.NAMESPACE)
+        async with gateway(file, kubeconfig) as router, aiohttp.ClientSession() as session:
             await until(lambda: router.knows(*pods), READY_S, "the pods were not found")
-            body = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": "hello " * 200}]}
-            async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
-                for turn in (0, 1):
-                    async with session.post(router.url + CHAT, json=body) as response:
-                        assert response.status == 200, await response.text()
-                        assert (response.headers["x-warmroute-reason"] == "warm") == bool(turn)
+            for name, model in served.items():
+                first = await ask(session, router.url, model)
+                assert first["x-warmroute-reason"] != "warm"
+                where = first["x-warmroute-replica"]
+                assert [pod.name.rpartition("-")[0] for pod in pods if pod.url == where] == [name]
+                await until(partial(exact, router, where), READY_S, "events were not followed")
+                second = await ask(session, router.url, model)
+                assert (second["x-warmroute-reason"], second["x-warmroute-grade"]) == ("warm", "exact")
+                assert second["x-warmroute-replica"] == where
+
+
+async def exact(router: Gateway, url: str) -> bool:
+    """Whether what a replica holds is known by its events."""
+    return bool((await router.rows())[url]["grade"] == "exact")
+
+
+async def ask(session: aiohttp.ClientSession, url: str, model: str) -> Mapping[str, str]:
+    """The receipt of one answered request, its prompt the same each time."""
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "hello " * 200}]}
+    async with asyncio.timeout(READY_S), session.post(url + CHAT, json=body) as response:
+        assert response.status == 200, await response.text()
+        return response.headers.copy()

@@ -195,6 +195,20 @@ def test_notes_warn_of_an_open_door(name: str, options: tuple[str, ...], warned:
     assert ("apiKeys.existingSecret" in said) is warned
 
 
+def test_notes_say_which_pods_are_found() -> None:
+    """Who gave no selector reads which pods are found all the same, that no others are reached, and what to set."""
+    stacks, others = "engines of vLLM production-stack, KServe, llm-d and LeaderWorkerSet", "Your engines are others?"
+    said = notes("--values", example("stacks"))
+    assert f"in front of {stacks}, known by their labels, in serving." in said
+    assert f"{others} Name the labels of their pods, or none is found: --set config.discovery.selector=app=vllm" in said
+    policy = "The NetworkPolicy lets routers reach pods with those stacks' labels alone"
+    assert policy in said
+    assert policy not in notes("--values", example("stacks"), "--set", "networkPolicy.enabled=false")
+    selected = notes("--values", example("vllm"))
+    assert "in front of pods with app=vllm in serving." in selected
+    assert others not in selected
+
+
 def test_notes_name_the_address_outside() -> None:
     """The name under which clients come from outside stands there, of an Ingress and of a Gateway."""
     assert "From outside, by the Ingress: https://llm.example.com/v1\n" in notes("--values", example("ingress"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.k8s.tools import EXAMPLES, NEEDED, Document, example, only, settings_of, template
+from router.engines.discovery.stacks import ROLE, STACKS, stack_of
+from tests.k8s.tools import EXAMPLES, NEEDED, PRODUCTION, Document, example, only, settings_of, template
 
 # What the pod of `helm test` is let in by.
 TEST_KEYS = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
@@ -48,6 +50,39 @@ def test_selectors_are_understood(selector: str, tmp_path: Path) -> None:
     assert peer["namespaceSelector"]["matchExpressions"] == [
         {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
     ]
+
+
+def selected(term: dict[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether labels satisfy one of `matchExpressions`, as Kubernetes has it."""
+    there, values = term["key"] in labels, term.get("values", [])
+    match term["operator"]:
+        case "In":
+            return labels.get(term["key"]) in values
+        case "NotIn":
+            return labels.get(term["key"]) not in values
+        case _:
+            return there == (term["operator"] == "Exists")
+
+
+def test_without_a_selector_known_stacks_are_reached() -> None:
+    """Without a selector the policy opens to the pods that discovery then takes, where it looks for them, and to no
+    other: for each known stack its labels, one label short of them, and a pod that only prefills."""
+    found = template("--values", example("stacks"))
+    peers = only(found, "NetworkPolicy")["spec"]["egress"][0]["to"]
+    assert all(peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["serving"] for peer in peers)
+
+    def reached(labels: Mapping[str, str]) -> bool:
+        terms = [peer["podSelector"]["matchExpressions"] for peer in peers]
+        return any(all(selected(term, labels) for term in each) for each in terms)
+
+    assert len(peers) == len(STACKS)
+    for stack in STACKS:
+        full = {key: value or "any" for key, value in stack.labels.items()}
+        short = [{key: value for key, value in full.items() if key != left_out} for left_out in full]
+        for labels in (full, full | {"more": "x"}, full | {ROLE: "prefill"}, *short):
+            assert reached(labels) is (stack_of(labels) is not None), labels
+        assert reached(full)
+    assert not reached({"app": "vllm"})
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "default"])
@@ -110,7 +145,7 @@ def test_clients_shut_out_all_others(name: str, prometheus: list[Any], tmp_path:
     file.write_text(yaml.safe_dump({"networkPolicy": policy}))
     needed.write_text(yaml.safe_dump(NEEDED))
     found = template("--values", needed if name == "default" else example(name), "--values", file)
-    apart = name == "secured"
+    apart = name in {"secured", PRODUCTION}
     test = {"podSelector": {"matchLabels": next(iter(d for d in found if d["kind"] == "Pod"))["metadata"]["labels"]}}
     of_test = {key: test["podSelector"]["matchLabels"][key] for key in TEST_KEYS}
     expected = [team("agents"), {"podSelector": {"matchLabels": of_test}}, *([] if apart else prometheus)]

@@ -17,6 +17,7 @@ from tests.k8s.tools import (
     EXAMPLES,
     NAMESPACE,
     NEEDED,
+    PRODUCTION,
     RELEASE,
     SECRETS,
     Document,
@@ -169,7 +170,7 @@ def test_the_router_takes_the_settings(name: str, everything: dict[str, list[Doc
     assert settings.discovery.source in {"kubernetes", "dns", "static"}
     if name != "sidecar":
         assert settings.listen.host == "0.0.0.0"
-        assert (settings.listen.admin_host == "127.0.0.1") is (name != "secured")
+        assert (settings.listen.admin_host == "127.0.0.1") is (name not in {"secured", PRODUCTION})
 
 
 def test_settings_are_passed_through(secrets: Path, tmp_path: Path) -> None:
@@ -343,5 +344,5 @@ def test_the_notes_give_the_first_curl(name: str) -> None:
     assert f"port-forward service/{RELEASE}-warmroute 8000:{port}" in notes
     assert f" {scheme}://{RELEASE}-warmroute.{NAMESPACE}.svc/v1\n" in notes
     assert f"{scheme}://127.0.0.1:8000/v1/chat/completions" in notes
-    assert ("$KEY" in notes) is (name in {"secured", "gateway"})
+    assert ("$KEY" in notes) is (name in {"secured", "gateway", PRODUCTION})
     assert f"helm test {RELEASE} -n {NAMESPACE}" in notes

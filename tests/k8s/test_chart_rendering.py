@@ -15,15 +15,19 @@ import router
 from deploy import manifests
 from tests.k8s.tools import (
     CHART,
+    CRDS,
     EXAMPLES,
     KUBECTL,
+    LIBRARY,
     NAMESPACE,
     NEEDED,
     NEEDED_OPTIONS,
     RELEASE,
     REPO,
+    STRUCTURES,
     VERSIONS,
     Document,
+    by_name,
     containers,
     documents,
     example,
@@ -36,33 +40,10 @@ from tests.k8s.tools import (
     template,
 )
 
-CRDS = {"monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
+CUSTOM = {"monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
 RULES = {
     "groups": [{"name": "warmroute", "rules": [{"alert": "Down", "expr": "up == 0", "labels": {"a": "{{ $x }}"}}]}]
 }
-
-LIBRARY = """
-import json, sys, helm_python
-with helm_python.Chart.load(sys.argv[1]) as chart:
-    jobs = json.load(sys.stdin)
-    print(json.dumps([chart.render(values, name=sys.argv[2], namespace=sys.argv[3]) for values in jobs]))
-"""
-STRUCTURES = """
-import json, sys, jsonschema
-schemas, wrong = json.load(open(sys.argv[1])), []
-for document in json.load(sys.stdin):
-    schema = schemas[f"{document['apiVersion']}/{document['kind']}"] | {"definitions": schemas["definitions"]}
-    errors = jsonschema.Draft7Validator(schema).iter_errors(document["spec"])
-    wrong += [f"{document['kind']}: {error.json_path} {error.message}" for error in errors]
-print(json.dumps(wrong))
-"""
-
-
-def by_name(found: list[Document]) -> dict[tuple[str, str, str], Document]:
-    """Objects by what makes them one: kind, namespace, name."""
-    named = {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d for d in found}
-    assert len(named) == len(found), "an object is there twice"
-    return named
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +78,7 @@ def test_both_engines_render_the_same(rendered: dict[str, list[Document]]) -> No
 def test_objects_are_valid(everything: dict[str, list[Document]], with_all: list[Document]) -> None:
     """Every object of every example is valid, strictly, against the schemas of three Kubernetes versions."""
     found = [document for documents_ in [*everything.values(), with_all] for document in documents_]
-    known = [document for document in found if document["apiVersion"] not in CRDS]
+    known = [document for document in found if document["apiVersion"] not in CUSTOM]
 
     assert invalid(known) == []
     assert {"HorizontalPodAutoscaler", "Ingress", "NetworkPolicy"} <= {document["kind"] for document in known}
@@ -113,9 +94,9 @@ def test_validation_can_fail(rendered: dict[str, list[Document]]) -> None:
 def test_custom_resources_have_their_structure(with_all: list[Document]) -> None:
     """Objects of custom resources have the fields that their definitions have, and no others."""
     monitors = template("--values", example("vllm"), "--set", "monitor.enabled=true,monitor.kind=ServiceMonitor")
-    found = [document for document in [*with_all, *monitors] if document["apiVersion"] in CRDS]
+    found = [document for document in [*with_all, *monitors] if document["apiVersion"] in CUSTOM]
 
-    assert in_tools(STRUCTURES, REPO / "tests/k8s/data/crds.json", text=json.dumps(found)) == []
+    assert in_tools(STRUCTURES, CRDS, text=json.dumps(found)) == []
     assert {document["kind"] for document in found} == {"HTTPRoute", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
     assert only(with_all, "PrometheusRule")["spec"] == RULES
 

@@ -68,10 +68,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "a label that is no text": ("podLabels: {team: 7}", "at '/podLabels/team': got number, want string"),
     "a kind of monitor that is none": ("monitor: {kind: Monitor}", "at '/monitor/kind': value must be one of"),
     "a service of no type": ("service: {type: Clusterip}", "at '/service/type': value must be one of"),
-    "no selector": (
-        "config: {discovery: {selector: ''}}",
-        "config.discovery.selector is needed: the labels of the engines' pods",
-    ),
     "a selector that is none": (
         "config: {discovery: {selector: 'app=vllm,tier>2'}}",
         "config.discovery.selector: 'tier>2' is none of KEY=VALUE",
@@ -277,7 +273,7 @@ def test_rules_that_are_not_there(tmp_path: Path) -> None:
 def test_every_problem_is_told_at_once() -> None:
     """Two mistakes are two lines of one message."""
     done = helm("template", RELEASE, CHART, "--set", "httpRoute.enabled=true,terminationGracePeriodSeconds=1")
-    for message in ("config.discovery.selector is needed", "httpRoute.parentRefs", "would cut streams"):
+    for message in ("image.repository is needed", "httpRoute.parentRefs", "would cut streams"):
         assert message in done.stderr
 
 

@@ -106,6 +106,31 @@ async def roll(made: Cluster, router: Gateway, old: Pod, name: str) -> tuple[int
     return streams, late
 
 
+# Labels and ports as vLLM production-stack's chart gives them to engines and to its router (vllm-stack 0.1.12).
+ENGINE_LABELS = {"model": "one", "app.kubernetes.io/component": "serving-engine", "app.kubernetes.io/part-of": "x"}
+ENGINE_PORTS = [{"name": "container-port", "containerPort": 1}, {"name": "zmq-port", "containerPort": 55_555}]
+
+
+async def test_engines_of_another_stack_are_found_without_a_selector(tmp_path: Path) -> None:
+    """The chart's settings without a selector find the engines of a known stack at their named port, and neither that
+    stack's router nor a pod of nobody's."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(tools.settings_text(tools.template("--values", tools.example("stacks"))))
+
+    def template(labels: dict[str, str], *ports: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "vllm", "ports": list(ports)}]}}
+
+    engine = template(ENGINE_LABELS, *ENGINE_PORTS)
+    router_pod = template(ENGINE_LABELS | {"app.kubernetes.io/component": "router"}, *ENGINE_PORTS)
+    nobody = template({"app": "vllm"}, *ENGINE_PORTS)
+    async with cluster({}) as made:
+        await made.run("router", template=router_pod)
+        await made.run("nobody", template=nobody)
+        pods = [await made.run(f"engine-{turn}", template=engine) for turn in (0, 1)]
+        async with gateway(file, made.api.kubeconfig(tmp_path, tools.NAMESPACE)) as router:
+            await until(lambda: router.knows(*pods), SOON_S, "the engines were not found")
+
+
 @pytest.mark.figures
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_rolling_restart_of_all_replicas_costs_nobody_anything(tmp_path: Path, workers: int) -> None:

@@ -57,7 +57,7 @@ SCENE = [
     *gauges("warmroute_replica_ready", {(A, ONE): 1, (B, ONE): 0, (A, TWO): 1, (B, TWO): 1}),
     *gauges("warmroute_replica_in_flight", {(A, ONE): 3, (B, ONE): 4, (A, TWO): 0, (B, TWO): 1}),
     *gauges("warmroute_replica_running", {(A, ONE): 7, (B, ONE): 7, (A, TWO): 1, (B, TWO): 1}),
-    *gauges("warmroute_replica_share", {(A, ONE): 0.5, (B, ONE): 0.25, (A, TWO): 1, (B, TWO): 1}),
+    *gauges("warmroute_replica_share_ratio", {(A, ONE): 0.5, (B, ONE): 0.25, (A, TWO): 1, (B, TWO): 1}),
     *growing("warmroute_replica_event_batches_total", {(A, ONE): 5, (B, ONE): 5, (A, TWO): 2, (B, TWO): 0}),
     *growing("warmroute_replica_computed_tokens_total", {(A, ONE): 100, (B, ONE): 200, (A, TWO): 100, (B, TWO): 0}),
 ]

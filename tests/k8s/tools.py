@@ -22,12 +22,14 @@ HELM = BIN / "helm"
 KUBECTL = BIN / "kubectl"
 TOOL_TIMEOUT_S = 180.0
 RELEASE, NAMESPACE = "llm", "serving"
-# The two values that the chart needs, and the options that give them.
+# The value that the chart needs and the one that most give, and the options that give them.
 NEEDED: dict[str, Any] = {
     "config": {"discovery": {"selector": "app=vllm"}},
     "image": {"repository": "registry.example.com/warmroute"},
 }
 NEEDED_OPTIONS = ("--set", "config.discovery.selector=app=vllm,image.repository=registry.example.com/warmroute")
+# The name under which tests know the values for production.
+PRODUCTION = "production"
 # Where a pod has its secrets.
 SECRETS = "/etc/warmroute/secrets"
 # The oldest that the chart takes, one between, the newest that there are schemas of.
@@ -42,6 +44,25 @@ for version, document in json.load(sys.stdin):
         wrong.append(f"{version} {document['kind']}/{document['metadata']['name']}: {error.message}")
 print(json.dumps(wrong))
 """
+# Values files as the Helm library renders them: arguments are the chart, the release and the namespace.
+LIBRARY = """
+import json, sys, helm_python
+with helm_python.Chart.load(sys.argv[1]) as chart:
+    jobs = json.load(sys.stdin)
+    print(json.dumps([chart.render(values, name=sys.argv[2], namespace=sys.argv[3]) for values in jobs]))
+"""
+# What is wrong with the spec of custom resources, by the definitions in the file that is the argument.
+STRUCTURES = """
+import json, sys, jsonschema
+schemas, wrong = json.load(open(sys.argv[1])), []
+for document in json.load(sys.stdin):
+    schema = schemas[f"{document['apiVersion']}/{document['kind']}"] | {"definitions": schemas["definitions"]}
+    errors = jsonschema.Draft7Validator(schema).iter_errors(document["spec"])
+    wrong += [f"{document['kind']}: {error.json_path} {error.message}" for error in errors]
+print(json.dumps(wrong))
+"""
+# Definitions of custom resources, for STRUCTURES.
+CRDS = REPO / "tests" / "k8s" / "data" / "crds.json"
 
 Document = dict[str, Any]
 
@@ -84,13 +105,20 @@ def documents(text: str) -> list[Document]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
+def by_name(found: list[Document]) -> dict[tuple[str, str, str], Document]:
+    """Objects by what makes them one: kind, namespace, name."""
+    named = {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d for d in found}
+    assert len(named) == len(found), "an object is there twice"
+    return named
+
+
 def example(name: str) -> Path:
-    """A values file of the chart's examples."""
-    return CHART / "examples" / f"{name}.yaml"
+    """A values file of the chart's examples, or the one for production."""
+    return CHART / "values-production.yaml" if name == PRODUCTION else CHART / "examples" / f"{name}.yaml"
 
 
 # Values files: what is not one is the sidecar, a pod to copy from.
-EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar")
+EXAMPLES = [*sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar"), PRODUCTION]
 
 
 def only(found: list[Document], kind: str) -> Document:

@@ -16,11 +16,7 @@
 {{- $p := list -}}
 {{- $d := .Values.config.discovery -}}
 {{- $engines := .Values.networkPolicy.engines -}}
-{{- if eq $d.source "kubernetes" -}}
-  {{- if not (include "warmroute.selectorText" .) -}}
-    {{- $p = append $p "config.discovery.selector is needed: the labels of the engines' pods, such as --set config.discovery.selector=app=vllm" -}}
-  {{- end -}}
-{{- else if eq $d.source "dns" -}}
+{{- if eq $d.source "dns" -}}
   {{- if not $d.dns_name -}}
     {{- $p = append $p "config.discovery.dns_name is needed with source dns: a headless Service, such as vllm.default.svc.cluster.local" -}}
   {{- else if and .Values.networkPolicy.enabled (not $engines) (not (regexMatch "^[^.]+\\.[^.]+\\.svc(\\.|$)" $d.dns_name)) -}}
@@ -29,12 +25,19 @@
   {{- if not (regexMatch "^[0-9]+$" (default "" $d.port | toString)) -}}
     {{- $p = append $p "config.discovery.port must be a number with source dns: addresses have no named ports" -}}
   {{- end -}}
-{{- else -}}
+{{- else if eq $d.source "static" -}}
   {{- if not .Values.config.replicas -}}
     {{- $p = append $p "config.replicas is needed with source static: base URLs, such as http://vllm-0.vllm:8000" -}}
   {{- end -}}
   {{- if and .Values.networkPolicy.enabled (not $engines) -}}
     {{- $p = append $p "networkPolicy.engines is needed with source static: peers, such as [{podSelector: {matchLabels: {app: vllm}}}]" -}}
+  {{- end -}}
+{{- end -}}
+{{- if .Values.engines.enabled -}}
+  {{- if ne $d.source "kubernetes" -}}
+    {{- $p = append $p (printf "config.discovery.source: engines.models are found with kubernetes, not with %s" $d.source) -}}
+  {{- else if not (has .Release.Namespace (include "warmroute.namespaces" . | fromJsonArray)) -}}
+    {{- $p = append $p (printf "config.discovery.namespaces must name %s too, where engines.models run" .Release.Namespace) -}}
   {{- end -}}
 {{- end -}}
 {{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
@@ -172,7 +175,7 @@
     {{- $p = append $p (printf "tokenizers: '%s' is a folder in the pod, with a / first and no revision" .path) -}}
   {{- end -}}
 {{- end -}}
-{{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
+{{- range list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "warmroute/router-of" -}}
   {{- if or (hasKey $.Values.podLabels .) (hasKey $.Values.commonLabels .) -}}
     {{- $p = append $p (printf "podLabels, commonLabels: %s is the chart's own; Services and Helm go by it" .) -}}
   {{- end -}}

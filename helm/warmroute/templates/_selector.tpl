@@ -1,6 +1,35 @@
-{{/* Discovery's label selector as text: the one that is given, or that of the engines of this release. */}}
+{{/* Discovery's label selector as text: the one that is given, that of the engines of this release, or none. */}}
 {{- define "warmroute.selectorText" -}}
 {{- default (ternary (printf "warmroute/engine-of=%s" .Release.Name) "" .Values.engines.enabled) .Values.config.discovery.selector -}}
+{{- end -}}
+
+{{/*
+Labels of the serving stacks that discovery knows without a selector, a YAML list: those of
+router/engines/discovery/stacks.py, as a test holds. A value of "" stands for any.
+*/}}
+{{- define "warmroute.stacks" -}}
+- {app.kubernetes.io/component: serving-engine, model: ""}
+- {app.kubernetes.io/part-of: llminferenceservice, kserve.io/component: workload}
+- {llm-d.ai/inference-serving: "true"}
+- {llm-d.ai/inferenceServing: "true"}
+- {leaderworkerset.sigs.k8s.io/name: "", leaderworkerset.sigs.k8s.io/worker-index: "0"}
+{{- end -}}
+
+{{/* The pods that discovery takes, each sort as a LabelSelector, as JSON: by the selector, or those of known stacks. */}}
+{{- define "warmroute.podSelectors" -}}
+{{- $selectors := list -}}
+{{- with include "warmroute.selectorText" . -}}
+{{- $selectors = list (include "warmroute.podSelector" . | fromYaml) -}}
+{{- else -}}
+{{- range include "warmroute.stacks" . | fromYamlArray -}}
+{{- $terms := list (dict "key" "llm-d.ai/role" "operator" "NotIn" "values" (list "prefill")) -}}
+{{- range $key, $value := . -}}
+{{- if $value }}{{ $terms = append $terms (dict "key" $key "operator" "In" "values" (list $value)) }}{{ else }}{{ $terms = append $terms (dict "key" $key "operator" "Exists") }}{{ end -}}
+{{- end -}}
+{{- $selectors = append $selectors (dict "matchExpressions" $terms) -}}
+{{- end -}}
+{{- end -}}
+{{- $selectors | toJson -}}
 {{- end -}}
 
 {{/*

@@ -66,6 +66,14 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- if .model }}{{ $source = printf "%s=%s" .model $source }}{{ end -}}
 {{- $sources = append $sources $source -}}
 {{- end -}}
+{{- range include "warmroute.engineTokenizers" . | fromJsonArray -}}
+{{- $model := . -}}
+{{- $known := false -}}
+{{- range $sources -}}
+{{- if or (not (contains "=" .)) (hasPrefix (printf "%s=" $model.name) .) }}{{ $known = true }}{{ end -}}
+{{- end -}}
+{{- if not $known }}{{ $sources = append $sources (printf "%s=%s" .name .source) }}{{ end -}}
+{{- end -}}
 {{- if $sources -}}
 {{- $_ := set $tree "tokens" (merge (dict "sources" $sources) (dig "tokens" dict $tree)) -}}
 {{- end -}}
@@ -74,6 +82,36 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
 {{- end -}}
 {{- $tree | toJson -}}
+{{- end -}}
+
+{{/*
+Tokenizers of the engines of this release, as a JSON list of what clients call the model, where its tokenizer is, and the
+Secret for it: what `tokenizer` names, else the model itself where it is a name on the hub.
+*/}}
+{{- define "warmroute.engineTokenizers" -}}
+{{- $found := list -}}
+{{- range .Values.engines.enabled | ternary .Values.engines.models list -}}
+{{- $source := default "" .tokenizer -}}
+{{- if and (not (hasKey . "tokenizer")) (ne .engine "simulated") (not (hasPrefix "/" (default "" .model))) }}{{ $source = .model }}{{ end -}}
+{{- if $source -}}
+{{- $token := default dict .hubToken -}}
+{{- $found = append $found (dict "name" (default .name .servedName) "source" $source "secret" (default "" $token.secret) "key" (default "token" $token.key)) -}}
+{{- end -}}
+{{- end -}}
+{{- $found | toJson -}}
+{{- end -}}
+
+{{/* Secret with the hub's token, as JSON: the one that is named, else the first of the engines' of this release. */}}
+{{- define "warmroute.hubToken" -}}
+{{- $token := dict -}}
+{{- with .Values.huggingFace.existingSecret -}}
+{{- $token = dict "name" . "key" $.Values.huggingFace.key -}}
+{{- else -}}
+{{- range include "warmroute.engineTokenizers" . | fromJsonArray -}}
+{{- if and .secret (not $token) }}{{ $token = dict "name" .secret "key" .key }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $token | toJson -}}
 {{- end -}}
 
 {{/* Whether tokenizers may come from Hugging Face's hub: "yes", or nothing. */}}
