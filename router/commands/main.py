@@ -13,7 +13,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from router import __version__
 from router.commands.extras import missing
 from router.commands.loading import load
 from router.commands.parsing import CommandParser
@@ -22,6 +21,7 @@ from router.core.placement.policies import POLICIES
 from router.settings.keys import KeysError, entry_of, make_key
 from router.settings.schema import Settings, SettingsError, field_keys
 from router.telemetry import logs
+from router.telemetry.build import build, tell_build
 
 SERVE = "Run the router: each request goes to the replica that already holds most of its prompt."
 SERVE_NOTES = """\
@@ -106,7 +106,7 @@ def _open_standard_streams() -> None:
 
 def _parser() -> CommandParser:
     parser = CommandParser(prog="warmroute", description="A KV-cache-aware router for LLM servers.")
-    parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
+    parser.add_argument("--version", action="version", version=f"warmroute {build()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     serve = commands.add_parser(
@@ -299,6 +299,7 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
         async with app:
             serving = True
             reloading = asyncio.create_task(reloader.watch())
+            tell_build()
             print(f"listening {app.url} admin {app.admin_url}", flush=True)
             first = await stop
             reloading.cancel()

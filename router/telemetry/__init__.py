@@ -6,5 +6,6 @@ tallies         counters and histograms, made of series; metrics/ renders them f
 process_counts  what all processes of one router have counted; stalls is how late their event loops are
 logs            log lines, which log_output takes from the logging module and log_writer writes in a thread
 spans           what a trace is made of; tracing exports it, trace_context reads and writes W3C headers
+build           which build runs: version, native code or not, commit
 envelope        what a document of measurements says of its origin
 """

@@ -28,6 +28,7 @@ from router.http.server import close_queue
 from router.settings.reloading import Reloader
 from router.settings.schema import Settings
 from router.telemetry import logs
+from router.telemetry.build import tell_build
 from router.workers.orders import READY, LameDuck, Order, Reload, ReloadRefused, Spec, framed
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class _Supervisor:
             keeping = [asyncio.create_task(child.keep()) for child in self._children]
             try:
                 if await self._all_ready():
+                    tell_build()
                     print(f"listening {url} admin {admin_url}", flush=True)
                     reloading = asyncio.create_task(self._reloader.watch())
                     await self._stop.wait()

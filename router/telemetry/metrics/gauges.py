@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router import __version__
 from router.core.facts.placements import Grade
 from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
+from router.telemetry.build import Build, build
 from router.telemetry.metrics.families import OLD_NAMES_UNTIL, counter, counters, gauge, histogram, with_old_name
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.metrics.models import UnderWay
@@ -29,6 +29,7 @@ class Gauges(Collector):
 
     def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
         self._router, self._tallies, self._figures = router, tallies, figures
+        self._build = build()
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after another."""
@@ -49,7 +50,8 @@ class Gauges(Collector):
         yield gauge("index_bytes", "Memory of the prefix index in bytes.", (), [((), index.bytes_used)])
         keys = self._router.knowledge.keys
         yield gauge("held_keys", "Distinct blocks that events say are held.", (), [((), keys)])
-        yield gauge("build_info", "Version of the router.", ("version",), [((__version__,), 1)])
+        text = "Always 1; the router's build: version, native code or not, commit where known, and Python."
+        yield gauge("build_info", text, BUILD, [(_told(self._build), 1)])
         text = "Unix time of the last successful configuration reload."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         text = "Log lines dropped because standard error was not read in time."
@@ -232,6 +234,14 @@ def _ready(members: Iterable[Member]) -> list[tuple[tuple[str, ...], float]]:
 
 
 READY_MODELS_MAX = 1_000
+BUILD = ("version", "native", "commit", "python")
+
+
+def _told(build: Build) -> tuple[str, ...]:
+    """Values of BUILD."""
+    return build.version, "true" if build.native else "false", build.commit, build.python
+
+
 INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine")
 
 
