@@ -22,7 +22,7 @@ STREAMS = 4
 LONG_ANSWER_TOKENS = 800
 # Requests that queue on each replica when they are shared out evenly, and how many must be seen to.
 QUEUED_EACH, QUEUED_MIN = 12, 2
-LOAD_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 300.0
 # A machine with two cores may let one engine stand still while the other works, once for 9 s. Its requests move, and
 # who loses the second replica as well has lost both.
 LOADS_MAX = 3
