@@ -26,8 +26,8 @@ PEERS = ("warm", "round_robin", *rivals.RIVALS)
 SESSIONS = 8
 """Active at a time: two a replica. With more, what is cached and what is not changes places from run to run."""
 SLICES = {
-    "agent": replace(demo.AGENT, requests=400, time_scale=20),
-    "conversation": replace(demo.WORKLOADS[1], time_scale=10),
+    "agent": demo.AGENT.replayed(requests_max=400, time_scale=20),
+    "conversation": demo.WORKLOADS[1].replayed(time_scale=10),
 }
 TTFT_LIMIT_S = 5.0
 """Prompts of 100,000 tokens take longer when cold, whatever the router; those of a quarter do not."""
@@ -94,9 +94,12 @@ def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Nam
     slice_ = SLICES[name]
     policy, router = ("cache_aware", rival.name) if rival else (row, rivals.OURS)
     settings = replace(
-        slice_.settings(policy=policy, router=router, ttft_limit_s=TTFT_LIMIT_S),
-        time_scale=options.time_scale or slice_.time_scale,
-        requests_max=options.requests or slice_.requests,
+        slice_.replay,
+        policy=policy,
+        router=router,
+        ttft_limit_s=TTFT_LIMIT_S,
+        time_scale=options.time_scale or slice_.replay.time_scale,
+        requests_max=options.requests or slice_.replay.requests_max,
         sessions_active=SESSIONS,
         workload=name,
     )

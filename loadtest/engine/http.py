@@ -71,14 +71,6 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Rendered text of one prompt and its answer: what a `BlockStored` event is made of."""
-
-    data: bytes
-    salt: str
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One accepted HTTP request: its choices' answers are known in full, only their tokens' times are not."""
 
@@ -167,7 +159,7 @@ class Surface:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         job = Job(f"{'chatcmpl' if chat else 'cmpl'}-{name}", chat, usage, [], texts, answer, counts, int(time.time()))
         for index, prompt in enumerate(prompts):
-            text = Text(prompt + texts[index].encode(), body.cache_salt or "")
+            text = tokens.Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
             job.ids.append(next(self._ids))
             self._replica.submit(EngineRequest(job.ids[-1], counts[index], output_n, keys, text), answer, index)

@@ -19,7 +19,6 @@ import zmq
 import zmq.asyncio
 
 from loadtest.engine import tokens
-from loadtest.engine.http import Text
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
 
 BUFFER_BATCHES = 10_000
@@ -110,7 +109,7 @@ class KvPublisher:
         return [self._stored(event) if isinstance(event, BlockStored) else {"type": "AllBlocksCleared"}]
 
     def _stored(self, event: BlockStored) -> dict[str, Any]:
-        if not isinstance(event.tag, Text):
+        if not isinstance(event.tag, tokens.Text):
             raise TypeError("requests whose events are published are tagged with their text")
         size = self._block_tokens * tokens.BYTES_PER_TOKEN
         start, blocks_n = event.first_block * size, len(event.keys)

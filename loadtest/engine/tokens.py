@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import shake_128
 from typing import Any
 
@@ -29,6 +30,14 @@ class Message(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Rendered text of one prompt and its answer: what a `BlockStored` event is made of."""
+
+    data: bytes
+    salt: str
 
 
 def render_chat(messages: Iterable[Message], tools: Sequence[Any] | None, *, generate: bool = True) -> bytes:

@@ -34,7 +34,7 @@ HITS_POINTS_MAX = 1.0
 # Whole sessions, so that all runs ask the same; eight, so that caches hold them and a turn in the wrong place is seen.
 # One worker's own runs then lie within 0.3 points, those of 300 requests of the conversation trace 1 point apart. Most
 # of a run is waiting, which a faster clock shortens: the rates are those of the demo's 40.
-WORKLOAD = replace(AGENT, requests=300, time_scale=100.0)
+WORKLOAD = AGENT.replayed(requests_max=300, time_scale=100.0)
 RUNS = 2
 ON_ITS_OWN = {"Connection": "close"}
 TIMEOUT_WALL_S = 60.0  # long enough for any request: a slow machine is not what is judged
@@ -42,9 +42,9 @@ TIMEOUT_WALL_S = 60.0  # long enough for any request: a slow machine is not what
 TEXT = {
     "workers_chunk": f"{CASE} once more, with one worker and with two",
     "workers_hits": (
-        f"the sessions of the first {WORKLOAD.requests} requests of {WORKLOAD.trace}, all at a time, think time up to"
-        f" {WORKLOAD.think_max_s:g} s, clock x{WORKLOAD.time_scale:g}, {REPLICAS} simulated replicas, every request on"
-        f" a connection of its own; means of {RUNS} runs each"
+        f"the sessions of the first {WORKLOAD.replay.requests_max} requests of {WORKLOAD.trace}, all at a time, think"
+        f" time up to {WORKLOAD.replay.think_max_s:g} s, clock x{WORKLOAD.replay.time_scale:g}, {REPLICAS} simulated"
+        f" replicas, every request on a connection of its own; means of {RUNS} runs each"
     ),
 }
 
@@ -130,9 +130,9 @@ def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
 
 async def replayed(workers: int, flags: Sequence[str]) -> Row:
     """The trace through so many workers, on fresh engines; what cannot be measured is an error of the row."""
-    trace = shipped_trace(WORKLOAD.trace, WORKLOAD.requests)
-    settings = WORKLOAD.settings(timeout_s=TIMEOUT_WALL_S * WORKLOAD.time_scale, headers=ON_ITS_OWN)
-    fresh = serving("warm", WORKLOAD.kv_tokens, WORKLOAD.time_scale, flags=("--workers", str(workers), *flags))
+    trace = shipped_trace(WORKLOAD.trace, WORKLOAD.replay.requests_max)
+    settings = replace(WORKLOAD.replay, timeout_s=TIMEOUT_WALL_S * WORKLOAD.replay.time_scale, headers=ON_ITS_OWN)
+    fresh = serving("warm", WORKLOAD.kv_tokens, WORKLOAD.replay.time_scale, flags=("--workers", str(workers), *flags))
     try:
         async with fresh as (urls, url, _):
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(urls)))

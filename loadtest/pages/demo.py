@@ -42,9 +42,9 @@ def median_rows(documents: Sequence[dict[str, Any]]) -> list[Row]:
 def demo_block(documents: Sequence[dict[str, Any]]) -> str:
     """The demo's table, with date, machine, command and fixed parameters. Raises PageError, TraceError."""
     rows, document = median_rows(documents), documents[-1]
-    sizes = {workload.name: workload.requests for workload in WORKLOADS}
+    sizes = {workload.replay.workload: workload.replay.requests_max for workload in WORKLOADS}
     for row in rows:
-        if sizes.get(row.workload or "") != row.requests:
+        if sizes.get(row.workload) != row.requests:
             raise PageError(f"{row.workload}, {row.policy}: {row.requests} requests are not the demo's own run")
     columns = [next(column for column in COLUMNS if column.name == name) for name in SHOWN]
     return "\n".join(
@@ -55,10 +55,10 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
             "",
             *(f"- {line}." for line in verdicts(rows)),
             *(
-                f"- {w.name}: {100 * ceiling(w):.0f} % of its prompt tokens, in the trace's own blocks, stood at the"
-                " start of an earlier prompt; even a cache that forgets nothing would hardly find more."
+                f"- {w.replay.workload}: {100 * ceiling(w):.0f} % of its prompt tokens, in the trace's own blocks,"
+                " stood at the start of an earlier prompt; even a cache that forgets nothing would hardly find more."
                 for w in WORKLOADS
-                if not w.think_max_s
+                if not w.replay.think_max_s
             ),
             "",
             "What is fixed:",
@@ -78,7 +78,7 @@ def ceiling(workload: DemoWorkload) -> float:
 
     Only for workloads that arrive by the clock: what others send depends on how fast they are answered.
     """
-    trace = shipped_trace(workload.trace, workload.requests)
+    trace = shipped_trace(workload.trace, workload.replay.requests_max)
     seen: set[tuple[str, int]] = set()
     found = total = 0
     for request in (request for session in trace.sessions for request in session.requests):

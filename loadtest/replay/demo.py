@@ -38,8 +38,6 @@ KV_TOKENS = 307_328
 """What vLLM reports for Qwen3-32B on 2 x H100 (llm-d's guide_optimized-baseline_1)."""
 POLICIES = ("round_robin", "warm")
 MODEL = "sim"
-
-
 PLAYED_SCALE = 5.0
 """Simulated seconds a second after the table: some requests a second, at little CPU."""
 PLAYED_PAUSE_S = 1.0
@@ -47,64 +45,45 @@ PLAYED_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DemoWorkload:
-    """One workload of the demo. Seconds are simulated."""
+    """One workload of the demo: a trace that is shipped, how it is replayed but for its URLs, and the KV cache of each
+    replica."""
 
-    name: str
     trace: str
-    requests: int
-    time_scale: float
-    kv_tokens: int
-    think_max_s: float = 0.0
-    ramp_s: float = 0.0
-    speed: float = 1.0
-    output_tokens_max: int = 512
+    replay: ReplaySettings
+    kv_tokens: int = KV_TOKENS
 
-    def settings(self, **more: Any) -> ReplaySettings:  # noqa: ANN401 - fields of ReplaySettings
-        """The replay of this workload, without its URLs."""
-        return ReplaySettings(
-            url="",
-            model=MODEL,
-            time_scale=self.time_scale,
-            requests_max=self.requests,
-            sessions_active=REPLICAS * SESSIONS_PER_REPLICA,
-            think_max_s=self.think_max_s,
-            ramp_s=self.ramp_s,
-            speed=self.speed,
-            output_tokens_max=self.output_tokens_max,
-            workload=self.name,
-            **more,
-        )
+    def replayed(self, **changes: Any) -> DemoWorkload:  # noqa: ANN401 - fields of ReplaySettings
+        """The same trace, replayed otherwise."""
+        return replace(self, replay=replace(self.replay, **changes))
 
     def describe(self) -> str:
         """Everything that is fixed about it, in one line."""
+        replay = self.replay
         pace = (
-            f"{REPLICAS * SESSIONS_PER_REPLICA} sessions at a time, started over {self.ramp_s:g} s,"
-            f" think time up to {self.think_max_s:g} s"
-            if self.think_max_s
-            else f"arrivals x{self.speed:g}"
+            f"{replay.sessions_active} sessions at a time, started over {replay.ramp_s:g} s,"
+            f" think time up to {replay.think_max_s:g} s"
+            if replay.think_max_s
+            else f"arrivals x{replay.speed:g}"
         )
         return (
-            f"{self.name}: first {self.requests:,} requests of {self.trace}, {pace},"
-            f" answers cut at {self.output_tokens_max} tokens, {self.kv_tokens:,} KV tokens a replica,"
-            f" clock x{self.time_scale:g}"
+            f"{replay.workload}: first {replay.requests_max:,} requests of {self.trace}, {pace},"
+            f" answers cut at {replay.output_tokens_max} tokens, {self.kv_tokens:,} KV tokens a replica,"
+            f" clock x{replay.time_scale:g}"
         )
 
 
+_ALIKE = ReplaySettings(url="", model=MODEL, sessions_active=REPLICAS * SESSIONS_PER_REPLICA, output_tokens_max=512)
 AGENT = DemoWorkload(
-    name="agent",
-    trace="claude_code_sessions",
-    requests=300,
-    time_scale=40,
-    kv_tokens=KV_TOKENS,
-    think_max_s=10,
-    ramp_s=60,
+    "claude_code_sessions",
+    replace(_ALIKE, workload="agent", requests_max=300, time_scale=40, think_max_s=10, ramp_s=60),
 )
 WORKLOADS = (
     AGENT,
     DemoWorkload(
-        name="conversation", trace="mooncake_conversation", requests=450, time_scale=25, kv_tokens=KV_TOKENS, speed=2.4
+        "mooncake_conversation",
+        replace(_ALIKE, workload="conversation", requests_max=450, time_scale=25, think_max_s=0.0, speed=2.4),
     ),
-    replace(AGENT, name="agent-ample", requests=240, kv_tokens=4 * KV_TOKENS),
+    replace(AGENT.replayed(workload="agent-ample", requests_max=240), kv_tokens=4 * KV_TOKENS),
 )
 FIXED = (
     f"{REPLICAS} simulated replicas of Qwen3-32B on 2 x H100 (calibration {CALIBRATION}),"
@@ -124,13 +103,13 @@ async def run_all(workloads: Sequence[DemoWorkload], console: Console, page_port
 
 async def run_one(workload: DemoWorkload, policy: str, console: Console, page_port: int | None = None) -> Row:
     """One workload under one policy, on replicas and a router of its own."""
-    trace, settings = shipped_trace(workload.trace), workload.settings(policy=policy, router="warmroute")
-    total = min(workload.requests, trace.request_count)
-    served = serving(policy, workload.kv_tokens, workload.time_scale, admin_port=page_port or 0)
+    trace, settings = shipped_trace(workload.trace), replace(workload.replay, policy=policy, router="warmroute")
+    total = min(settings.requests_max, trace.request_count)
+    served = serving(policy, workload.kv_tokens, settings.time_scale, admin_port=page_port or 0)
     async with served as (replicas, url, admin_url):
         if page_port is not None:
             console.print(f"Live meanwhile: {admin_url}/dashboard", highlight=False, soft_wrap=True)
-        with progress_bar(console, f"{workload.name}, {policy}", total) as progress:
+        with progress_bar(console, f"{settings.workload}, {policy}", total) as progress:
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(replicas)), progress)
 
 
@@ -166,7 +145,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 async def demo(options: argparse.Namespace, command: str) -> int:
     """The runs, their table and chart, and then, unless told otherwise, a router to play with."""
     console, errors = Console(), Console(stderr=True)
-    workloads = [replace(w, requests=options.requests or w.requests) for w in WORKLOADS]
+    workloads = [w.replayed(requests_max=options.requests or w.replay.requests_max) for w in WORKLOADS]
     notes = [FIXED, *(workload.describe() for workload in workloads)]
     errors.print("\n".join(notes), highlight=False, soft_wrap=True)
     rows = await run_all(workloads, errors, None if options.exit else free_or_any(options.admin_port, errors))
@@ -190,7 +169,7 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
     async with serving("warm", KV_TOKENS, PLAYED_SCALE, port, admin_port) as (replicas, url, admin_url):
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
         console.print(
-            f"\nA warm router stays up on {url}, and {AGENT.name} plays on, until Ctrl-C. Try:\n\n"
+            f"\nA warm router stays up on {url}, and {AGENT.replay.workload} plays on, until Ctrl-C. Try:\n\n"
             f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n"
             f"Dashboard: {admin_url}/dashboard",
             highlight=False,
@@ -206,9 +185,9 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
 async def play(url: str, replicas: Sequence[str]) -> None:
     """Replay the sessions of agents again and again, at a pace that a page can be read at, until cancelled."""
     trace = shipped_trace(AGENT.trace)
-    paced = replace(AGENT, time_scale=PLAYED_SCALE).settings(policy="warm", router="warmroute")
+    settings = replace(AGENT.replay, url=url, replicas=tuple(replicas), time_scale=PLAYED_SCALE)
     for seed in count(1):
-        await run_replay(trace, replace(paced, url=url, replicas=tuple(replicas), seed=seed))
+        await run_replay(trace, replace(settings, policy="warm", router="warmroute", seed=seed))
         await asyncio.sleep(PLAYED_PAUSE_S)
 
 

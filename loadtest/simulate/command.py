@@ -37,6 +37,7 @@ from loadtest.simulate.results.figures import over_seeds
 from loadtest.simulate.results.race import Changes, Entrant, RaceJob, race, run_job
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -213,9 +214,9 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
         if name not in OF_LADDER and value != getattr(other, name):
             raise SimulateError(f"--ladder does not go with --{name.replace('_', '-')}")
     _known("row of the ladder", options.policy, ladder.CONTENDERS)
-    rates = tuple(options.ladder) or ladder.RATES
+    stages = tuple(stage for stage in STAGES if stage in (options.ladder or STAGES))
     climbs = [
-        ladder.Climb(name, policy, seed, rates)
+        ladder.Climb(name, policy, seed, stages)
         for seed in options.seed or [ladder.SEED]
         for name in (ladder.PUBLISHED, ladder.HONEST)
         for policy in options.policy or ladder.CONTENDERS

@@ -98,11 +98,11 @@ def _load(text: str) -> str:
     return text
 
 
-def _stage(text: str) -> int:
-    rates = [str(rate) for rate, _ in STAGES]
-    if text not in rates:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: there are {', '.join(rates)}")
-    return int(text)
+def _stage(text: str) -> tuple[int, int]:
+    stages = {str(rate): (rate, lasts_s) for rate, lasts_s in STAGES}
+    if text not in stages:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: there are {', '.join(stages)}")
+    return stages[text]
 
 
 def _fault(text: str) -> Fault:

@@ -17,9 +17,10 @@ from tests.house.documents import block, page
 def rows(hits: float, ttft_s: float) -> list[Row]:
     """A demo in which round robin has a hit rate of 0.2 and a p90 TTFT of 10 s, and warm these, everywhere."""
     figures = {"round_robin": (0.2, 10.0), "warm": (hits, ttft_s)}
+    runs = [workload.replay for workload in demo.WORKLOADS]
     return [
-        Row(workload=w.name, policy=policy, requests=w.requests, errors=0, token_hit_rate=rate, ttft_p90_s=ttft)
-        for w in demo.WORKLOADS
+        Row(workload=r.workload, policy=policy, requests=r.requests_max, errors=0, token_hit_rate=rate, ttft_p90_s=ttft)
+        for r in runs
         for policy, (rate, ttft) in figures.items()
     ]
 
@@ -57,7 +58,7 @@ def test_demo_figures_are_rendered(tmp_path: Path) -> None:
     for _ in range(2):
         assert pages.main([str(file), "--root", str(tmp_path)]) == 0
         assert target.read_text().count("| agent | warm | ") == 1
-    file.write_text(file.read_text().replace(f'"requests": {demo.AGENT.requests}', '"requests": 7'))
+    file.write_text(file.read_text().replace(f'"requests": {demo.AGENT.replay.requests_max}', '"requests": 7'))
 
     assert pages.main([str(file), "--root", str(tmp_path)]) == 1
 

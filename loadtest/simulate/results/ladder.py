@@ -77,17 +77,12 @@ RATES = tuple(rate for rate, _ in STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """One row on one ladder for one seed; `rates` are requests a second of its stages."""
+    """One row on one ladder for one seed; `stages` are (requests a second, seconds), in order."""
 
     ladder: str
     policy: str
     seed: int
-    rates: tuple[int, ...]
-
-    @property
-    def stages(self) -> list[tuple[int, int]]:
-        """(requests a second, seconds)"""
-        return [stage for stage in STAGES if stage[0] in self.rates]
+    stages: tuple[tuple[int, int], ...]
 
 
 def climb(job: Climb) -> list[Row]:

@@ -31,14 +31,15 @@ from loadtest.simulate.rules.prompt_tree import Node, PromptTree
 from loadtest.simulate.rules.shown import Shown, least_loaded, one_of_least_loaded
 from router.core.facts.placements import Candidate, Choice, Market
 
+BALANCE_ABS_REQUESTS, BALANCE_REL = 64, 1.5
+"""Flags whose defaults are the same in all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Flags of the installed versions, with the defaults that `--help` gives."""
+    """What differs between the rows: flags of the installed versions, with the defaults that `--help` gives."""
 
     cache_threshold: float = 0.3
-    balance_abs_requests: int = 64
-    balance_rel: float = 1.5
     eviction_interval_s: float = 60.0
     tree_chars_max: int = 67_108_864
     tree_shared: bool = False
@@ -80,7 +81,7 @@ class CacheAware(Shown):
         """The replica that gets the request without a look at the tree while load is uneven; else None."""
         loads = [c.in_flight for c in candidates]
         most, least = max(loads), min(loads)
-        if most - least > self._flags.balance_abs_requests and most > self._flags.balance_rel * least:
+        if most - least > BALANCE_ABS_REQUESTS and most > BALANCE_REL * least:
             return self._idle(candidates)
         return None
 
@@ -109,7 +110,7 @@ class ShepherdCacheAware(CacheAware):
         chosen = self._idle(holding or candidates)
         mean = sum(c.in_flight for c in candidates) / len(candidates)
         swing = max(float(SWING_REQUESTS_MIN), SWING_DEVIATIONS * sqrt(mean))
-        margin = min(float(self._flags.balance_abs_requests), swing)
-        if chosen.in_flight > mean * self._flags.balance_rel and chosen.in_flight > mean + margin:
+        margin = min(float(BALANCE_ABS_REQUESTS), swing)
+        if chosen.in_flight > mean * BALANCE_REL and chosen.in_flight > mean + margin:
             return self._idle(candidates)
         return chosen

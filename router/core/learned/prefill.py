@@ -102,11 +102,9 @@ class PrefillFit:
         Arguments as in `observe`."""
         if now_s < self.fades_s or self.model.ms(AVOIDED_TOKENS, 0) <= AVOIDED * prior.ms(AVOIDED_TOKENS, 0):
             return
-        counting = min(self.observations, 1 / (1 - FORGET))  # the sums hold no more than so many observations
-        self.observations = int(counting / 2)
+        self.observations = self._sums.halve(self.observations, FORGET)
         self.fades_s = now_s + FADE_S if self.observations else float("inf")
         part = 0.5 if self.observations else 0.0
-        self._sums.scale(part)
         self._faster, self._weight = part * self._faster, part * self._weight
         self.model = self._solve(prior, weight)
 

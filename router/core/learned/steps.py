@@ -83,10 +83,8 @@ class StepFit:
         it whole. Arguments as in `observe`."""
         if now_s < self.fades_s or not any(self.model.ms(*at) > AVOIDED * prior.ms(*at) for at in PSEUDO):
             return
-        counting = min(self.observations, 1 / (1 - FORGET))  # the sums hold no more than so many observations
-        self.observations = int(counting / 2)
+        self.observations = self._sums.halve(self.observations, FORGET)
         self.fades_s = now_s + FADE_S if self.observations else float("inf")
-        self._sums.scale(0.5 if self.observations else 0.0)
         self._solve(prior, weight)
 
     def _solve(self, prior: StepModel, weight: float) -> None:

@@ -16,6 +16,7 @@ from router.core.learned.prefill import (
     PrefillFit,
     PrefillModel,
 )
+from tests.core.learned.fading import fades
 
 H100 = PrefillModel(floor_ms=12.0, per_token_ms=0.055, per_token_context_ms=1.1e-6)
 SLOW = PrefillModel(floor_ms=40.0, per_token_ms=0.9, per_token_context_ms=2e-5)
@@ -107,20 +108,8 @@ def test_a_first_request_is_no_measure() -> None:
 
 def test_what_is_not_seen_again_fades() -> None:
     """Half of what was seen of a replica is forgotten after each FADE_S without it, and the last of it whole."""
-    fit, now_s = PrefillFit(), 0.0
-    for _ in range(4):
-        fit.observe(8_000, 0, SLOW.ms(8_000, 0), H100, PRIOR_WEIGHT, now_s)
-        now_s += FADE_S / 2
-        fit.fade(H100, PRIOR_WEIGHT, now_s)
-    assert fit.observations == 4
-    slow_ms = [fit.model.ms(8_000, 0)]
-    for left in (2, 1, 0, 0):
-        now_s += FADE_S
-        fit.fade(H100, PRIOR_WEIGHT, now_s)
-        assert fit.observations == left
-        slow_ms.append(fit.model.ms(8_000, 0))
-    assert slow_ms[0] > slow_ms[1] > slow_ms[2] > slow_ms[3] == slow_ms[4]
-    assert slow_ms[3] == pytest.approx(H100.ms(8_000, 0))
+    fit = PrefillFit()
+    now_s = fades(fit, 8_000, 0, SLOW.ms(8_000, 0), H100)
     again, fresh = (
         (each.observe(8_000, 0, 500.0, H100, PRIOR_WEIGHT, now_s), each.model)[1] for each in (fit, PrefillFit())
     )

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.learned.answer_tokens import GUESS_TOKENS, AnswerTokens
-from router.core.learned.steps import FADE_S, GUESS_WEIGHT, PRIOR_WEIGHT, DecodeClock, StepFit, StepModel
+from router.core.learned.steps import GUESS_WEIGHT, PRIOR_WEIGHT, DecodeClock, StepFit, StepModel
+from tests.core.learned.fading import fades
 
 TRUE = StepModel(12.0, 0.4, 2e-4)
 
@@ -100,20 +101,7 @@ def test_answers_under_way_count() -> None:
 def test_slow_steps_that_are_not_seen_again_fade() -> None:
     """Where a replica's steps took much longer than the fleet's, half of what was seen is forgotten after each FADE_S
     without another answer, and the last of it whole: its first answer may have compiled kernels."""
-    fit, now_s = StepFit(), 0.0
-    for _ in range(4):
-        fit.observe(1, 2_000, 10 * TRUE.ms(1, 2_000), TRUE, PRIOR_WEIGHT, now_s)
-        now_s += FADE_S / 2
-        fit.fade(TRUE, PRIOR_WEIGHT, now_s)
-    assert fit.observations == 4
-    steps_ms = [fit.model.ms(1, 2_000)]
-    for left in (2, 1, 0, 0):
-        now_s += FADE_S
-        fit.fade(TRUE, PRIOR_WEIGHT, now_s)
-        assert fit.observations == left
-        steps_ms.append(fit.model.ms(1, 2_000))
-    assert steps_ms[0] > steps_ms[1] > steps_ms[2] > steps_ms[3] == steps_ms[4]
-    assert steps_ms[4] == pytest.approx(TRUE.ms(1, 2_000))
+    fades(StepFit(), 1, 2_000, 10 * TRUE.ms(1, 2_000), TRUE)
 
 
 def test_steps_as_long_as_the_fleet_s_are_kept() -> None:

@@ -14,7 +14,6 @@ import zmq.asyncio
 
 from loadtest.engine import tokens
 from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
-from loadtest.engine.http import Text
 from loadtest.engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
 from loadtest.engine.kv_publisher import BUFFER_BATCHES, KvPublisher
 from loadtest.engine.step import Limits
@@ -31,7 +30,7 @@ VLLM_PAYLOAD = base64.b64decode(
 VLLM_TIME_S = 1795250776.0106936
 VLLM_EVENTS = (
     BlocksRemoved([15228142305651824730]),
-    BlockStored(Text(b"a" * 16, "tenant-1"), 0, [2972936638054061429, 2113801103610869028], None),
+    BlockStored(tokens.Text(b"a" * 16, "tenant-1"), 0, [2972936638054061429, 2113801103610869028], None),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections import Counter
@@ -231,7 +230,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(overhead_load, name, value_s)
     for name, value in (("FLOOD_BYTES", 20_000_000), ("STALLED_S", 0.3), ("STALL_S", 0.1)):
         monkeypatch.setattr(slow_and_long, name, value)
-    workload = dataclasses.replace(overhead_workers.WORKLOAD, requests=40, time_scale=10_000.0)
+    workload = overhead_workers.WORKLOAD.replayed(requests_max=40, time_scale=10_000.0)
     monkeypatch.setattr(overhead_workers, "WORKLOAD", workload)
     monkeypatch.setattr(overhead_workers, "RUNS", 1)
 

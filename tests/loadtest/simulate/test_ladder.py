@@ -32,8 +32,8 @@ def whole(times: float = 2.0) -> list[Row]:
 
 def test_each_stage_is_a_row_of_its_own() -> None:
     """A stage's row has the requests that came in it and no others, and the setting that is llm-d's or the race's."""
-    first, row = ladder.climb(ladder.Climb(ladder.PUBLISHED, "llmd_weights_2025", 6, (3, 15)))
-    (honest,) = ladder.climb(ladder.Climb(ladder.HONEST, "random", 6, (15,)))
+    first, row = ladder.climb(ladder.Climb(ladder.PUBLISHED, "llmd_weights_2025", 6, ((3, 20), (15, 20))))
+    (honest,) = ladder.climb(ladder.Climb(ladder.HONEST, "random", 6, ((15, 20),)))
 
     assert [(each.case, each.load, each.requests, each.seed) for each in (first, row, honest)] == [
         ("3/s", 3.0, 60, 6),

@@ -67,7 +67,7 @@ def advise(
         tokens = fault.tokens / of.weight
         if round(tokens) and shown.wants(fault.key, tokens / (all_tokens or 1), LOSS_WORTH, now_s):
             costs.append((fault.key, tokens))
-    for miss in _REASONS:
+    for miss in (*_BY_FIGURES, *_TEXTS):
         tokens = of.sums[AT[miss]] - (charged if miss is Miss.EVICTED else 0.0)
         worth = COLD_WORTH if miss is Miss.COLD else WORTH
         if round(tokens) > 0 and shown.wants(miss, tokens / (all_tokens or 1), worth, now_s):
@@ -210,7 +210,10 @@ def _place(loss: Loss) -> str:
 def _of_reason(miss: Miss, tokens: float, above: Sequence[Any], of: Situation) -> dict[str, Any]:
     """The row of a reason, below the rows of the keys `above`."""
     mend_first = miss is Miss.EVICTED and any(not isinstance(key, Miss) for key in above)
-    text = _crowded_out(tokens, of) if mend_first else _REASONS[miss](tokens, of)
+    if mend_first:
+        text = _crowded_out(tokens, of)
+    else:
+        text = _BY_FIGURES[miss](tokens, of) if miss in _BY_FIGURES else _TEXTS[miss]
     return _row(miss.value, text, tokens, of.sums[REQUESTS], of)
 
 
@@ -241,40 +244,19 @@ def _spilled(_: float, of: Situation) -> str:
     )
 
 
-def _lost(_tokens: float, _of: Situation) -> str:
-    return (
+_BY_FIGURES: Mapping[Miss, Callable[[float, Situation], str]] = {Miss.EVICTED: _evicted, Miss.SPILLED: _spilled}
+_TEXTS: Mapping[Miss, str] = {
+    Miss.REPLICA_LOST: (
         "Prefixes were held by replicas that left or were restarted. Restart rarely and one at a time, and warm new "
         "replicas (prewarm.templates)."
-    )
-
-
-def _identity(_tokens: float, _of: Situation) -> str:
-    return "Prefixes are held for another model, adapter, salt or tenant. Use one for what may be shared."
-
-
-def _mispredicted(_tokens: float, _of: Situation) -> str:
-    return (
+    ),
+    Miss.IDENTITY: "Prefixes are held for another model, adapter, salt or tenant. Use one for what may be shared.",
+    Miss.MISPREDICTED: (
         "Prefixes were thought to be held and were not. Let replicas tell what they hold (events.enabled), and see "
         "that prefix caching is on."
-    )
-
-
-def _cold(_tokens: float, _of: Situation) -> str:
-    return "Prompts begin like none before. If they have something in common, put it first."
-
-
-def _unsupported(_tokens: float, _of: Situation) -> str:
-    return "The router cannot read these prompts, so it places them blindly."
-
-
-_REASONS: Mapping[Miss, Callable[[float, Situation], str]] = {
-    Miss.EVICTED: _evicted,
-    Miss.SPILLED: _spilled,
-    Miss.REPLICA_LOST: _lost,
-    Miss.IDENTITY: _identity,
-    Miss.MISPREDICTED: _mispredicted,
-    Miss.COLD: _cold,
-    Miss.UNSUPPORTED: _unsupported,
+    ),
+    Miss.COLD: "Prompts begin like none before. If they have something in common, put it first.",
+    Miss.UNSUPPORTED: "The router cannot read these prompts, so it places them blindly.",
 }
 
 
