@@ -139,6 +139,7 @@ class Proxy:
         question = await self._reader.understand(request, record.id, caller)
         self._record(question, record, trace)
         call = await self._attempts.begin(question, record, started_s)
+        question.let_go()
         try:
             self._deliver(call, caller, record)
             if call.relay is not None:

@@ -345,6 +345,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
         await settled(app)
     gc.collect()
     assert not wrong, wrong
+    assert app.edge._server.bodies.held_bytes == 0
 
 
 async def settled(app: App) -> None:
