@@ -12,6 +12,12 @@ HOP_HEADERS = frozenset(
      b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect")
 )  # fmt: skip
 
+# Headers of an answer that may show where its engine is: RFC 9110 sections 8.7 and 10.2.2, RFC 8288, RFC 7838, and the
+# `Refresh` of the HTML standard.
+ADDRESS_HEADERS = frozenset((b"location", b"content-location", b"link", b"refresh", b"alt-svc"))
+# Headers of our own, which mean nothing from an engine, or from a router that stands between.
+OWN_HEADERS = b"x-warmroute-"
+
 
 class Refusal(Exception):
     """An answer of our own that is an error: the request is no HTTP, over a limit, or cannot be served.
