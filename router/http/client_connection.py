@@ -123,7 +123,7 @@ class ClientConnection(asyncio.Protocol):
             self.let_go(self._request)
         # Cycles, with the bodies in them, wait for the collector, which hardly ever runs (loop.COLLECT).
         self._intake.close()
-        self._refusal = None  # a refusal's traceback refers to this connection
+        self._refusal = None
         task, self._request, self.task = self.task, None, None
         if task is not None:
             task.cancel()
@@ -227,6 +227,7 @@ class ClientConnection(asyncio.Protocol):
 
     def refuse(self, error: Refusal) -> None:
         """Refuse behind the answers that wait. No more is read: nobody knows where the next request would begin."""
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # their frames hold what was read
         self._refusal = error
         self._intake.discard()
         if self._request is None and not self._waiting:

@@ -102,6 +102,23 @@ async def test_bodies_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert not engine.seen
 
 
+@pytest.mark.parametrize("raw", [b"POST / HTTP/1.1\r\nHost: x\r\n\r\nG\r\n", started(MIB) + bytes(200_000)])
+@on_uvloop
+async def test_a_refusal_keeps_nothing(raw: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While a refusal waits to be read, nothing holds what was read before it: no piece of a body, and no frame of the
+    code that met it."""
+    async with RawEngine(play) as engine, proxied(engine, monkeypatch, **Keyring(tmp_path, acme={}).settings) as app:
+        client = await connect(app.url)
+        client.ask(raw, "POST", "POST")
+        await client.until(lambda: bool(client.answers and client.answers[-1].headers[b"connection"] == b"close"))
+        (connection,) = connections(app)
+        error = connection._refusal
+        assert error is not None
+        assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+        assert kept_bytes(app) == 0
+        client.transport.close()
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/nowhere"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 @on_uvloop
