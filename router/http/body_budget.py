@@ -2,9 +2,10 @@
 
 A body counts from the end of its head, by the length that its head announces, until its answer begins: what was begun
 can be read to its end, and many long bodies that come at once are taken one after the other instead of all in part.
-Who holds most is the first to be told to wait: a holder (a tenant, or an address where there are no keys) may hold as
-much as is left free. So one alone may take half of the budget, two a third each, and there is always room for whoever
-comes next. This is the dynamic threshold by which switches share their memory (Choudhury and Hahne, 1998).
+Who holds most is the first to be told to wait: a holder (a tenant, or an address where there are no keys) may hold
+SHARE times as much as is left free. So one alone may take four fifths of the budget, two four ninths each, and there is
+always room for whoever comes next. This is the dynamic threshold by which switches share their memory (Choudhury and
+Hahne, 1998).
 
 A body for which there is no room is not read. Bytes that were read before that was known are owed: they count, too.
 """
@@ -15,6 +16,8 @@ import asyncio
 from collections.abc import Callable
 
 from router.http.request import BodyShare, Refusal
+
+SHARE = 4  # how many times as much as is left free a holder may have; the less, the more stays unused for newcomers
 
 
 class BodyBudget:
@@ -38,8 +41,10 @@ class BodyBudget:
     def take(self, share: BodyShare, body_bytes: int) -> bool:
         """Hold so many bytes for a body in all, in the name of its holder. False, and nothing has changed,
         where there is no room."""
-        more_bytes = body_bytes - share.held_bytes
-        if more_bytes > 0 and more_bytes > self.bytes_max - self.held_bytes - self._of_holder.get(share.holder, 0):
+        more_bytes, free_bytes = body_bytes - share.held_bytes, self.bytes_max - self.held_bytes
+        if more_bytes > 0 and (
+            more_bytes > free_bytes or self._of_holder.get(share.holder, 0) + more_bytes > SHARE * free_bytes
+        ):
             return False
         self._hold(share, more_bytes)
         return True

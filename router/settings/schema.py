@@ -398,9 +398,9 @@ class LimitSettings:
     body_bytes_max: Positive = 32 << 20
     """Bytes of a request body. A million tokens with some images; more is 413."""
     bodies_bytes_max: Positive = 1 << 30
-    """Bytes of all request bodies that are arriving, waiting, or with a replica that has not begun to answer. Whoever
-    holds as much as is left free (a tenant, or an address without keys) is not read any further. Workers have a part
-    each."""
+    """Bytes of all request bodies that are arriving, waiting, or with a replica that has not begun to answer. A tenant,
+    or without keys an address, may hold four times as much as is left free; beyond that it is not read any further.
+    Workers have a part each."""
     bodies_wait_s: Seconds = 10.0
     """Seconds that a body may wait for room among those; then 503."""
     held_answer_bytes_max: Count = 1 << 20
