@@ -100,7 +100,9 @@ class Intake:
     def feed(self, data: bytes) -> None:
         """Parse what was read. Raises Refusal."""
         receiver = self.receiver
-        if receiver.left_bytes >= len(data) or (receiver.stage != BODY and _one_request(data)):
+        if self._rest:  # a transport may still bring what it had when it was told to pause
+            self._rest, self._rest_at = self._rest[self._rest_at :] + data, 0
+        elif receiver.left_bytes >= len(data) or (receiver.stage != BODY and _one_request(data)):
             receiver.feed(data)
         else:
             self._feed(data, 0)

@@ -8,8 +8,9 @@ parser: its pieces are only collected. Everything that comes in has a limit.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -29,6 +30,9 @@ BETWEEN, HEAD, BODY = range(3)  # stages: where in a request the receiver is
 
 # A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
+
+# The stubs of httptools say that no part of a URL is None, and native code would insist on it.
+_parse_url: Callable[[bytes], Any] = httptools.parse_url
 
 
 class Receiver:
@@ -267,14 +271,15 @@ def _origin_form(target: str) -> str:
     if target == "*":  # of OPTIONS (RFC 9112 section 3.2.4): no path, and not answered here
         return target
     try:
-        url = httptools.parse_url(target.encode("latin-1"))
+        url = _parse_url(target.encode("latin-1"))
     except httptools.HttpParserInvalidURLError as error:
         raise _no_target() from error
-    scheme = (url.schema or b"").lower()
-    if scheme not in (b"http", b"https") or not url.host or url.userinfo is not None or url.fragment is not None:
+    plain = url.userinfo is None and url.fragment is None and url.host
+    if not plain or (url.schema or b"").lower() not in (b"http", b"https"):
         raise _no_target()
-    query = b"?" + url.query if url.query is not None else b""
-    return ((url.path or b"/") + query).decode("latin-1")
+    path: bytes = url.path or b"/"
+    query: bytes = b"?" + url.query if url.query is not None else b""
+    return (path + query).decode("latin-1")
 
 
 def _no_target() -> Refusal:
