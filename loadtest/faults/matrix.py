@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from loadtest.common.report import Row
 from loadtest.faults.bench import Bench
-from loadtest.faults.rows import abuse, early, health, leaving, overload
+from loadtest.faults.rows import abuse, bodies, early, health, leaving, overload
 from loadtest.faults.rows.drain import terminated
 from loadtest.faults.rows.endings import endings
 from loadtest.faults.rows.memory import index_memory
@@ -28,6 +28,6 @@ GOALS: dict[int, tuple[Rows, ...]] = {
     18: (overload.overload,),
     19: (overload.long_prompts,),
     20: (abuse.admin_closed,),
-    23: (abuse.slow_clients, abuse.bombs),
+    23: (abuse.slow_clients, abuse.bombs, bodies.bodies),
     27: (overload.neighbours,),
 }

@@ -156,6 +156,8 @@ def _check(settings: Settings) -> list[str]:
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
+    if settings.limits.bodies_bytes_max < settings.limits.body_bytes_max:
+        problems.append("'limits.bodies_bytes_max': must have room for one body of 'limits.body_bytes_max' at least")
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")

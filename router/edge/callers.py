@@ -4,10 +4,15 @@ Where the router has a keys file, every path needs a key but `/healthz` and `/re
 `/metrics`, which needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients) or `x-api-key`
 (Anthropic's). Two that differ are nobody's: some other program before us may have looked at only one of them.
 
+A body that does not come with its head is not read before its key is known; whom the key belongs to is then remembered
+until the body is there, unless the keys are replaced meanwhile.
+
 Without a keys file a request may say whose it is and how urgent, and nobody checks what it says.
 """
 
 from __future__ import annotations
+
+from msgspec import Struct
 
 from router.core.facts.requests import Priority
 from router.edge.reader import CREDENTIALS, PRIORITY, TENANT
@@ -15,6 +20,13 @@ from router.http.request import Refusal, Request
 from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"
+
+
+class Met(Struct, eq=False):
+    """Whom a request's key belonged to in this table of keys."""
+
+    keys: Keys
+    caller: Caller
 
 
 class Callers:
@@ -27,6 +39,9 @@ class Callers:
 
     def who(self, request: Request) -> Caller:
         """The caller of a request. Raises Refusal."""
+        met = request.met
+        if met is not None and isinstance(met, Met) and met.keys is self.keys:
+            return met.caller
         if request.path in OPEN:
             return ANYBODY
         if request.path == METRICS and (self.keys is not None or self.admin_token):
@@ -43,6 +58,13 @@ class Callers:
             raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
         wished = _wished(request) if PRIORITY in fields else tenant.priority
         return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the higher number is the lower priority
+
+    def meet(self, request: Request) -> Caller:
+        """`who`, remembered for the same request."""
+        caller = self.who(request)
+        if self.keys is not None and caller.tenant is not None:
+            request.met = Met(self.keys, caller)
+        return caller
 
 
 def _key(request: Request) -> bytes:

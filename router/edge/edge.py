@@ -31,7 +31,7 @@ from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.schema import Settings
 from router.telemetry import logs
-from router.telemetry.process_counts import CLOSED, CONNECTIONS, PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry.process_counts import BODIES, CLOSED, CONNECTIONS, PROMPTS, SPANS_DROPPED, UNEXPLAINED
 from router.telemetry.record import RequestRecord
 from router.telemetry.tracing import Tracer
 from router.tokens.encoder import Prompts, make_prompts
@@ -152,12 +152,13 @@ class Edge:
         return {"": self._observer.templates()} if self._observer is not None else {}
 
     def figures(self) -> dict[str, int]:
-        """Totals of this edge for the hub's metrics; open connections are a level."""
+        """Totals of this edge for the hub's metrics; open connections and bytes of bodies are levels."""
         server, prompts = self._server, self._prompts
         closed = {CLOSED + why: count for why, count in server.closed.items()}
         outcomes = prompts.counts() if prompts is not None else {}
         return closed | {
             CONNECTIONS: server.connections,
+            BODIES: server.bodies.held_bytes,
             SPANS_DROPPED: self._tracer.dropped if self._tracer is not None else 0,
             UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,
             **{PROMPTS + outcome: count for outcome, count in outcomes.items()},
@@ -225,6 +226,7 @@ class Edge:
             self._routes.handle,
             self._routes.refuse,
             _client_limits(s),
+            admit=self._routes.admit,
             tls=tls.for_listener(s.listen),
             outbox=self._outbox,
         )
@@ -284,9 +286,12 @@ def _client_limits(settings: Settings) -> ClientLimits:
     listen = settings.listen
     return ClientLimits(
         body_bytes_max=settings.limits.body_bytes_max,
+        bodies_bytes_max=settings.limits.bodies_bytes_max,
+        bodies_wait_s=settings.limits.bodies_wait_s,
         keepalive_s=listen.keepalive_s,
         head_timeout_s=listen.head_timeout_s,
         body_bytes_per_s_min=listen.body_bytes_per_s_min,
+        body_timeout_s=listen.body_timeout_s,
         send_timeout_s=listen.send_timeout_s,
         connections_max=listen.connections_max,
         connections_per_client_max=listen.connections_per_client_max,

@@ -29,7 +29,7 @@ from router.edge.reader import FINAL_RECEIPT, Reader
 from router.edge.relay import Relay
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, Stalled
-from router.http.request import Refusal, Request
+from router.http.request import ADDRESS_HEADERS, Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
 from router.settings.keys import ANYBODY, Caller
@@ -139,6 +139,7 @@ class Proxy:
         question = await self._reader.understand(request, record.id, caller)
         self._record(question, record, trace)
         call = await self._attempts.begin(question, record, started_s)
+        question.let_go()
         try:
             self._deliver(call, caller, record)
             if call.relay is not None:
@@ -219,8 +220,8 @@ class Proxy:
                 f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}".encode()
             )
         else:
-            if 300 <= call.answer.status < 400:  # the Location of a redirect shows the engine's address
-                lines = [line for line in lines if line[:9].lower() != b"location:"]
+            if call.answer.tells_where:
+                lines = [line for line in lines if line[: line.index(b":")].lower() not in ADDRESS_HEADERS]
             lines.append(f"x-warmroute-request-id: {record.id}\r\n".encode())
         if record.warning:
             lines.append(f"x-warmroute-warning: {record.warning}\r\n".encode())

@@ -27,6 +27,11 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     repairs: tuple[str, ...] = ()  # repairs that its body needed
     warning: str = ""  # value of a header for the client; "" for none
 
+    def let_go(self) -> None:
+        """Drop the body: its answer has begun, so it is sent to nobody else."""
+        self.body = b""
+        self.request.let_go()
+
     @property
     def stored(self) -> bool:
         """Whether the engine may store the answer, so that it must not be made twice."""

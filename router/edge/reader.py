@@ -139,6 +139,8 @@ class Reader:
         wanted.model, wanted.tokens, wanted.sighting = model, tokens, sighting
         question = self._question(request, request_id, body, how, wanted)
         question.repairs, question.warning = repairs, warning
+        if question.body is not request.body:
+            request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
 
     # -- body ----------------------------------------------------------------------------------------------------

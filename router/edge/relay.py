@@ -5,7 +5,8 @@ that breaks ends on an event's boundary. What must be known of a stream is read 
 their blank lines, and usage is read once, at the end, from the last few pieces.
 
 A stream must say that it is whole (a reason to finish, a last event), or the client is told that it is not, by an error
-event of its dialect: a stream that merely stops looks like a short answer to most clients. Whether a stream says so is
+event of its dialect: a stream that merely stops looks like a short answer to most clients. An event that is too long to
+wait has passed in part, and is ended by a blank line before the error. Whether a stream says that it is whole is
 read from its last pieces, too. What clients take for the end (`[DONE]`, `message_stop`) comes as a piece of its own or
 through the parser, never by the shortcut, and is not passed on behind a stream that is not whole.
 
@@ -115,8 +116,14 @@ class Relay:
         an error event that `event` makes of the last events, or by a broken connection where events mean nothing."""
         self._partial.clear()
         tail, judge = self.tail, self._judge
-        if judge is None or not (tail.endswith((b"\n\n", b"\n\r\n")) or not tail):
+        if judge is None:
             self._client.cut()
+            return False
+        if tail and not tail.endswith((b"\n\n", b"\n\r\n")):
+            # An event that was too long to be held has passed in part. It ends here: what is behind it is heard.
+            self._splitter.close()
+            self._client.write(self._framed(b"\n\n" + event(judge, tail)))
+            self._client.end()
             return False
         self.ending = self._ended(judge, tail)
         whole = self.ending is Ending.OK and (not judge.says_done or _DONE.search(tail) is not None)

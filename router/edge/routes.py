@@ -8,9 +8,10 @@ from collections.abc import Awaitable
 from router import __version__
 from router.core.dialects import PATHS, spoken_on
 from router.edge.answering import filtered, refuse, request_id
-from router.edge.callers import METRICS, Callers
+from router.edge.callers import METRICS, Callers, Met
 from router.edge.proxy import Proxy
 from router.edge.question import STORED
+from router.http.body_budget import no_room
 from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, REQUESTS, Page, Placer, RequestOwner
 from router.settings.keys import ANYBODY, Caller
@@ -61,20 +62,40 @@ class Routes:
         try:
             caller = self._callers.who(request)
         except Refusal as refusal:
-            return self._refused(request, refusal)
-        generates = request.method == "POST" and request.path in self._inference
-        if generates or _about_response(request):
-            return self._proxy.handle(request, caller)
-        return self._answer(request, caller)
+            return self._refused(request, refusal, ANYBODY)
+        if not self._is_for_engines(request):
+            return self._answer(request, caller)
+        if request.body_bytes and not self._holds(request, caller):
+            return self._refused(request, no_room(), caller)
+        return self._proxy.handle(request, caller)
+
+    def admit(self, request: Request) -> bool:
+        """Whether the body of a request is wanted, of which only the head has come: no page of ours has one. It is held
+        in the name of its tenant. Raises Refusal for a client that shows no key."""
+        caller = self._callers.meet(request)
+        if caller.tenant is not None:
+            request.holder = caller.tenant.name
+        return self._is_for_engines(request)
+
+    def _holds(self, request: Request, caller: Caller) -> bool:
+        """Whether there is room for a body that is here. One that counts already stays with whose key it was then."""
+        if caller.tenant is not None and not request.held_bytes:
+            request.holder = caller.tenant.name
+        return request.hold()
+
+    def _is_for_engines(self, request: Request) -> bool:
+        return (request.method == "POST" and request.path in self._inference) or _about_response(request)
 
     def refuse(self, request: Request, refusal: Refusal, caller: Caller = ANYBODY) -> None:
         """Answer with an error and report that. Method and path are empty where they were not read."""
+        if isinstance(request.met, Met):
+            caller = request.met.caller
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
         refuse(request, record, refusal, spoken_on(request.path))
         self._placer.report(record)
 
-    async def _refused(self, request: Request, refusal: Refusal) -> None:
-        self.refuse(request, refusal)
+    async def _refused(self, request: Request, refusal: Refusal, caller: Caller) -> None:
+        self.refuse(request, refusal, caller)
 
     async def _answer(self, request: Request, caller: Caller) -> None:
         """Answer with one of our own pages, or with a 404."""

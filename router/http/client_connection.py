@@ -1,7 +1,7 @@
 """One client's connection: requests one after the other, their answers, and a client that does not read or is gone.
 
 A request's handler is a task. It ends with its answer, and is cancelled when the client leaves. Requests that a client
-sends ahead wait for their turn; while there are many, the connection is not read.
+sends ahead wait for their turn; while there are many, the connection is not read (intake.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from http import HTTPStatus
 from typing import Protocol, cast
 
 from router.http import deadlines
+from router.http.body_budget import BodyBudget, no_room
 from router.http.deadlines import ClientLimits, Patience, acknowledged
+from router.http.intake import Admit, Intake
 from router.http.outbox import Outbox
-from router.http.receiver import BETWEEN, Receiver
+from router.http.receiver import BETWEEN
 from router.http.request import BodySender, Refusal, Request
 
 # Requests sent ahead, and bytes of their bodies, at which the connection is not read until some are answered.
@@ -47,6 +49,8 @@ class Owner(Protocol):
 
     handler: Handler
     refuse: Refuse
+    admit: Admit
+    bodies: BodyBudget
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
     outbox: Outbox
@@ -64,21 +68,21 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection to a server. Requests are answered one at a time, in the order in which they came."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_holding", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
+        "_clogged", "_discarding", "_intake", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
         "_request", "_server", "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
     )  # fmt: skip
 
     def __init__(self, server: Owner, address: str | None = None) -> None:
         """`address` is given for a client that the server has let in already."""
         self._server = server
-        self._receiver = Receiver(self, server.limits.body_bytes_max)
+        self._intake = Intake(self, self, server)
+        self._receiver = self._intake.receiver
         self._patience = Patience()
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # the request that is being answered
         self._waiting: deque[Request] = deque()
         self._refusal: Refusal | None = None  # error to send after the answers that wait; nothing more is read then
         self.task: asyncio.Task[None] | None = None
-        self._holding = False  # we do not read: too many requests were sent ahead
         self._discarding = False  # we read and drop: a refusal was the last answer
         self._clogged = False  # the client does not read
         self._last = False  # the answer under way said `Connection: close`
@@ -100,6 +104,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             self.address = address
         self._transport = cast("asyncio.Transport", transport)
+        self._intake.open(self._transport, self.address)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self.write = self._transport.write
         self._server.clients.add(self)
@@ -113,10 +118,12 @@ class ClientConnection(asyncio.Protocol):
             self.sender.gone()
         self._transport, self.write, self.sender = None, _nowhere, None
         self._server.clients.discard(self)
-        self._waiting.clear()
+        self._forget_waiting()
+        if self._request is not None and self._request.held_bytes:
+            self.let_go(self._request)
         # Cycles, with the bodies in them, wait for the collector, which hardly ever runs (loop.COLLECT).
-        self._receiver.close()
-        self._refusal = None  # a refusal's traceback refers to this connection
+        self._intake.close()
+        self._refusal = None
         task, self._request, self.task = self.task, None, None
         if task is not None:
             task.cancel()
@@ -140,27 +147,43 @@ class ClientConnection(asyncio.Protocol):
         if self._refusal is not None or self._discarding:
             return
         try:
-            self._receiver.feed(data)
+            self._intake.feed(data)
         except Refusal as error:
-            self._refuse(error)
+            self.refuse(error)
 
     # -- the receiver's side -------------------------------------------------------------------------------------
 
-    def expected(self) -> None:
-        """The client waits for permission to send a body. Not given to one that has sent ahead: it does not wait."""
+    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+        """A head came without all of its body."""
+        return self._intake.headed(request, length, expects=expects)
+
+    def grows(self, request: Request, body_bytes: int) -> None:
+        """More came of a body whose length is not known."""
+        self._intake.grows(request, body_bytes)
+
+    def arrived(self, request: Request) -> None:
+        """A request was read to its end: answer it now, or in its turn. Whoever is not let in gets no turn."""
+        if self._request is None and not self._clogged:
+            self._start(request)
+            return
+        self._intake.stands(request)
+        self._waiting.append(request)
+        if self._far_ahead():
+            self._intake.wait()
+
+    def permit(self) -> None:
+        """Permit the client to send a body. Not told to one that has sent ahead: it does not wait."""
         if self._request is None and not self._clogged:
             self._server.outbox.flush()
             self.write(_CONTINUE)
 
-    def arrived(self, request: Request) -> None:
-        """A request was read to its end: answer it now, or in its turn."""
-        if self._request is None and not self._clogged:
-            self._start(request)
-            return
-        self._waiting.append(request)
-        if self._far_ahead() and not self._holding and self._transport is not None:
-            self._holding = True
-            self._transport.pause_reading()
+    def hold(self, request: Request) -> bool:
+        """Count the body of a request."""
+        return self._intake.hold(request)
+
+    def let_go(self, request: Request) -> None:
+        """Count it no longer."""
+        self._intake.let_go(request)
 
     def _far_ahead(self) -> bool:
         waiting = self._waiting
@@ -185,6 +208,8 @@ class ClientConnection(asyncio.Protocol):
                 self._next()
 
     def _next(self) -> None:
+        if self._request is not None and self._request.held_bytes:
+            self.let_go(self._request)
         self._request = self.task = self.sender = None
         if not self._clogged:  # start no request while the client leaves answers unread: they would pile up
             self._go_on()
@@ -195,16 +220,16 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._waiting:
             self._start(self._waiting.popleft())
-            if self._holding and not self._far_ahead():
-                self._holding = False
-                transport.resume_reading()
+            if not self._far_ahead():
+                self._intake.go_on()
         elif self._refusal is not None:
             self._say(self._refusal)
 
-    def _refuse(self, error: Refusal) -> None:
+    def refuse(self, error: Refusal) -> None:
         """Refuse behind the answers that wait. No more is read: nobody knows where the next request would begin."""
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # their frames hold what was read
         self._refusal = error
-        self._receiver.let_go()
+        self._intake.discard()
         if self._request is None and not self._waiting:
             self._say(error)
 
@@ -277,10 +302,15 @@ class ClientConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Close once all is written, unless a refusal is to be read first (LINGER_S)."""
-        self._waiting.clear()
+        self._forget_waiting()
         self._server.outbox.flush()
         if self._transport is not None and not self._discarding:
             self._transport.close()
+
+    def _forget_waiting(self) -> None:
+        for request in self._waiting:
+            request.let_go()
+        self._waiting.clear()
 
     def close(self) -> None:
         """Close once all is written."""
@@ -332,16 +362,19 @@ class ClientConnection(asyncio.Protocol):
             taken_bytes = acknowledged(self._transport.get_extra_info("socket"), unread_bytes)
         if not self._patience.reads(now_s, limits, unread_bytes, taken_bytes):
             return deadlines.SEND_TIMEOUT
+        intake = self._intake
         answering = receiver.stage == BETWEEN and self.busy
-        if answering or unread_bytes or self._holding or self._discarding or self._refusal is not None:
+        if answering or unread_bytes or intake.waits or self._discarding or self._refusal is not None:
             self._patience.pause()
-            return ""
+            return deadlines.NO_ROOM if intake.roomless_for_s(now_s) > limits.bodies_wait_s else ""
         return self._patience.sends(now_s, limits, receiver.stage, receiver.requests, receiver.reading_bytes)
 
     def expire(self, why: str) -> None:
         """Close the connection of a client that took too long, and say why where an answer can still be read."""
         if why in (deadlines.HEAD_TIMEOUT, deadlines.BODY_TIMEOUT):
-            self._refuse(Refusal(408, "request_timeout", "The request came too slowly."))
+            self.refuse(Refusal(408, "request_timeout", "The request came too slowly."))
+        elif why == deadlines.NO_ROOM:
+            self.refuse(no_room())
         elif why == deadlines.SEND_TIMEOUT and self._transport is not None:
             _reset(self._transport)  # a plain close would leave the unread bytes in the kernel
         else:

@@ -7,7 +7,7 @@ What changed since the last look says what the client did.
   limit or a little before, never after.
 - A body must come at a rate. It begins with `head_timeout_s` seconds of credit, earns one second for every
   `body_bytes_per_s_min` bytes, and pays one a second. At most `keepalive_s` of credit are saved, so that nobody keeps a
-  large body open with a few bytes an hour.
+  large body open with a few bytes an hour. However it comes, all of it must be there after `body_timeout_s`.
 - An answer counts as read by the bytes that the client's kernel has acknowledged (tcp_info). While bytes are left and
   none is acknowledged, it is the client that blocks, whatever the engine does.
 
@@ -28,7 +28,8 @@ SWEEPS_A_LIMIT = 10  # sweeps within the shortest limit, at most
 
 HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE = "head_timeout", "body_timeout", "send_timeout", "idle"
 TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE = "connections_max", "connections_per_client_max", "tls_handshake"
-REASONS = (HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE)
+NO_ROOM = "bodies_bytes_max"
+REASONS = (HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE, NO_ROOM)
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _ACKED_AT, _INFO_BYTES = 120, 128  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
@@ -39,9 +40,12 @@ class ClientLimits:
     """What clients may send, and how long they may take (settings/schema.py: `listen`, `limits`)."""
 
     body_bytes_max: int
+    bodies_bytes_max: int
+    bodies_wait_s: float
     keepalive_s: float
     head_timeout_s: float
     body_bytes_per_s_min: int
+    body_timeout_s: float
     send_timeout_s: float
     connections_max: int
     connections_per_client_max: int
@@ -92,6 +96,8 @@ class Patience:
             return IDLE if took_s > (limits.keepalive_s if requests else head_s) else ""
         if stage == HEAD:
             return HEAD_TIMEOUT if took_s > head_s else ""
+        if took_s > limits.body_timeout_s:
+            return BODY_TIMEOUT
         return "" if self._in_credit(now_s, limits, body_bytes) else BODY_TIMEOUT
 
     def _in_credit(self, now_s: float, limits: ClientLimits, body_bytes: int) -> bool:

@@ -19,15 +19,18 @@ import httptools
 
 from router.http.failures import BrokeEarly, BrokeMidway, say
 from router.http.outbox import Outbox
-from router.http.request import HOP_HEADERS
+from router.http.request import ADDRESS_HEADERS, HOP_HEADERS, OWN_HEADERS
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
 SHORTCUT_BYTES_MIN = 54  # shortest chunk for the shortcut; `event: message_stop` and its data have up to 53 bytes
 HEAD_BYTES_MAX = 64 << 10
+LINES_MAX = 256  # header lines in a head
 FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun at its first event, or at so many bytes without one
 UNCLAIMED_BYTES_MAX = 1 << 20  # bytes read before a sink takes them; beyond, the engine must wait
 NO_BODY = (204, 304)
+# What Connection may say without naming a header to take out, or one without which an answer is not what it was.
+KEPT_BY_CONNECTION = frozenset((b"", b"close", b"keep-alive", b"content-type", b"content-encoding"))
 
 _EVENT_END = re.compile(rb"\n\r?\n")
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
@@ -57,8 +60,8 @@ class EngineAnswer:
 
     __slots__ = (
         "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "_whole_bytes_max", "begun",
-        "complete", "head", "lines", "moved", "replica", "since_s", "sink", "status", "streams", "until_eof",
-        "until_whole",
+        "complete", "head", "lines", "moved", "named", "replica", "since_s", "sink", "status", "streams", "tells_where",
+        "until_eof", "until_whole",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +72,8 @@ class EngineAnswer:
         self.replica = replica
         self.until_whole, self.status = until_whole, 0
         self.lines: list[bytes] = []  # header lines, without those of one connection
+        self.named = b""  # values of Connection, which name more headers of one connection
+        self.tells_where = False  # a header may show where the engine is
         self.streams = False  # the body is a stream of events
         self.until_eof = False  # the body ends with the connection
         self.head = b""  # once begun: the first bytes of the body, or all of it
@@ -339,7 +344,7 @@ class EngineConnection(asyncio.Protocol):
             raise RuntimeError("an answer that nobody asked for")
         self._headed = self._between = False
         self._answer.lines.clear()
-        self._answer.until_eof = True
+        self._answer.named, self._answer.tells_where, self._answer.until_eof = b"", False, True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header came. Trailers, which come behind the body, are dropped."""
@@ -348,26 +353,50 @@ class EngineConnection(asyncio.Protocol):
             return
         low = name.lower()
         if low not in HOP_HEADERS:
+            if low.startswith(OWN_HEADERS):
+                return
             answer.lines.append(b"%b: %b\r\n" % (name, value))
             if low == b"content-type":
                 answer.streams = value[:17].lower() == b"text/event-stream"
-        elif low in (b"content-length", b"transfer-encoding"):
+            elif low in ADDRESS_HEADERS:
+                answer.tells_where = True
+        elif low == b"content-length":
             answer.until_eof = False
+        elif low == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":  # passed on, the body would not be what the client takes it for
+                raise RuntimeError("a transfer coding other than chunked")
+            answer.until_eof = False
+        elif low == b"connection":
+            answer.named += b"," + value
 
     def on_headers_complete(self) -> None:
         """The head is whole. Its body may take long to begin."""
         answer, status = self._answer, self._parser.get_status_code()
-        if status < 100:
+        if not 100 <= status <= 599:
             raise RuntimeError("a status that is none")
         if answer is None or 100 <= status < 200:
             if status == 101:
                 raise RuntimeError("an upgrade that nobody asked for")
             return
+        self._look_at_head(answer)
         answer.status = status
         answer.until_eof = answer.until_eof and status not in NO_BODY
         self._keep = self._parser.should_keep_alive() and not answer.until_eof
         self._headed = True
         answer.until_whole = answer.until_whole or not answer.streams
+
+    def _look_at_head(self, answer: EngineAnswer) -> None:
+        """Take out the headers that Connection names. Raises RuntimeError for a head over its limits, which may have
+        come in one read."""
+        lines = answer.lines
+        if len(lines) > LINES_MAX:
+            raise RuntimeError(f"a head of more than {LINES_MAX} lines")
+        if self.head_bytes > HEAD_BYTES_MAX < sum(map(len, lines)) + len(answer.named):
+            raise RuntimeError(f"a head of more than {HEAD_BYTES_MAX} bytes")
+        if answer.named:
+            named = {name.strip().lower() for name in answer.named.split(b",")} - KEPT_BY_CONNECTION
+            if named:
+                answer.lines = [line for line in lines if line[: line.index(b":")].lower() not in named]
 
     def on_chunk_header(self) -> None:
         """A chunk begins."""

@@ -3,12 +3,17 @@
 httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies and refuses what could be read in two
 ways: two lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no
 parser: its pieces are only collected. Everything that comes in has a limit.
+
+What stands behind a request that says `Connection: close` is never answered. Whether it is dropped, or 400 that nobody
+reads, depends on where reads are cut, and is left so: the client has said that there is nothing more.
 """
 
 from __future__ import annotations
 
 import re
-from typing import cast
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -22,18 +27,24 @@ LINES_MAX = 256  # header lines in a head
 # A piece of a body below the first size is joined to the piece before it, up to the second: on its own a small piece
 # would take many times its size.
 PIECE_BYTES_MIN, JOINED_BYTES_MAX = 4 << 10, 64 << 10
+# A body in more pieces than this is refused while they have fewer bytes on average: a chunk costs as much as 4 KiB do.
+TINY_PIECES_MAX, TINY_BYTES = 16_384, 16
 BETWEEN, HEAD, BODY = range(3)  # stages: where in a request the receiver is
 
 # A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
+
+# The stubs of httptools say that no part of a URL is None, and native code would insist on it.
+_parse_url: Callable[[bytes], Any] = httptools.parse_url
 
 
 class Receiver:
     """Parses the requests of one connection."""
 
     __slots__ = (
-        "_barren_bytes", "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_host", "_left_bytes", "_parser",
-        "_pieces", "_reading", "_upgrades", "reading_bytes", "requests", "stage",
+        "_barren_bytes", "_body_bytes_max", "_client", "_expects", "_fed_bytes", "_head_bytes", "_host", "_known",
+        "_length", "_parser", "_pieces", "_pieces_come", "_reading", "_upgrades", "_wanted", "left_bytes",
+        "reading_bytes", "requests", "stage",
     )  # fmt: skip
 
     def __init__(self, client: Connection, body_bytes_max: int) -> None:
@@ -44,7 +55,12 @@ class Receiver:
         self.stage = BETWEEN
         self._upgrades = False  # the request wants another protocol, and will be read again without that
         self.reading_bytes = 0  # bytes read so far of the request's body
-        self._left_bytes = -1  # bytes to come of a body of known length; -1: the parser reads
+        self._length = -1  # the body's length by its head; -1: the head does not say
+        self.left_bytes = -1  # bytes to come of a body of known length; -1: the parser reads
+        self._expects = False  # the client waits for permission to send the body
+        self._known = False  # the client was told of this request's head
+        self._wanted = True  # the body is kept
+        self._pieces_come = 0  # pieces of the body that the parser gave
         self._pieces: list[bytes | bytearray] = []
         self.requests = 0  # requests begun
         self._barren_bytes = 0  # bytes behind the last byte of a body: chunk extensions, trailers
@@ -58,7 +74,8 @@ class Receiver:
         if self.stage == BETWEEN:
             return None
         if not self._reading.path:
-            _locate(self._reading)  # the path says which dialect the client speaks
+            with suppress(Refusal):
+                _locate(self._reading)  # the path says which dialect the client speaks
         return self._reading
 
     def close(self) -> None:
@@ -70,17 +87,18 @@ class Receiver:
     def let_go(self) -> None:
         """Drop the body that was being read."""
         self._pieces = []
+        self._reading.let_go()
 
     def feed(self, data: bytes) -> None:
         """Parse more bytes. Raises Refusal, and must not be fed again then."""
-        if self._left_bytes >= len(data):
+        if self.left_bytes >= len(data):
             self._more_body(data)
             return
         if self.stage != BODY:
             self._head_bytes += len(data)
         try:
-            if self._left_bytes >= 0:  # the body ends within these bytes
-                end = self._left_bytes
+            if self.left_bytes >= 0:  # the body ends within these bytes
+                end = self.left_bytes
                 self._more_body(data[:end])
                 data = data[end:]
             self._fed_bytes = len(data)
@@ -103,21 +121,29 @@ class Receiver:
             self._barren_bytes = self._barren_bytes + self._fed_bytes if self.reading_bytes == before_bytes else 0
             if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps an unfinished trailer in memory
                 raise Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
-            length = self._reading.fields.get(b"content-length")
-            if length is not None:  # the parser refuses two lengths, and a length that is no number
-                self._left_bytes = int(length) - self.reading_bytes
+            if self._length >= 0:
+                self.left_bytes = self._length - self.reading_bytes
+            if not self._known:
+                self._known = True
+                self._wanted = self._client.headed(self._reading, self._length, expects=self._expects)
+                if not self._wanted:
+                    self._pieces = []
+            elif self._wanted and self._length < 0:
+                self._client.grows(self._reading, self.reading_bytes)
 
     def _more_body(self, data: bytes) -> None:
         """More of a body of known length, which needs no parser. The one that waits for the body is replaced."""
         self._keep(data)
-        self._left_bytes -= len(data)
+        self.left_bytes -= len(data)
         self.reading_bytes += len(data)
-        if not self._left_bytes:
+        if not self.left_bytes:
             self._parser = httptools.HttpRequestParser(self)
             self.on_message_complete()
 
     def _keep(self, data: bytes) -> None:
-        """Keep a piece of the body. Small pieces are joined (PIECE_BYTES_MIN)."""
+        """Keep a piece of the body, if it is wanted. Small pieces are joined (PIECE_BYTES_MIN)."""
+        if not self._wanted:
+            return
         pieces = self._pieces
         if pieces and len(data) < PIECE_BYTES_MIN and len(pieces[-1]) < JOINED_BYTES_MAX:
             last = pieces[-1]
@@ -149,6 +175,7 @@ class Receiver:
         self.requests += 1
         self._reading, self.stage = Request(self._client), HEAD
         self._pieces, self.reading_bytes = [], 0
+        self._known, self._wanted, self._pieces_come = False, True, 0
 
     def on_url(self, url: bytes) -> None:
         """A part of path and query came. The parser has refused what is not ASCII."""
@@ -166,6 +193,8 @@ class Receiver:
         if low in request.fields:
             if low == b"host":
                 raise Refusal(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
+            if low == b"connection":  # a list that may stand in several lines (RFC 9110 sections 5.3 and 7.6.1)
+                request.fields[low] += b"," + value
         else:
             request.fields[low] = value
         request.lines.append((low, name, value))
@@ -192,17 +221,25 @@ class Receiver:
             raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # RFC 9112, 6.1
         if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
             raise _head_too_large()
-        length = request.fields.get(b"content-length", b"0")
-        if len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes_max:
+        length = request.fields.get(b"content-length")  # the parser refuses two lengths, and one that is no number
+        if length is None:
+            self._length = -1
+        elif len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes_max:
             raise self._too_large()
+        else:
+            self._length = int(length)
         expect = request.fields.get(b"expect")
-        if expect is not None and expect.lower() == b"100-continue" and request.version == "1.1" and not self._upgrades:
-            self._client.expected()
+        self._expects = expect is not None and expect.lower() == b"100-continue" and request.version == "1.1"
+        if not self._upgrades:
+            _locate(request)
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body was parsed."""
         self._keep(data)
         self.reading_bytes += len(data)
+        self._pieces_come += 1
+        if self._pieces_come > TINY_PIECES_MAX and self.reading_bytes < self._pieces_come * TINY_BYTES:
+            raise Refusal(400, "bad_http", f"The body comes in more than {TINY_PIECES_MAX} very short chunks.")
         if self.reading_bytes > self._body_bytes_max:
             raise self._too_large()
 
@@ -211,10 +248,10 @@ class Receiver:
         if self._upgrades:
             return  # `_no_upgrade` will have it read again
         request = self._reading
-        request.bring(self._pieces, self.reading_bytes)
-        self._pieces, self._left_bytes, self.stage = [], -1, BETWEEN
+        if self._wanted:
+            request.bring(self._pieces, self.reading_bytes)
+        self._pieces, self.left_bytes, self.stage = [], -1, BETWEEN
         self._reading = _NOTHING  # an idle connection keeps no body
-        _locate(request)
         self._client.arrived(request)
 
     def _too_large(self) -> Refusal:
@@ -223,12 +260,33 @@ class Receiver:
 
 
 def _locate(request: Request) -> None:
-    """Set the path, and the target in the form that servers are given."""
+    """Set the path, and the target in the form that servers are given. Raises Refusal."""
     target = request.target
-    if not target.startswith("/"):  # the client takes us for a forward proxy (RFC 9112 section 3.2.2)
-        target = request.target = "/" + target.partition("://")[2].partition("/")[2]
+    if not target.startswith("/"):
+        target = request.target = _origin_form(target)
     path = target.partition("?")[0]
     request.path = unquote(path) if "%" in path else path
+
+
+def _origin_form(target: str) -> str:
+    """Path and query of a target that is a whole URL: its client takes us for a forward proxy (RFC 9112 section 3.2.2).
+    The URL is read by its grammar, since whoever stands before us may have gone by its path. Raises Refusal."""
+    if target == "*":  # of OPTIONS (RFC 9112 section 3.2.4): no path, and not answered here
+        return target
+    try:
+        url = _parse_url(target.encode("latin-1"))
+    except httptools.HttpParserInvalidURLError as error:
+        raise _no_target() from error
+    plain = url.userinfo is None and url.fragment is None and url.host
+    if not plain or (url.schema or b"").lower() not in (b"http", b"https"):
+        raise _no_target()
+    path: bytes = url.path or b"/"
+    query: bytes = b"?" + url.query if url.query is not None else b""
+    return (path + query).decode("latin-1")
+
+
+def _no_target() -> Refusal:
+    return Refusal(400, "bad_http", "The request's target is neither a path nor a plain URL of http or https.")
 
 
 def _without_upgrade(value: bytes) -> bytes:

@@ -12,6 +12,12 @@ HOP_HEADERS = frozenset(
      b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect")
 )  # fmt: skip
 
+# Headers of an answer that may show where its engine is: RFC 9110 sections 8.7 and 10.2.2, RFC 8288, RFC 7838, and the
+# `Refresh` of the HTML standard.
+ADDRESS_HEADERS = frozenset((b"location", b"content-location", b"link", b"refresh", b"alt-svc"))
+# Headers of our own, which mean nothing from an engine, or from a router that stands between.
+OWN_HEADERS = b"x-warmroute-"
+
 
 class Refusal(Exception):
     """An answer of our own that is an error: the request is no HTTP, over a limit, or cannot be served.
@@ -69,11 +75,22 @@ class Stream(Protocol):
 class Connection(Protocol):
     """Where a request came from, and where its answer goes."""
 
-    def arrived(self, request: Request) -> None:
-        """A request was read to its end."""
+    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+        """The head of a request came, and not yet all of its body, which is `length` bytes long; -1 where its head does
+        not say. With `expects` the client waits for permission to send it (RFC 9110 section 10.1.1). Returns whether
+        the body is wanted; one that is not is read and dropped. Raises Refusal."""
 
-    def expected(self) -> None:
-        """The client waits for permission to send a body (RFC 9110 section 10.1.1)."""
+    def grows(self, request: Request, body_bytes: int) -> None:
+        """A body whose head did not say its length has so many bytes by now. Raises Refusal."""
+
+    def arrived(self, request: Request) -> None:
+        """A request was read to its end. Raises Refusal."""
+
+    def hold(self, request: Request) -> bool:
+        """Count the request's body (`Request.hold`)."""
+
+    def let_go(self, request: Request) -> None:
+        """Count the request's body no longer (`Request.let_go`)."""
 
     def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
         """Send a whole answer (`Request.answer`)."""
@@ -85,12 +102,25 @@ class Connection(Protocol):
         """Break the connection (`Request.cut`)."""
 
 
-class Request:
+class BodyShare:
+    """So many bytes that count as held for a body, in the name of a holder (body_budget.py)."""
+
+    __slots__ = ("held_bytes", "holder")
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
+        self.held_bytes = 0
+
+
+class Request(BodyShare):
     """One request, whole. Header names are lower case; of a repeated one the first value counts."""
 
-    __slots__ = ("_body", "_pieces", "body_bytes", "client", "fields", "lines", "method", "path", "target", "version")
+    __slots__ = (
+        "_body", "_pieces", "body_bytes", "client", "fields", "lines", "met", "method", "path", "target", "version",
+    )  # fmt: skip
 
     def __init__(self, client: Connection) -> None:
+        super().__init__("")
         self.client = client
         self.method = ""
         self.target = ""  # path and query as the client encoded them
@@ -99,6 +129,7 @@ class Request:
         self.fields: dict[bytes, bytes] = {}
         self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value), in the client's order
         self.body_bytes = 0
+        self.met: object = None  # what the server has found out about whose request this is
         self._body = b""
         self._pieces: list[bytes | bytearray] = []
 
@@ -111,7 +142,17 @@ class Request:
 
     def bring(self, pieces: list[bytes | bytearray], body_bytes: int) -> None:
         """Give the request a body, or another one."""
-        self._pieces, self.body_bytes = pieces, body_bytes
+        self._pieces, self._body, self.body_bytes = pieces, b"", body_bytes
+
+    def hold(self) -> bool:
+        """Count the body as held by `holder`, if it does not count yet. False where there is no room for it."""
+        return self.client.hold(self)
+
+    def let_go(self) -> None:
+        """Drop the body: nobody needs it any more."""
+        self._pieces, self._body = [], b""
+        if self.held_bytes:
+            self.client.let_go(self)
 
     def header(self, name: bytes) -> str:
         """A header's value, or "". Bytes that are not UTF-8 become surrogates."""

@@ -17,8 +17,10 @@ from collections import Counter
 
 from router.http import deadlines
 from router.http.accepting import Acceptor, ConnectionSlots, bound
+from router.http.body_budget import BodyBudget
 from router.http.client_connection import NO_LINGER, ClientConnection, Handler, Refuse
 from router.http.deadlines import ClientLimits
+from router.http.intake import Admit
 from router.http.outbox import Outbox
 
 # Connections looked at, and closed, in one turn of the loop. To close one and say why takes some 50 us.
@@ -40,17 +42,22 @@ class Server:
         refuse: Refuse,
         limits: ClientLimits,
         *,
+        admit: Admit = lambda _: True,
         tls: ssl.SSLContext | None = None,
         outbox: Outbox | None = None,
     ) -> None:
         """`handler` answers a request. `refuse` answers one that cannot be read, whose method and path are empty where
-        they are not known. `tls` may be replaced, for connections to come. Without an `outbox` it has its own."""
+        they are not known. `admit` is called with a request whose body is not all there or that must wait for its turn:
+        it raises Refusal for a client that is not let in, names the holder of the body, and returns whether the body is
+        wanted. `tls` may be replaced, for connections to come. Without an `outbox` it has its own."""
         self.handler = handler
         self.refuse = refuse
+        self.admit = admit
         self.limits = limits
         self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
+        self.bodies = BodyBudget(self.loop, limits.bodies_bytes_max)
         self.clients: set[ClientConnection] = set()
         self.closing = False  # each connection ends with its next answer
         self._draining = False  # idle connections are closed, too
@@ -83,6 +90,7 @@ class Server:
         """Go by these limits from now on."""
         self.limits = limits
         self._slots.limits = limits
+        self.bodies.bytes_max = limits.bodies_bytes_max
 
     def _begin(self, listener: asyncio.Server | Acceptor) -> tuple[str, int]:
         self._listener = listener

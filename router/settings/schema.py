@@ -128,6 +128,9 @@ class ListenSettings:
     """Seconds from the first byte of a request to the end of its head."""
     body_bytes_per_s_min: Count = 1_024
     """Bytes a second at which a request's body must come, on average and after a grace of `head_timeout_s`; 0: any."""
+    body_timeout_s: Seconds = 300.0
+    """Seconds from the end of a request's head to the end of its body, however fast that comes: 32 MiB at a megabit a
+    second."""
     send_timeout_s: Seconds = 60.0
     """Seconds that a client may leave what is written to it unread; then its connection is closed. Only time in which
     it is the client that does not read counts."""
@@ -394,6 +397,12 @@ class LimitSettings:
 
     body_bytes_max: Positive = 32 << 20
     """Bytes of a request body. A million tokens with some images; more is 413."""
+    bodies_bytes_max: Positive = 1 << 30
+    """Bytes of all request bodies that are arriving, waiting, or with a replica that has not begun to answer. A tenant,
+    or without keys an address, may hold four times as much as is left free; beyond that it is not read any further.
+    Workers have a part each."""
+    bodies_wait_s: Seconds = 10.0
+    """Seconds that a body may wait for room among those; then 503."""
     held_answer_bytes_max: Count = 1 << 20
     """Bytes of an answer that does not stream held until it is whole, so that a cut one can be retried."""
     offload_bytes_min: Count = 256 << 10

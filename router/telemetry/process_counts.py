@@ -20,6 +20,8 @@ CPU_MS = "cpu_ms"  # CPU time
 SPANS_DROPPED = "spans_dropped"  # spans of traces that did not reach the collector
 UNEXPLAINED = "unexplained"  # prompts that were not compared with an earlier one, for want of time
 CONNECTIONS = "connections"  # clients' connections that are open: a level, no total
+BODIES = "bodies_bytes"  # bytes of request bodies that are held: a level
+LEVELS = (CONNECTIONS, BODIES)
 CLOSED = "closed:"  # prefix of one of deadlines.REASONS: clients' connections that we closed
 PROMPTS = "prompts:"  # prefix of an outcome: prompts on their way to token ids
 
@@ -44,6 +46,10 @@ class Totals:
         """Clients' connections: how many are open, and how many the router closed, by reason."""
         figures = self._edges()
         return figures.get(CONNECTIONS, 0), {why: figures.get(CLOSED + why, 0) for why in REASONS}
+
+    def bodies_bytes(self) -> int:
+        """Bytes of request bodies that are held."""
+        return self._edges().get(BODIES, 0)
 
     def hub_lost(self) -> int:
         """Placements that workers made without the hub."""

@@ -25,7 +25,7 @@ from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.hub.local_placer import LocalPlacer
 from router.placer import LEFT, RequestOwner, UnknownResponse
-from router.telemetry.process_counts import CONNECTIONS
+from router.telemetry.process_counts import LEVELS
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
 
@@ -177,7 +177,7 @@ class WorkerLink(asyncio.Protocol):
         self._out: list[messages.FromHub] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
-        self._connections = 0  # open connections of its clients
+        self._levels = dict.fromkeys(LEVELS, 0)  # such as open connections of its clients
         self.worker = -1
         self._does: dict[type, Callable[[Any], None]] = {
             messages.Hello: self._hello,
@@ -229,7 +229,7 @@ class WorkerLink(asyncio.Protocol):
         for ticket in self._queued.values():  # tickets go first: a lease that is given back could place one
             self._placer.admission.take_back(ticket)
         self._queued.clear()
-        self._server.counted[CONNECTIONS] -= self._connections
+        self._server.counted.subtract(self._levels)
         now_s = time.monotonic()
         for lease in self._leases.values():
             self._placer.finish(lease, LEFT, now_s)
@@ -365,7 +365,8 @@ class WorkerLink(asyncio.Protocol):
         self._hub.observe(codec.record_of(said, receipt))
 
     def _counts(self, said: messages.FigureCounts) -> None:
-        self._connections += said.counts.get(CONNECTIONS, 0)
+        for name in LEVELS:
+            self._levels[name] += said.counts.get(name, 0)
         self._server.counted.update(said.counts)
 
     def _templates(self, said: messages.TemplatesSeen) -> None:

@@ -20,7 +20,7 @@ from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
 from router.placer import LEFT, Edges, NoEdges, Page, RequestOwner, TokenView
 from router.settings.schema import Settings
-from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
+from router.telemetry.process_counts import HUB_LOST, LEVELS
 from router.telemetry.record import RequestRecord
 from router.workers import codec, messages
 from router.workers.hub_watch import BROKEN, CHECK_PAGE, SILENT, HubWatch
@@ -310,8 +310,8 @@ class RemotePlacer:
         """What the hub must hear first: what is open, and what happened without it."""
         self._hub.viewed = False
         self._news.again()
-        # Open connections are a level, which a new hub is told whole; totals are told as differences.
-        self._told = {name: total for name, total in self._told.items() if name != CONNECTIONS}
+        # A level, such as open connections, is told to a new hub whole; totals are told as differences.
+        self._told = {name: total for name, total in self._told.items() if name not in LEVELS}
         told: list[messages.FromWorker] = [
             messages.Hello(self._worker, os.getpid()),
             *map(_adopt, self._leases.values()),

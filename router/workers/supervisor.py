@@ -263,8 +263,8 @@ class _Child:
 
 
 def _share(settings: Settings) -> Settings:
-    """A worker's settings: each worker gets its part of the retry budget and of the connections."""
-    upstream, listen = settings.upstream, settings.listen
+    """A worker's settings: each worker gets its part of the retry budget, of the connections and of the bodies."""
+    upstream, listen, limits = settings.upstream, settings.listen, settings.limits
     floor_per_s = upstream.retry_floor_per_s / listen.workers
     return dataclasses.replace(
         settings,
@@ -273,6 +273,9 @@ def _share(settings: Settings) -> Settings:
             listen,
             connections_max=-(-listen.connections_max // listen.workers),
             connections_per_client_max=-(-listen.connections_per_client_max // listen.workers),
+        ),
+        limits=dataclasses.replace(
+            limits, bodies_bytes_max=max(limits.body_bytes_max, -(-limits.bodies_bytes_max // listen.workers))
         ),
     )
 

@@ -8,9 +8,12 @@ from tests.support.recorded import RECORDED
 
 LIMITS = ClientLimits(
     body_bytes_max=1 << 20,
+    bodies_bytes_max=64 << 20,
+    bodies_wait_s=10.0,
     keepalive_s=75.0,
     head_timeout_s=10.0,
     body_bytes_per_s_min=1_024,
+    body_timeout_s=300.0,
     send_timeout_s=60.0,
     connections_max=100,
     connections_per_client_max=100,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.http.client_connection import WAITING_BYTES_MAX
+from router.http.client_connection import WAITING_BYTES_MAX, WAITING_MAX
 from router.http.request import Refusal, Request
 from router.http.server import Server
 from tests.http.clients import LIMITS
@@ -293,18 +293,18 @@ async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPa
         client.ask(post(body=body) * 100, *["POST"] * 100)
         await engine.asked(1)
         (server_side,) = app.edge._server.clients
-        while not server_side._holding:
+        while not server_side._intake.waits:
             await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
         if body_bytes > 1_000:
             assert sum(each.body_bytes for each in server_side._waiting) <= WAITING_BYTES_MAX + 2 * len(body)
         else:
-            assert len(server_side._waiting) <= 100  # all came in one read
+            assert len(server_side._waiting) <= WAITING_MAX + 1  # though all came in one read
             client.ask(post(body=body) * 100, *["POST"] * 100)
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert len(server_side._waiting) <= 100
+            assert len(server_side._waiting) <= WAITING_MAX + 1
         assert len(engine.seen) == 1
         client.transport.abort()
         await client.lost.wait()

@@ -345,6 +345,8 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
         await settled(app)
     gc.collect()
     assert not wrong, wrong
+    bodies = app.edge._server.bodies
+    assert (bodies.held_bytes, bodies._of_holder, bodies._waiting) == (0, {}, {})
 
 
 async def settled(app: App) -> None:

@@ -273,17 +273,18 @@ def test_probes_ask_where_somebody_answers(rendered: dict[str, list[Document]]) 
 
 
 def test_memory_follows_the_settings(secrets: Path) -> None:
-    """What is asked for grows with the index, the remembered tokens and the processes; its limit holds a queue
-    and what replicas hold by their events."""
+    """What is asked for grows with the index, the remembered tokens and the processes; its limit holds the bodies of
+    requests, or a queue of them, and what replicas hold by their events."""
     index, tokens, queue, events = 1 << 30, 64 << 20, 100 << 20, 300 << 20
     sizes = f"config.routing.index_bytes_max={index},config.tokens.cache_bytes_max={tokens}"
     more = f"{sizes},config.admission.queue_bytes_max={queue},config.listen.workers=2"
     more += f",config.events.index_bytes_max={events}"
-    spec = only(template("--values", example("vllm"), "--set", more), "Deployment")["spec"]["template"]["spec"]
-    resources = spec["containers"][0]["resources"]
-
-    assert resources["requests"] == {"cpu": "1500m", "memory": f"{128 + 3 * 64 + 1280 + 64}Mi"}
-    assert resources["limits"] == {"memory": f"{128 + 3 * 64 + 1280 + 64 + 150 + 300}Mi"}
+    for bodies, held in ((100 << 20, 150), (200 << 20, 200)):
+        flags = f"{more},config.limits.bodies_bytes_max={bodies}"
+        spec = only(template("--values", example("vllm"), "--set", flags), "Deployment")["spec"]["template"]["spec"]
+        resources = spec["containers"][0]["resources"]
+        assert resources["requests"] == {"cpu": "1500m", "memory": f"{128 + 3 * 64 + 1280 + 64}Mi"}
+        assert resources["limits"] == {"memory": f"{128 + 3 * 64 + 1280 + 64 + held + 300}Mi"}
 
 
 # helm test, and what is said after an installation

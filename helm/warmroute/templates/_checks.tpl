@@ -150,7 +150,7 @@
 {{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
-{{- $lower := dict "memory" "lower config.routing.index_bytes_max and config.admission.queue_bytes_max, or raise the limit" "cpu" "give resources.requests.cpu too" -}}
+{{- $lower := dict "memory" "lower config.routing.index_bytes_max and config.limits.bodies_bytes_max, or raise the limit" "cpu" "give resources.requests.cpu too" -}}
 {{- $resources := include "warmroute.resources" . | fromJson -}}
 {{- range $name, $limit := dig "limits" dict $resources -}}
   {{- $asked := dig "requests" $name "" $resources -}}

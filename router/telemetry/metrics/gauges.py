@@ -69,6 +69,8 @@ class Gauges(Collector):
         yield counter("panic_placements", text, self._router.panics)
         count, closed = totals.connections()
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
+        text = "Bytes of request bodies that are arriving, waiting, or with a replica that has not begun to answer."
+        yield gauge("bodies_bytes", text, (), [((), totals.bodies_bytes())])
         text = "Client connections closed by the router, by the limit that was exceeded."
         yield counters("connections_closed", text, "reason", closed.items())
         text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."

@@ -1,0 +1,262 @@
+"""What a connection reads, and when it does not: how a read is parsed, and how a body gets its room.
+
+A read is parsed at once where at most one request can end within it, as nearly all do. Any other is parsed in pieces,
+so that no more requests are parsed than may wait for their turn; what is left of the read is kept as it came.
+
+A connection is not read while too many requests were sent ahead, while there is no room for the body that comes
+(body_budget.py), and for the rest of a turn of the loop that has parsed enough chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from router.http.body_budget import BodyBudget, no_room
+from router.http.deadlines import ClientLimits
+from router.http.receiver import BODY, Receiver
+from router.http.request import BodyShare, Connection, Refusal, Request
+
+# A piece ends with the next head, or after so many bytes. In one turn of the loop so many bytes of chunks are parsed: a
+# chunk of one byte costs 0.3 us.
+PIECE_BYTES_MAX = TURN_BYTES_MAX = 16 << 10
+GROWS_BYTES = 256 << 10  # a body whose length is not known counts as held in steps of so many bytes
+_HEAD_END = b"\r\n\r\n"
+
+Admit = Callable[[Request], bool]
+
+
+class Gate(Protocol):
+    """What is asked before anything is kept of a body."""
+
+    admit: Admit
+    bodies: BodyBudget
+    limits: ClientLimits
+    loop: asyncio.AbstractEventLoop
+
+
+class Reads(Protocol):
+    """The connection that is read."""
+
+    def permit(self) -> None:
+        """Tell the client to send its body."""
+
+    def refuse(self, error: Refusal) -> None:
+        """Refuse what is being read."""
+
+
+class Intake:
+    """The reading of one connection."""
+
+    __slots__ = (
+        "_ahead", "_expects", "_gate", "_reads", "_rest", "_rest_at", "_rest_held", "_room_bytes", "_room_since_s",
+        "_roomless", "_transport", "_yields", "holder", "receiver",
+    )  # fmt: skip
+
+    def __init__(self, client: Connection, reads: Reads, gate: Gate) -> None:
+        """`client` and `reads` are the same connection: as requests know it, and as it is read."""
+        self.receiver = Receiver(client, gate.limits.body_bytes_max)
+        self._gate = gate
+        self._reads: Reads | None = reads
+        self._transport: asyncio.Transport | None = None
+        self.holder = ""  # in whose name bodies are held that have no holder of their own
+        self._ahead = False  # too many requests were sent ahead
+        self._yields = False  # enough was parsed in this turn of the loop
+        self._roomless: Request | None = None  # the request for whose body there is no room
+        self._room_bytes = 0  # bytes for which it needs room, in all
+        self._room_since_s = 0.0
+        self._expects = False  # its client waits for permission to send it
+        self._rest = b""  # what was read and is not parsed yet, from `_rest_at` on
+        self._rest_at = 0
+        self._rest_held = BodyShare("")
+
+    def open(self, transport: asyncio.Transport, address: str) -> None:
+        """Read from this transport."""
+        self._transport, self.holder = transport, address
+
+    def close(self) -> None:
+        """Read no more. The connection refers to this object as it does to the connection."""
+        self.drop()
+        self.receiver.close()
+        self._transport = self._reads = None
+
+    def drop(self) -> None:
+        """Forget what was read and is not answered: the body that comes, and what is behind it."""
+        if self._roomless is not None:
+            self._gate.bodies.go(self._roomless)
+        self.receiver.let_go()
+        self._drop_rest()
+        self._roomless, self._ahead = None, False
+
+    def discard(self) -> None:
+        """`drop`, and read whatever still comes: unread, it would reset the connection in the end."""
+        self.drop()
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    # -- bytes ---------------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Parse what was read. Raises Refusal."""
+        receiver = self.receiver
+        if self._rest:  # a transport may still bring what it had when it was told to pause
+            self._rest, self._rest_at = self._rest[self._rest_at :] + data, 0
+        elif receiver.left_bytes >= len(data) or (receiver.stage != BODY and _one_request(data)):
+            receiver.feed(data)
+        else:
+            self._feed(data, 0)
+
+    def _feed(self, data: bytes, at: int) -> None:
+        """Parse in pieces, from `at` on; at most one request ends within a piece. Raises Refusal."""
+        receiver, turn_ends_at = self.receiver, at + TURN_BYTES_MAX
+        while at < len(data) and self._reads is not None:
+            left_bytes = receiver.left_bytes
+            if left_bytes < 0 and receiver.stage == BODY and at >= turn_ends_at and not self._yields:
+                self._yields = True
+                self._gate.loop.call_soon(self._next_turn)
+            if self._yields or self.waits:
+                self._keep_rest(data, at)
+                return
+            end = at + left_bytes
+            if left_bytes <= 0:
+                found = data.find(_HEAD_END, at, at + PIECE_BYTES_MAX)
+                end = found + len(_HEAD_END) if found >= 0 else at + PIECE_BYTES_MAX
+            receiver.feed(data[at:end])
+            at = end
+
+    def _keep_rest(self, data: bytes, at: int) -> None:
+        """Keep the rest of a read, and read no more. Raises Refusal where there is no room for it either."""
+        self._rest, self._rest_at = data, at
+        self._pause()
+        if not self._rest_held.held_bytes:
+            self._rest_held.holder = self.holder
+            self._gate.bodies.owe(self._rest_held, len(data))
+            if self._gate.bodies.overdrawn:
+                raise no_room()
+
+    def _drop_rest(self) -> None:
+        self._rest = b""
+        if self._rest_held.held_bytes:
+            self._gate.bodies.give_back(self._rest_held)
+
+    # -- when it is read -----------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether the connection is not read, for longer than a turn of the loop."""
+        return self._ahead or self._roomless is not None
+
+    def wait(self) -> None:
+        """Read no more until `go_on`: too many requests were sent ahead."""
+        self._ahead = True
+        self._pause()
+
+    def go_on(self) -> None:
+        """Requests that were sent ahead were answered."""
+        if self._ahead:
+            self._ahead = False
+            self._read_on()
+
+    def _pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def _next_turn(self) -> None:
+        self._yields = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless something speaks against it: first what was kept of the last read."""
+        if self._yields or self.waits or self._transport is None or self._reads is None:
+            return
+        if self._rest:
+            data, self._rest = self._rest, b""
+            try:
+                self._feed(data, self._rest_at)
+            except Refusal as error:
+                self._reads.refuse(error)
+                return
+            if self._rest:
+                return
+            self._drop_rest()
+        if not self._yields and not self.waits and self._transport is not None:
+            self._transport.resume_reading()
+
+    # -- room for bodies -----------------------------------------------------------------------------------------
+
+    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+        """Let the client in, and make room for the body, before any more of it is read; `Connection.headed`. A client
+        that waits for permission gets it then, and has sent nothing before."""
+        if not self._gate.admit(request):
+            if expects and self._reads is not None:
+                self._reads.permit()
+            return False
+        request.holder = request.holder or self.holder
+        self._expects = expects
+        self._make_room(request, length if length >= 0 else self.receiver.reading_bytes + GROWS_BYTES)
+        return True
+
+    def grows(self, request: Request, body_bytes: int) -> None:
+        """Make more room for a body whose length is not known; `Connection.grows`."""
+        if body_bytes > request.held_bytes:
+            self._make_room(request, body_bytes + GROWS_BYTES)
+
+    def _make_room(self, request: Request, body_bytes: int) -> None:
+        """Raises Refusal where what has come is too much already."""
+        bodies = self._gate.bodies
+        if bodies.take(request, body_bytes):
+            self._roomy()
+            return
+        bodies.owe(request, self.receiver.reading_bytes)
+        if bodies.overdrawn:
+            raise no_room()
+        self._roomless, self._room_bytes, self._room_since_s = request, body_bytes, self._gate.loop.time()
+        bodies.wait(request, self._ask_again)
+        self._pause()
+
+    def _ask_again(self) -> None:
+        """There may be room by now."""
+        request, bodies = self._roomless, self._gate.bodies
+        if request is not None and bodies.take(request, max(self._room_bytes, request.held_bytes)):
+            bodies.go(request)
+            self._roomless = None
+            self._roomy()
+            self._read_on()
+
+    def _roomy(self) -> None:
+        if self._expects and self._reads is not None:
+            self._expects = False
+            self._reads.permit()
+
+    def stands(self, request: Request) -> None:
+        """A request waits for its turn: its client is let in, and its body counts. Raises Refusal."""
+        if not self._gate.admit(request):
+            request.bring([], 0)
+        elif request.body_bytes:
+            request.holder = request.holder or self.holder
+            self._gate.bodies.owe(request, request.body_bytes)
+            if self._gate.bodies.overdrawn:
+                raise no_room()
+
+    def hold(self, request: Request) -> bool:
+        """Count the body of a request that is whole; `Connection.hold`."""
+        if self._transport is None:
+            return True  # the client is gone, and so is the request
+        request.holder = request.holder or self.holder
+        return self._gate.bodies.take(request, request.body_bytes)
+
+    def let_go(self, request: Request) -> None:
+        """Count a request's body no longer; `Connection.let_go`."""
+        self._gate.bodies.give_back(request)
+
+    def roomless_for_s(self, now_s: float) -> float:
+        """Seconds for which a body has waited for room; negative where none does."""
+        return now_s - self._room_since_s if self._roomless is not None else -1.0
+
+
+def _one_request(data: bytes) -> bool:
+    """Whether at most one request can end within these bytes: behind the end of a head no other line ends. Of JSON that
+    is one look through its body."""
+    end = data.find(_HEAD_END)
+    return end < 0 or data.find(b"\r", end + len(_HEAD_END)) < 0
