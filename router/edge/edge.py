@@ -272,6 +272,9 @@ def _reading_rules(settings: Settings) -> ReadingRules:
     return ReadingRules(
         offload_bytes_min=settings.limits.offload_bytes_min,
         json_depth_max=settings.limits.json_depth_max,
+        json_parts_max=settings.limits.json_parts_max,
+        reading_bytes_max=settings.limits.reading_bytes_max,
+        reading_wait_s=settings.limits.reading_wait_s,
         ask_usage=settings.api.ask_usage,
         repairs=observatory.repairs,
         append_only=observatory.append_only,

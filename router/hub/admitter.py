@@ -103,6 +103,16 @@ class Admitter:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
+    def charge(self, tenant: str, priority: Priority) -> bool:
+        """Take one request from the tenant's rate, whatever it asks for: its body was not read yet. True: it was
+        taken, and `ask` must not take it again. Raises Shed."""
+        try:
+            self._quotas.take(tenant, 0, self._clock())
+        except Shed as shed:
+            self._shed(shed.code, priority, "")
+            raise
+        return True
+
     def ask(self, wanted: Wanted, exclude: frozenset[str], answered: Answered) -> Lease | Ticket:
         """Place a request now, or give it a ticket: then `answered` is called once, with a lease or with what would
         have been raised, unless the ticket is taken back. With exclusions it is a retry. Raises NoReplica, Shed, and
@@ -299,7 +309,7 @@ class Admitter:
         tokens = max(1, self._prompt_tokens(wanted))
         if not retry:
             try:
-                self._quotas.take(wanted.tenant, tokens, now_s)
+                self._quotas.take(wanted.tenant, tokens, now_s, counted=wanted.charged)
             except Shed as shed:
                 self._tell_shed(shed.code, wanted)
                 raise

@@ -404,6 +404,14 @@ class LimitSettings:
     """Last decisions kept for `/admin/decisions`."""
     json_depth_max: Positive = 256
     """Objects and arrays within one another in a request body; deeper is 400."""
+    json_parts_max: Positive = 65_536
+    """Objects and arrays in a request body (messages, their parts, tools, and what is in them); more is 400. Each takes
+    up to 850 bytes while it is read, whatever it takes in the body."""
+    reading_bytes_max: Positive = 128 << 20
+    """Bytes of long bodies that wait to be parsed, which one thread does; beyond it one is turned away (429), of the
+    tenant that has most of them waiting."""
+    reading_wait_s: Seconds = 10.0
+    """Seconds that a long body may wait to be parsed; then its request is turned away (429)."""
 
 
 @dataclass(frozen=True, slots=True)

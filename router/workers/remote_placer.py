@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from router.core.facts.misses import Template
 from router.core.facts.placements import Outcome, Receipt
+from router.core.facts.requests import Priority
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
 from router.placer import LEFT, Edges, NoEdges, Page, RequestOwner, TokenView
@@ -130,6 +131,10 @@ class RemotePlacer:
     def token_view(self, model: str) -> TokenView | None:
         """The hub's last word on token ids of the model; None without the hub, where they are of no use."""
         return self._view.token_view(model) if self._hub.places else None
+
+    def charge(self, tenant: str, priority: Priority) -> bool:
+        """Leave it to the hub."""
+        return False
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and

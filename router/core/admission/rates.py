@@ -60,12 +60,14 @@ class Quotas:
         rates = self._tenants.get(tenant)
         return rates is not None and bool(rates.requests_per_min or rates.tokens_per_min)
 
-    def take(self, tenant: str, tokens: int, now_s: float) -> None:
-        """One request came, with a prompt of so many tokens. Raises Shed, and then nothing was taken."""
+    def take(self, tenant: str, tokens: int, now_s: float, *, counted: bool = False) -> None:
+        """One request came, with a prompt of so many tokens. `counted`: it was taken from the bucket of requests
+        before, when its prompt was not known. Raises Shed, and then nothing was taken."""
         rates = self._tenants.get(tenant)
         if rates is None:
             return
-        requests_per_min, tokens_per_min = rates.requests_per_min, rates.tokens_per_min
+        requests_per_min = None if counted else rates.requests_per_min
+        tokens_per_min = rates.tokens_per_min
         wait_s, what = 0.0, "requests"
         if requests_per_min:
             asked = self._bucket(tenant, False, requests_per_min, now_s)
