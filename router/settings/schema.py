@@ -121,7 +121,8 @@ class ListenSettings:
     tls_client_ca: str = ""
     """PEM file of authorities; clients must then show a certificate of theirs."""
     connections_max: Positive = 16_384
-    """Client connections open at once; whoever comes then is closed again."""
+    """Client connections open at once; whoever comes then is closed again. Fewer where the process may not open enough
+    files, which is said at the start."""
     connections_per_client_max: Positive = 4_096
     """Of these, from one address. High, since a load balancer is one address."""
     head_timeout_s: Seconds = 10.0
