@@ -135,7 +135,8 @@ def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401
 Look = tuple[str, int, int, int]
 
 
-def _files(settings: Settings) -> tuple[str, ...]:
+def files_of(settings: Settings) -> tuple[str, ...]:
+    """Paths of the files that these settings name and that may change while the router runs."""
     return tuple(filter(None, (str(_get(settings, key)) for key in FILES)))
 
 
@@ -204,13 +205,13 @@ class Reloader:
     async def _look_at_files(self) -> None:
         """Ask for a reload when files have changed. Threads look at them: a file's volume may hang."""
         loop = asyncio.get_running_loop()
-        changes = FileChanges(await loop.run_in_executor(None, _looks_of, _files(self.settings)))
+        changes = FileChanges(await loop.run_in_executor(None, _looks_of, files_of(self.settings)))
         while True:
             interval_s = self.settings.listen.files_interval_s
             await asyncio.sleep(interval_s or OFF_S)
             if not interval_s:
                 continue
-            now = await loop.run_in_executor(None, _looks_of, _files(self.settings))
+            now = await loop.run_in_executor(None, _looks_of, files_of(self.settings))
             if changes.settled(now):
                 log.info(
                     "files that settings name have changed",
