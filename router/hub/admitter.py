@@ -18,7 +18,7 @@ from typing import cast
 
 from router.core.admission.holding import Holding
 from router.core.admission.queue import Pool, Ticket
-from router.core.admission.rates import Quotas, Rates
+from router.core.admission.rates import Quotas, RateLevels, Rates
 from router.core.admission.returning import Returning
 from router.core.admission.windows import Admission, AdmissionLimits
 from router.core.facts.placements import Ending, HeldBack, Outcome, Shed
@@ -79,6 +79,19 @@ class Admitter:
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
         """Take the rates of all tenants by name, in place of the earlier rates."""
         self._quotas.configure(tenants)
+
+    def rate_levels(self, *, changed: bool) -> dict[str, RateLevels]:
+        """What is left of the rates of tenants that spent any; with `changed`, of those that have since the last such
+        question."""
+        return self._quotas.levels(self._clock(), changed=changed)
+
+    def spent_elsewhere(self, tenant: str, requests: float, tokens: float) -> None:
+        """A worker has placed so much of a tenant's without asking."""
+        self._quotas.debit(tenant, requests, tokens, self._clock())
+
+    def turned_away(self, code: str, priority: Priority) -> None:
+        """A worker has turned a request away, whose model was not read."""
+        self._shed(code, priority, "")
 
     def held_back(self) -> int:
         """How many of the waiting requests are held back."""

@@ -185,7 +185,8 @@ async def _worker(spec: Spec, number: int) -> None:
                 await placer.viewed.wait()
         async with Edge(settings, placer, listening=socket.socket(fileno=spec.main_fd)) as edge:
             placer.serve(edge)
-            orders.follow(partial(_do, edge))
+            placer.set_tenants(edge.keys.tenants if edge.keys is not None else {})
+            orders.follow(partial(_do, edge, placer))
             _ready()
             await orders.stop.wait()
 
@@ -195,8 +196,9 @@ def _figures() -> dict[str, int]:
     return {LINES_DROPPED: logs.dropped(), CPU_MS: int(time.process_time()) * 1_000}
 
 
-def _do(edge: Edge, order: Order) -> None:
+def _do(edge: Edge, placer: RemotePlacer, order: Order) -> None:
     if isinstance(order, LameDuck):
         edge.lame_duck()
     elif isinstance(order, Reload):
         _reload(edge.reload, order)
+        placer.set_tenants(edge.keys.tenants if edge.keys is not None else {})
