@@ -103,11 +103,18 @@ def chat(text: str = "x", **more: Any) -> bytes:  # noqa: ANN401 - any JSON
     return json.dumps(answers.APIS["chat"].request(text, stream=False) | more).encode()
 
 
-def tools(number: int, *, properties: int) -> list[dict[str, Any]]:
-    """So many tools, with schemas of so many properties."""
+def repeated(field: str, item: dict[str, Any], number: int) -> bytes:
+    """A request in which one item fills a field so many times; made in a moment, whatever the number."""
+    asked = answers.APIS["chat"].request("x", stream=False)
+    asked.pop(field, None)
+    items = b",".join([json.dumps(item).encode()] * number)
+    return json.dumps(asked)[:-1].encode() + b', "%b": [%b]}' % (field.encode(), items)
+
+
+def tool(properties: int) -> dict[str, Any]:
+    """A tool whose schema has so many properties."""
     schema = {f"p{i}": {"type": "string", "description": "what it is for"} for i in range(properties)}
-    parameters = {"type": "object", "properties": schema}
-    return [{"type": "function", "function": {"name": f"t{i}", "parameters": parameters}} for i in range(number)]
+    return {"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": schema}}}
 
 
 async def by_bytes(hostile: Hostile) -> None:
@@ -118,8 +125,7 @@ async def by_bytes(hostile: Hostile) -> None:
 async def by_parts(hostile: Hostile) -> None:
     """Bodies of many small messages: as many as are decoded, and more."""
     message = {"role": "user", "content": "x"}
-    few, many = ([message] * number for number in (PARTS_FEW, PARTS_MANY))
-    await hostile.lanes(chat(messages=few), chat(messages=many))
+    await hostile.lanes(*(repeated("messages", message, number) for number in (PARTS_FEW, PARTS_MANY)))
 
 
 async def by_connections(hostile: Hostile) -> None:
@@ -146,12 +152,12 @@ async def by_models(hostile: Hostile) -> None:
 
 async def by_tools(hostile: Hostile) -> None:
     """Many tools with large schemas."""
-    await hostile.lanes(chat(tools=tools(TOOLS, properties=15)))
+    await hostile.lanes(repeated("tools", tool(15), TOOLS))
 
 
 async def by_spent_rate(hostile: Hostile) -> None:
     """Bodies of tiny tools from a tenant whose rate is used up, which would take a second each to parse."""
-    await hostile.lanes(chat(tools=tools(300_000, properties=0)), lanes=2 * LANES)
+    await hostile.lanes(repeated("tools", {"type": "function", "function": {"name": "t"}}, 300_000), lanes=2 * LANES)
 
 
 WAYS: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {
