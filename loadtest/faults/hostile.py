@@ -28,7 +28,7 @@ BODY_BYTES = 8 << 20
 PARTS_FEW, PARTS_MANY = 20_000, 500_000  # of a body that is decoded, and of one that has too many parts for that
 CONNECTIONS, SLOW_BODIES, SLOW_BYTES = 300, 200, 2_048
 NEW_PER_S = 50.0  # sessions, and names of models, that are made up in a second
-TOOLS = 1_000
+TOOLS, TINY_TOOLS = 1_000, 300_000
 TIMEOUT_S = 30.0
 
 
@@ -57,25 +57,27 @@ class Hostile:
             self.statuses[0] += 1
 
     async def lanes(self, *bodies: bytes, lanes: int = LANES) -> None:
-        """Send these bodies in turn, so many at a time, to the end."""
+        """Send these bodies in turn, so many at a time, to the end and once at least."""
 
         async def lane() -> None:
-            while not self.over:
+            while True:
                 for body in bodies:
                     await self.post(body)
+                if self.over:
+                    return
 
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
     async def at_rate(self, per_s: float, make: Callable[[int], Awaitable[None]]) -> None:
-        """Begin so many requests a second, to the end."""
+        """Begin so many requests a second, to the end and one at least."""
         tasks = set[asyncio.Future[None]]()
         for number in count():
-            if self.over:
-                break
             task = asyncio.ensure_future(make(number))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             await asyncio.sleep(1.0 / per_s)
+            if self.over:
+                break
         await asyncio.gather(*tasks)
 
     async def hold(self, connections: int, first: bytes, drip: bytes) -> None:
@@ -157,7 +159,7 @@ async def by_tools(hostile: Hostile) -> None:
 
 async def by_spent_rate(hostile: Hostile) -> None:
     """Bodies of tiny tools from a tenant whose rate is used up, which would take a second each to parse."""
-    await hostile.lanes(repeated("tools", {"type": "function", "function": {"name": "t"}}, 300_000), lanes=2 * LANES)
+    await hostile.lanes(repeated("tools", {"type": "function", "function": {"name": "t"}}, TINY_TOOLS), lanes=2 * LANES)
 
 
 WAYS: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {

@@ -30,14 +30,15 @@ EXPECTED: dict[str, set[int]] = {
 @pytest.mark.parametrize("way", hostile.WAYS)
 async def test_each_way_is_what_it_says(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests are answered as such requests are, others' too, and it ends by itself."""
-    monkeypatch.setattr(hostile, "CONNECTIONS", 20)
-    monkeypatch.setattr(hostile, "SLOW_BODIES", 10)
+    small = {"CONNECTIONS": 20, "SLOW_BODIES": 10, "BODY_BYTES": 1 << 20, "PARTS_FEW": 1_000, "PARTS_MANY": 70_000}
+    for name, value in (small | {"TINY_TOOLS": 20_000}).items():
+        monkeypatch.setattr(hostile, name, value)
     rate: dict[str, Any] = {"requests_per_min": 1} if way == "a used-up rate" else {}
     ring = Keyring(tmp_path, bad=rate, good={})
     async with FakeEngine(models=("fault-model",)) as engine, running(engine, **ring.settings) as app:
         port = int(app.url.rsplit(":", 1)[1])
         if rate:
-            await hostile.run("sessions", port, ring.keys["bad"], 0.2)
+            assert 200 in await hostile.run("sessions", port, ring.keys["bad"], 0.2)
         became = await hostile.run(way, port, ring.keys["bad"], 0.5)
         assert set(became) == EXPECTED[way]
         assert set(await hostile.run("sessions", port, ring.keys["good"], 0.1)) == {200}
