@@ -17,6 +17,7 @@ import msgspec
 
 from router.core.facts.misses import Template
 from router.core.facts.placements import Ending, Outcome, Receipt
+from router.core.facts.requests import Priority
 from router.core.placement.wanted import Wanted
 from router.telemetry.record import RequestRecord
 
@@ -87,6 +88,10 @@ class Placer(Protocol):
 
     def token_view(self, model: str) -> TokenView | None:
         """How to make token ids of the model's prompts; None where they would tell nothing."""
+
+    def charge(self, tenant: str, priority: Priority) -> bool:
+        """Take one request of a tenant that has a rate, before its body is read. Returns whether it was taken; if not,
+        it is taken when it is placed. Raises Shed when the rate is used up."""
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Placed:
         """A lease on a replica that is not excluded; with exclusions the request is a retry. Raises NoReplica, Shed if

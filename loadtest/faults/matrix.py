@@ -10,6 +10,7 @@ from loadtest.faults.rows import abuse, bodies, early, health, leaving, overload
 from loadtest.faults.rows.drain import terminated
 from loadtest.faults.rows.endings import endings
 from loadtest.faults.rows.memory import index_memory
+from loadtest.faults.rows.tenants import HOSTILE, oracle
 
 Rows = Callable[[Bench], Awaitable[list[Row]]]
 
@@ -29,5 +30,5 @@ GOALS: dict[int, tuple[Rows, ...]] = {
     19: (overload.long_prompts,),
     20: (abuse.admin_closed,),
     23: (abuse.slow_clients, abuse.bombs, bodies.bodies),
-    27: (overload.neighbours,),
+    27: (overload.neighbours, *HOSTILE, oracle),
 }

@@ -18,6 +18,7 @@ from router.commands.loading import load
 from router.commands.parsing import CommandParser
 from router.core.facts.requests import Priority
 from router.core.placement.policies import POLICIES
+from router.settings.descriptors import raise_limit
 from router.settings.keys import KeysError, entry_of, make_key
 from router.settings.schema import Settings, SettingsError, field_keys
 from router.telemetry import logs
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.commands.explain.asking import main as explain
 
         return explain(options.id, options.url, options.token_file)
+    raise_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored as long as there are no settings to read again
 
     def read() -> Settings:

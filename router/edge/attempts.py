@@ -38,6 +38,7 @@ from router.http.failures import (
     ConnectFailed,
     EngineShed,
     Failure,
+    NoDescriptor,
     NotStream,
     ReplicaLeft,
     Stale,
@@ -224,6 +225,9 @@ class Attempts:
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
         """Count a failed attempt; let a replica rest that asked for it; act on proof that one is dead."""
         tried.note(lease.replica, failure)
+        if isinstance(failure, NoDescriptor):
+            self._placer.failed("", failure.kind)  # counted, and no replica's failure
+            return
         self._placer.failed(lease.replica, failure.kind)
         if isinstance(failure, EngineShed):
             self._placer.rest(lease.replica, failure.retry_after_s)
@@ -250,6 +254,9 @@ class Attempts:
         if tried.shed_until_s is not None:
             message = "The replicas take no more requests for now."
             return Refusal(429, "overloaded", message, retry_after_s=tried.shed_until_s - self._clock())
+        if isinstance(failure, NoDescriptor):
+            message = "The router has no file descriptor left to connect with; try again later."
+            return Refusal(503, "out_of_descriptors", message)
         if isinstance(failure, ConnectFailed) and not self._placer.others_ready(tried.replicas):
             return none_ready(self._placer.standing())
         cause = f"{failure.kind} at {replica}, {failure}"

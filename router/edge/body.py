@@ -26,7 +26,7 @@ from router.core.facts.requests import Ask
 from router.core.observatory.memory.templates import TOOLS
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of
-from router.core.prompts.bodies import nests_deeper
+from router.core.prompts.bodies import has_more_parts, nests_deeper
 from router.core.prompts.identity import with_fewer_tools
 from router.edge.question import RESPONSES
 from router.http.request import Refusal, Request
@@ -51,6 +51,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     append_only: str
     keep: bool  # the decoded body must be kept: the template's input is made of it
     depth_max: int
+    parts_max: int
     salt: Callable[[bytes], bytes] | None  # makes an isolated tenant's cache salt from the caller's salt
     placer: Placer
     seen: Seen
@@ -87,7 +88,7 @@ def parse(request: Request, how: Reading) -> Parsed:
         return Parsed(_parse_other(request, how), None)
     body = request.body
     how.rest(request.body_bytes)
-    _check_depth(body, how.depth_max)
+    _check_shape(body, how)
     how.seen.apart(salt(b"") if salt is not None else b"")
     ask = dialect.parse(request.path, body, keep=how.keep, seen=how.seen)
     if salt is not None:
@@ -147,10 +148,16 @@ def not_allowed() -> Refusal:
     return Refusal(403, "model_not_allowed", "This API key is not for that model.", "model")
 
 
-def _check_depth(body: bytes, depth_max: int) -> None:
-    """Raises BadBody for JSON so deep that it could end an engine's process, also in fields that are only passed on."""
-    if nests_deeper(body, depth_max):
-        raise BadBody("invalid_json", f"The request body has more than {depth_max} levels of JSON within one another.")
+def _check_shape(body: bytes, how: Reading) -> None:
+    """Raises BadBody for JSON of so many parts that decoding it would take many times its size in memory, and hold the
+    event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on.
+    Parts come first: to measure the depth of millions of brackets takes seconds."""
+    if has_more_parts(body, how.parts_max):
+        said = f"The request body has more than {how.parts_max} objects and arrays (limits.json_parts_max)"
+        raise BadBody("too_many_parts", f"{said}; send fewer messages, parts or tools.")
+    if nests_deeper(body, how.depth_max):
+        said = f"The request body has more than {how.depth_max} levels of JSON within one another."
+        raise BadBody("invalid_json", said)
 
 
 def _parse_other(request: Request, how: Reading) -> Ask:
@@ -163,7 +170,7 @@ def _parse_other(request: Request, how: Reading) -> Ask:
         return Ask(found[1].decode(errors="replace") if found else None)
     if not request.body:
         return Ask(None)
-    _check_depth(request.body, how.depth_max)
+    _check_shape(request.body, how)
     ask = OPENAI.parse(request.path, request.body, keep=False)
     ask.prompt = None
     return ask

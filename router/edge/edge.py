@@ -28,6 +28,7 @@ from router.http.upstream import EngineLimits, Upstream
 from router.loop import closed_on_error, in_background
 from router.placer import Placer
 from router.settings import secrets, tls
+from router.settings.descriptors import connections_within, say_connections
 from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.schema import Settings
 from router.telemetry import logs
@@ -222,10 +223,12 @@ class Edge:
 
     async def _listen(self) -> None:
         s = self._settings
+        limits = _client_limits(s)
+        say_connections(s.listen.connections_max, limits.connections_max)
         self._server = Server(
             self._routes.handle,
             self._routes.refuse,
-            _client_limits(s),
+            limits,
             admit=self._routes.admit,
             tls=tls.for_listener(s.listen),
             outbox=self._outbox,
@@ -274,6 +277,9 @@ def _reading_rules(settings: Settings) -> ReadingRules:
     return ReadingRules(
         offload_bytes_min=settings.limits.offload_bytes_min,
         json_depth_max=settings.limits.json_depth_max,
+        json_parts_max=settings.limits.json_parts_max,
+        reading_bytes_max=settings.limits.reading_bytes_max,
+        reading_wait_s=settings.limits.reading_wait_s,
         ask_usage=settings.api.ask_usage,
         repairs=observatory.repairs,
         append_only=observatory.append_only,
@@ -293,6 +299,6 @@ def _client_limits(settings: Settings) -> ClientLimits:
         body_bytes_per_s_min=listen.body_bytes_per_s_min,
         body_timeout_s=listen.body_timeout_s,
         send_timeout_s=listen.send_timeout_s,
-        connections_max=listen.connections_max,
+        connections_max=connections_within(listen.connections_max, len(settings.replicas)),
         connections_per_client_max=listen.connections_per_client_max,
     )

@@ -1,21 +1,26 @@
 """What a client asks: a request is parsed, and its prompt hashed, before anything is decided.
 
 Long bodies are parsed and hashed in one thread beside the event loop. Several threads would fight each other, and the
-loop, for the interpreter. The router passes on what it cannot read; it refuses only what no engine could take (not
-JSON, or compressed) and what no replica serves.
+loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none: its request is
+charged before its body is read. The router passes on what it cannot read; it refuses only what no engine could take
+(not JSON, or compressed), what has more parts than may be decoded, and what no replica serves.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
+
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
 from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
+from router.core.facts.placements import Shed
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.observatory.memory.suspect import Suspect
@@ -29,6 +34,7 @@ from router.edge.answering import HISTORY_CHANGED, none_ready
 from router.edge.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.edge.observer import Observer
 from router.edge.question import STORED, Question
+from router.edge.turns import ReadingTurns
 from router.http.request import HOP_HEADERS, Refusal, Request
 from router.placer import Placer
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
@@ -55,11 +61,26 @@ class ReadingRules:
 
     offload_bytes_min: int
     json_depth_max: int = 256
+    json_parts_max: int = 65_536
+    reading_bytes_max: int = 128 << 20
+    reading_wait_s: float = 10.0
     ask_usage: bool | str = "auto"
     repairs: tuple[str, ...] = ()
     append_only: str = OFF
     step_header: str = ""
     step_field: str = ""
+
+
+class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
+    """What was read of a body, and the body that goes on."""
+
+    ask: Ask
+    chain: Chain | None
+    model: str | None
+    sighting: Sighting | None
+    warning: str
+    body: bytes
+    repairs: tuple[str, ...]
 
 
 class Reader:
@@ -81,6 +102,7 @@ class Reader:
         self._observer = observer
         self._secret = secret.encode()
         self._parse_thread = ThreadPoolExecutor(1, "parse")
+        self.turns = ReadingTurns(clock=time.monotonic)
         self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
@@ -90,6 +112,7 @@ class Reader:
         """Use these rules for the requests that follow."""
         self._rules = rules
         self._repairs_wanted, self._step_header = in_order(rules.repairs), rules.step_header.lower().encode()
+        self.turns.bytes_max, self.turns.wait_s = rules.reading_bytes_max, rules.reading_wait_s
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
         """Pass clients' own credentials on to replicas, or do not. An `api_key` is sent in place of a client's."""
@@ -103,7 +126,31 @@ class Reader:
 
     async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
         """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
-        tenant, how = caller.tenant, self._reading(request, caller)
+        how = self._reading(request, caller)
+        charged = self._charge(caller)
+        if how.thread is None:
+            read = await self._read(request, how)
+        else:
+            await self.turns.take(caller.name, caller.priority, request.body_bytes)
+            try:
+                read = await self._read(request, how)
+            finally:
+                self.turns.give_back()
+        return await self._asked(request, request_id, caller, how, read, charged=charged)
+
+    def _charge(self, caller: Caller) -> bool:
+        """Whether the request was taken from its tenant's rate, before its body is read. Raises Refusal."""
+        tenant = caller.tenant
+        if tenant is None or not (tenant.requests_per_min or tenant.tokens_per_min):
+            return False
+        try:
+            return self._placer.charge(caller.name, caller.priority)
+        except Shed as shed:
+            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
+
+    async def _read(self, request: Request, how: Reading) -> _Read:
+        """All that is read of a body, in the thread of long ones or here. Raises Refusal."""
+        tenant = how.tenant
         repairs: tuple[str, ...] = ()
         try:
             parsed = await how.run(parse, request, how)
@@ -126,19 +173,26 @@ class Reader:
         warning = _warning(sighting, how)
         if ask.prompt is not None:
             ask.prompt.let_go()
-        body, tokens = request.body, None
+        body = request.body
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
             body = await how.run(owned, request, ask, tenant)
+        return _Read(ask, chain, model, sighting, warning, body, repairs)
+
+    async def _asked(
+        self, request: Request, request_id: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
+    ) -> Question:
+        """The question that was read of a body, with its prompt's tokens where they are wanted."""
+        ask, model, body, tokens = read.ask, read.model, read.body, None
         if self._tokens is not None and how.dialect is not None and model and self._placer.follows():
             view = self._placer.token_view(model)
             if view is not None:
                 tokens = await self._tokens.of(how.dialect, request.path, body, ask, model, view)
         ask.decoded, ask.metadata = None, b""  # free memory: the question lives as long as its answer
-        wanted = _wanted(request, body, ask, chain, caller)
-        wanted.model, wanted.tokens, wanted.sighting = model, tokens, sighting
+        wanted = _wanted(request, body, ask, read.chain, caller)
+        wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, request_id, body, how, wanted)
-        question.repairs, question.warning = repairs, warning
+        question.repairs, question.warning = read.repairs, read.warning
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
@@ -159,6 +213,7 @@ class Reader:
             self._rules.append_only if tenant is None else tenant.append_only,
             dialect is not None and self._tokens is not None and self._placer.follows(),
             self._rules.json_depth_max,
+            self._rules.json_parts_max,
             partial(tenancy.tenant_salt, self._secret, tenant.name) if tenant and tenant.isolated else None,
             self._placer,
             self._seen_aside if aside else self._seen,

@@ -29,6 +29,7 @@ from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.engine_metrics import parse_load
 from router.core.placement.router import Router
 from router.engines import fetch
+from router.settings.descriptors import none_left, shortage
 from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
@@ -56,12 +57,14 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class ProbeFailed(Exception):
-    """An engine did not answer as it should. `refused` means that nobody listens there."""
+    """An engine did not answer as it should. `refused` means that nobody listens there; `unasked`, that the router had
+    no file descriptor left to ask it, which says nothing of the engine."""
 
-    def __init__(self, message: str, *, status: int = 0, refused: bool = False) -> None:
+    def __init__(self, message: str, *, status: int = 0, refused: bool = False, unasked: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.refused = refused
+        self.unasked = unasked
 
 
 class Prober:
@@ -132,6 +135,8 @@ class Prober:
             await self._get(f"{server}/health")
             served = await self._models(server) if models else None
         except ProbeFailed as failure:
+            if failure.unasked:
+                return
             for rank in self._ranks(replica):
                 silent = not failure.refused and not failure.status
                 self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
@@ -214,6 +219,9 @@ class Prober:
         except TimeoutError as error:
             raise ProbeFailed("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
+            if none_left(error):
+                shortage.met("a probe of a replica")
+                raise ProbeFailed("no file descriptor is left", unasked=True) from error
             cause = getattr(error, "os_error", None)
             refused = getattr(cause, "errno", None) == errno.ECONNREFUSED
             raise ProbeFailed(fetch.words(error), refused=refused) from error

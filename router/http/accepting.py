@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 
 from router.http.deadlines import TOO_MANY, TOO_MANY_OF_CLIENT, ClientLimits
+from router.settings.descriptors import none_left, shortage
 
 AT_ONCE_MAX = 64  # connections accepted in one turn of the loop
 PAUSE_S = 1.0  # pause after an error such as too many open files; asyncio pauses as long
@@ -66,7 +67,11 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._loop.call_exception_handler({"message": "a connection cannot be accepted", "exception": error})
+                if none_left(error):
+                    shortage.met("a connection of a client")
+                else:
+                    told = {"message": "a connection cannot be accepted", "exception": error}
+                    self._loop.call_exception_handler(told)
                 self._loop.remove_reader(self.sockets[0].fileno())
                 self._resume = self._loop.call_later(PAUSE_S, self._again)
                 return

@@ -13,6 +13,7 @@
       of 500 and above as first event
     429, or 503 with Retry-After              shed         all of it     one other replica       no
     no first byte in time                     timeout      all of it     only by setting         yes
+    no file descriptor left to connect with   descriptors  nothing       no: it is ours          no
 
 An answer that breaks off after its beginning (broke_midway), falls silent (stalled) or ends without saying that it is
 whole (unfinished) cannot be tried again, and is the replica's fault.
@@ -83,6 +84,14 @@ class ReplicaLeft(ConnectFailed):
     """Nothing was sent: discovery says that the replica is gone, or is another engine by now."""
 
     kind = "left"
+    ending = Ending.CLIENT_LEFT
+
+
+class NoDescriptor(Failure):
+    """The router has no file descriptor left for a connection: its own trouble, and nothing was sent."""
+
+    kind = "descriptors"
+    retry = False
     ending = Ending.CLIENT_LEFT
 
 

@@ -10,8 +10,9 @@ from functools import cache
 from urllib.parse import urlsplit
 
 from router.http.exchange import EngineConnection
-from router.http.failures import ConnectFailed, ReplicaLeft, say
+from router.http.failures import ConnectFailed, NoDescriptor, ReplicaLeft, say
 from router.http.outbox import Outbox
+from router.settings.descriptors import none_left
 from router.settings.tls import replica_context
 
 
@@ -45,7 +46,8 @@ class EnginePool:
         return None
 
     async def connect(self, timeout_s: float) -> EngineConnection:
-        """A new connection. Raises ConnectFailed, or ReplicaLeft if the engine is forgotten meanwhile."""
+        """A new connection. Raises ConnectFailed, ReplicaLeft if the engine is forgotten meanwhile, and NoDescriptor
+        where this process may open no more files."""
         loop, connection = self._loop, EngineConnection(self._give_back, self._outbox)
         try:
             async with asyncio.timeout(timeout_s):
@@ -58,6 +60,8 @@ class EnginePool:
         except TimeoutError as late:
             raise ConnectFailed("timed out", timed_out=True) from late
         except OSError as error:
+            if none_left(error):
+                raise NoDescriptor("no file descriptor is left") from error
             raise ConnectFailed(say(error), refused=_refused(error)) from error
         if self._forgotten:
             connection.abort()

@@ -22,6 +22,7 @@ from router.http.client_connection import NO_LINGER, ClientConnection, Handler, 
 from router.http.deadlines import ClientLimits
 from router.http.intake import Admit
 from router.http.outbox import Outbox
+from router.settings.descriptors import shortage
 
 # Connections looked at, and closed, in one turn of the loop. To close one and say why takes some 50 us.
 LOOKED_AT_ONCE_MAX, CLOSED_AT_ONCE_MAX = 256, 16
@@ -149,6 +150,7 @@ class Server:
 
     def _sweep(self) -> None:
         """Look at all connections: one timer serves them all, coarsely, and none has its own."""
+        shortage.look()
         self._look(list(self.clients))
 
     def _look(self, clients: list[ClientConnection]) -> None:

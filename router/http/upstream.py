@@ -17,11 +17,12 @@ from email.utils import parsedate_to_datetime
 
 from router.core.facts.replicas import REST_MAX_S, Replica
 from router.http.engine_failed import EngineFailed
-from router.http.exchange import EngineAnswer
+from router.http.exchange import EngineAnswer, EngineConnection
 from router.http.failures import (
     BrokeEarly,
     BrokeMidway,
     EngineShed,
+    NoDescriptor,
     ReplicaLost,
     ReplicaStuck,
     Stale,
@@ -30,6 +31,7 @@ from router.http.failures import (
 )
 from router.http.outbox import Outbox
 from router.http.pool import EnginePool, client_tls
+from router.settings.descriptors import shortage
 
 WATCH_INTERVAL_S = 0.5
 # Words in a 500 of vLLM 0.32 whose engine is shutting down.
@@ -170,7 +172,7 @@ class Upstream:
         """Send on a free or a new connection, and return when the answer has begun. Raises a Failure."""
         sent_s = self._loop.time()
         used = pool.free(sent_s - self.limits.keepalive_s)
-        connection = used or await pool.connect(self.limits.connect_timeout_s)
+        connection = used or await self._connect(pool)
         try:
             await answer.begin(connection, head, body)
         except BrokeEarly as error:
@@ -178,6 +180,20 @@ class Upstream:
                 raise
             pool.close_idle(float("inf"))  # the other free connections were idle for longer than this dead one
             raise Stale(str(error)) from error
+
+    async def _connect(self, pool: EnginePool) -> EngineConnection:
+        """A new connection, in the place of those that are idle where no descriptor is left. Raises a Failure."""
+        try:
+            return await pool.connect(self.limits.connect_timeout_s)
+        except NoDescriptor:
+            for each in self._pools.values():
+                each.close_idle(float("inf"))
+            await asyncio.sleep(0)  # transports close in the next turn of the loop
+        try:
+            return await pool.connect(self.limits.connect_timeout_s)
+        except NoDescriptor:
+            shortage.met("a connection to a replica")
+            raise
 
     def done(self, answer: EngineAnswer) -> None:
         """The answer was read, or nobody wants it any more: its connection is closed unless all was read."""

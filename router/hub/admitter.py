@@ -18,7 +18,7 @@ from typing import cast
 
 from router.core.admission.holding import Holding
 from router.core.admission.queue import Pool, Ticket
-from router.core.admission.rates import Quotas, Rates
+from router.core.admission.rates import Quotas, RateLevels, Rates
 from router.core.admission.returning import Returning
 from router.core.admission.windows import Admission, AdmissionLimits
 from router.core.facts.placements import Ending, HeldBack, Outcome, Shed
@@ -80,6 +80,19 @@ class Admitter:
         """Take the rates of all tenants by name, in place of the earlier rates."""
         self._quotas.configure(tenants)
 
+    def rate_levels(self, *, changed: bool) -> dict[str, RateLevels]:
+        """What is left of the rates of tenants that spent any; with `changed`, of those that have since the last such
+        question."""
+        return self._quotas.levels(self._clock(), changed=changed)
+
+    def spent_elsewhere(self, tenant: str, requests: float, tokens: float) -> None:
+        """A worker has placed so much of a tenant's without asking."""
+        self._quotas.debit(tenant, requests, tokens, self._clock())
+
+    def turned_away(self, code: str, priority: Priority) -> None:
+        """A worker has turned a request away, whose model was not read."""
+        self._shed(code, priority, "")
+
     def held_back(self) -> int:
         """How many of the waiting requests are held back."""
         return len(self._holding)
@@ -102,6 +115,16 @@ class Admitter:
         return counts
 
     # -- requests ------------------------------------------------------------------------------------------------
+
+    def charge(self, tenant: str, priority: Priority) -> bool:
+        """Take one request from the tenant's rate, whatever it asks for: its body was not read yet. True: it was
+        taken, and `ask` must not take it again. Raises Shed."""
+        try:
+            self._quotas.take(tenant, 0, self._clock())
+        except Shed as shed:
+            self._shed(shed.code, priority, "")
+            raise
+        return True
 
     def ask(self, wanted: Wanted, exclude: frozenset[str], answered: Answered) -> Lease | Ticket:
         """Place a request now, or give it a ticket: then `answered` is called once, with a lease or with what would
@@ -299,7 +322,7 @@ class Admitter:
         tokens = max(1, self._prompt_tokens(wanted))
         if not retry:
             try:
-                self._quotas.take(wanted.tenant, tokens, now_s)
+                self._quotas.take(wanted.tenant, tokens, now_s, counted=wanted.charged)
             except Shed as shed:
                 self._tell_shed(shed.code, wanted)
                 raise

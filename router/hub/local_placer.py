@@ -54,6 +54,7 @@ class LocalPlacer:
         self.known_as = router.models.names.known_as
         self.first_token = router.first_token
         self.ask = self.admission.ask
+        self.charge = self.admission.charge
         self.finish = self.admission.finish
         self.made_response = self.owners.learn
         self.report = observe

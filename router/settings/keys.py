@@ -30,6 +30,7 @@ from msgspec import Meta
 
 from router.core.dialects.repairs import REPAIRS, in_order
 from router.core.facts.requests import Priority
+from router.settings.contents import content
 from router.settings.hints import nearest, refused
 from router.settings.schema import Settings, SettingsError
 
@@ -160,8 +161,7 @@ class Keys:
 def _read(file: Path) -> list[Any]:
     """The entries of a file, unchecked. Raises KeysError."""
     try:
-        with file.expanduser().open("rb") as stream:
-            text = stream.read(FILE_BYTES_MAX + 1)
+        text = content(file, FILE_BYTES_MAX)
         listed = yaml.load(text, _LOADER) if len(text) <= FILE_BYTES_MAX else None  # noqa: S506 - a safe loader
     except OSError as error:
         raise KeysError([f"{file}: {error.strerror or error}"]) from error

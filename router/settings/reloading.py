@@ -43,6 +43,7 @@ LIVE = frozenset(
         "upstream.stuck_after_s", "upstream.slow_start_s", "upstream.keepalive_s", "upstream.retries_max",
         "upstream.retry_on_timeout", "upstream.retry_ratio", "upstream.retry_floor_per_s",
         "limits.body_bytes_max", "limits.bodies_bytes_max", "limits.bodies_wait_s", "limits.held_answer_bytes_max",
+        "limits.json_parts_max", "limits.reading_bytes_max", "limits.reading_wait_s",
         "api.passthrough", "api.ask_usage", "api.receipts",
         "log.level", "log.requests",
         "observatory.repairs", "observatory.append_only",
@@ -134,7 +135,8 @@ def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401
 Look = tuple[str, int, int, int]
 
 
-def _files(settings: Settings) -> tuple[str, ...]:
+def files_of(settings: Settings) -> tuple[str, ...]:
+    """Paths of the files that these settings name and that may change while the router runs."""
     return tuple(filter(None, (str(_get(settings, key)) for key in FILES)))
 
 
@@ -203,13 +205,13 @@ class Reloader:
     async def _look_at_files(self) -> None:
         """Ask for a reload when files have changed. Threads look at them: a file's volume may hang."""
         loop = asyncio.get_running_loop()
-        changes = FileChanges(await loop.run_in_executor(None, _looks_of, _files(self.settings)))
+        changes = FileChanges(await loop.run_in_executor(None, _looks_of, files_of(self.settings)))
         while True:
             interval_s = self.settings.listen.files_interval_s
             await asyncio.sleep(interval_s or OFF_S)
             if not interval_s:
                 continue
-            now = await loop.run_in_executor(None, _looks_of, _files(self.settings))
+            now = await loop.run_in_executor(None, _looks_of, files_of(self.settings))
             if changes.settled(now):
                 log.info(
                     "files that settings name have changed",

@@ -121,7 +121,8 @@ class ListenSettings:
     tls_client_ca: str = ""
     """PEM file of authorities; clients must then show a certificate of theirs."""
     connections_max: Positive = 16_384
-    """Client connections open at once; whoever comes then is closed again."""
+    """Client connections open at once; whoever comes then is closed again. Fewer where the process may not open enough
+    files, which is said at the start."""
     connections_per_client_max: Positive = 4_096
     """Of these, from one address. High, since a load balancer is one address."""
     head_timeout_s: Seconds = 10.0
@@ -413,6 +414,14 @@ class LimitSettings:
     """Last decisions kept for `/admin/decisions`."""
     json_depth_max: Positive = 256
     """Objects and arrays within one another in a request body; deeper is 400."""
+    json_parts_max: Positive = 65_536
+    """Objects and arrays in a request body (messages, their parts, tools, and what is in them); more is 400. Each takes
+    up to 850 bytes while it is read, whatever it takes in the body."""
+    reading_bytes_max: Positive = 128 << 20
+    """Bytes of long bodies that wait to be parsed, which one thread does; beyond it one is turned away (429), of the
+    tenant that has most of them waiting."""
+    reading_wait_s: Seconds = 10.0
+    """Seconds that a long body may wait to be parsed; then its request is turned away (429)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from router.settings.contents import content
 
 BYTES_MAX = 4_096
 
@@ -12,8 +12,7 @@ def read(value: str, file: str) -> str:
     UnicodeDecodeError if the file is no text."""
     if not file:
         return value
-    with Path(file).expanduser().open("rb") as stream:
-        return stream.read(BYTES_MAX + 1).decode().strip()
+    return content(file, BYTES_MAX).decode().strip()
 
 
 def problems(name: str, value: str, file: str, *, chars_min: int) -> list[str]:

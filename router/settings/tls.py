@@ -7,8 +7,9 @@ agreed on. TLS 1.2 is the least (RFC 8996).
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import Protocol
+
+from router.settings.contents import PEM_BYTES_MAX, as_path, content
 
 
 class OwnFiles(Protocol):
@@ -48,9 +49,9 @@ def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLConte
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(certificate, key or None, password=_no_password)
+    _load_chain(context, certificate, key)
     if client_ca:
-        context.load_verify_locations(client_ca)
+        _trust(context, client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -58,10 +59,14 @@ def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLConte
 def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
     """The context for replicas. A `ca` of "" means the machine's authorities, which take 20 ms and a megabyte to read.
     Raises OSError (ssl.SSLError is one)."""
-    context = ssl.create_default_context(cafile=ca or None)
+    if ca:
+        with as_path(ca) as path:
+            context = ssl.create_default_context(cafile=path)
+    else:
+        context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate:
-        context.load_cert_chain(certificate, key or None, password=_no_password)
+        _load_chain(context, certificate, key)
     return context
 
 
@@ -71,9 +76,9 @@ def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
     if context is None:
         return
     if files.tls_ca:
-        context.load_verify_locations(files.tls_ca)
+        _trust(context, files.tls_ca)
     if files.tls_certificate:
-        context.load_cert_chain(files.tls_certificate, files.tls_key or None, password=_no_password)
+        _load_chain(context, files.tls_certificate, files.tls_key)
 
 
 def for_listener(files: ListenerFiles) -> ssl.SSLContext | None:
@@ -108,7 +113,7 @@ def _chain_problem(section: str, certificate: str, key: str) -> list[str]:
         if path and (why := _unreadable(path)):
             return [f"'{section}.{name}': {path}: {why}"]
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key or None, password=_no_password)
+        _load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
     except ssl.SSLError as error:
         name = "tls_key" if key and error.reason == "KEY_VALUES_MISMATCH" else "tls_certificate"
         return [f"'{section}.{name}': {certificate}, {key or 'its key in it'}: {_said(error)}"]
@@ -121,7 +126,7 @@ def _ca_problem(name: str, path: str) -> list[str]:
     if why := _unreadable(path):
         return [f"'{name}': {path}: {why}"]
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+        _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), path)
     except ssl.SSLError as error:
         return [f"'{name}': {path}: {_said(error)}"]
     return []
@@ -129,11 +134,24 @@ def _ca_problem(name: str, path: str) -> list[str]:
 
 def _unreadable(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            file.read(1)
+        content(path, PEM_BYTES_MAX)
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def _load_chain(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    with as_path(certificate) as chain_path:
+        if not key:
+            context.load_cert_chain(chain_path, password=_no_password)
+            return
+        with as_path(key) as key_path:
+            context.load_cert_chain(chain_path, key_path, password=_no_password)
+
+
+def _trust(context: ssl.SSLContext, ca: str) -> None:
+    with as_path(ca) as path:
+        context.load_verify_locations(path)
 
 
 def _said(error: ssl.SSLError) -> str:

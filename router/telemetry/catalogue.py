@@ -127,7 +127,7 @@ FAMILIES = (  # families in the order of the metrics page
 )
 
 KINDS = (  # kinds of failures (http/failures.py)
-    "broke_early", "broke_midway", "connect", "engine", "garbage", "lost", "shed", "stale", "stalled",
+    "broke_early", "broke_midway", "connect", "descriptors", "engine", "garbage", "lost", "shed", "stale", "stalled",
     "stuck", "timeout", "unfinished",
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ remote_placer  the worker's side: places through the hub, or by the ring while t
 hub_watch      whether the hub places
 lease          a lease, as a worker has it
 view           what a worker knows of replicas
+rate_shares    what a worker knows of tenants' rates, and its part of them without the hub
 template_news  what a worker tells of templates
 link           a worker's connection; messages are what is said over it, codec makes them of facts and back
 

@@ -26,6 +26,7 @@ import msgspec
 from router.edge.edge import Edge
 from router.hub.hub import Hub
 from router.loop import in_background, run
+from router.settings import contents
 from router.settings.reloading import REFUSED
 from router.settings.schema import Settings, SettingsError
 from router.telemetry import logs
@@ -52,6 +53,7 @@ def main() -> int:
     if not 0 < size <= SPEC_BYTES_MAX:
         return 2
     spec = msgspec.msgpack.decode(_exactly(size), type=Spec)
+    contents.hand(spec.files)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = spec.settings.log
     logs.setup(log.level, log.format, requests=log.requests, shared=True)
@@ -79,13 +81,13 @@ def _abandoned() -> bool:
 
 
 def _exactly(size: int) -> bytes:
-    data = b""
+    data = bytearray()  # bytes would be copied for each piece of a keys file
     while len(data) < size:
         piece = os.read(0, size - len(data))
         if not piece:
             return b"\0" * size
         data += piece
-    return data
+    return bytes(data)
 
 
 class _Orders:
@@ -122,11 +124,13 @@ class _Orders:
             self._do(order)
 
 
-def _reload(reload: Callable[[Settings], None], settings: Settings) -> bool:
-    """Whether the settings were applied; a file that they name may be gone since the supervisor read it."""
+def _reload(reload: Callable[[Settings], None], order: Reload) -> bool:
+    """Whether the settings were applied, with the contents of the files that they name."""
+    settings, before = order.settings, contents.hand(order.files)
     try:
         reload(settings)
     except SettingsError as error:
+        contents.hand(before)
         for problem in error.problems:
             log.error(REFUSED, extra={"event": "config_refused", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
         return False
@@ -147,7 +151,7 @@ async def _hub(spec: Spec) -> None:
         if isinstance(order, LameDuck):
             hub.drain()
         else:
-            taken = isinstance(order, Reload) and _reload(hub.reload, order.settings)
+            taken = isinstance(order, Reload) and _reload(hub.reload, order)
             hub.reloaded("ok" if taken else "refused")
 
     async with hub:
@@ -181,7 +185,8 @@ async def _worker(spec: Spec, number: int) -> None:
                 await placer.viewed.wait()
         async with Edge(settings, placer, listening=socket.socket(fileno=spec.main_fd)) as edge:
             placer.serve(edge)
-            orders.follow(partial(_do, edge))
+            placer.set_tenants(edge.keys.tenants if edge.keys is not None else {})
+            orders.follow(partial(_do, edge, placer))
             _ready()
             await orders.stop.wait()
 
@@ -191,8 +196,9 @@ def _figures() -> dict[str, int]:
     return {LINES_DROPPED: logs.dropped(), CPU_MS: int(time.process_time()) * 1_000}
 
 
-def _do(edge: Edge, order: Order) -> None:
+def _do(edge: Edge, placer: RemotePlacer, order: Order) -> None:
     if isinstance(order, LameDuck):
         edge.lame_duck()
     elif isinstance(order, Reload):
-        _reload(edge.reload, order.settings)
+        _reload(edge.reload, order)
+        placer.set_tenants(edge.keys.tenants if edge.keys is not None else {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import time
 from collections import Counter, OrderedDict
@@ -62,6 +63,7 @@ class HubServer:
         self.links: set[WorkerLink] = set()
         self.empty = asyncio.Event()  # no worker is connected
         self.empty.set()
+        self._number = secrets.randbits(63)
         self.view = messages.frame([])
         self._spreading: asyncio.Handle | None = None
         self.counted: Counter[str] = Counter()  # totals and levels of all workers
@@ -136,6 +138,10 @@ class HubServer:
             self.view = view
             for link in self.links:
                 link.write(view)
+        levels = self.hub.placer.admission.rate_levels(changed=True)
+        for link in self.links if levels else ():
+            link.say(messages.RatesLeft(levels))
+            link.flush()
 
     def _view(self) -> bytes:
         router, placer = self.hub.router, self.hub.placer
@@ -156,6 +162,7 @@ class HubServer:
         names = dict(router.models.names.others)
         standing = router.models.standing()
         said = messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names, standing)
+        said.hub = self._number
         return messages.frame([said])
 
 
@@ -194,6 +201,8 @@ class WorkerLink(asyncio.Protocol):
             messages.FigureCounts: self._counts,
             messages.PageWanted: self._page,
             messages.TemplatesSeen: self._templates,
+            messages.RateSpent: self._rate_spent,
+            messages.TurnedAway: lambda said: self._placer.admission.turned_away(said.code, said.priority),
         }
 
     # -- connection ----------------------------------------------------------------------------------------------
@@ -204,6 +213,8 @@ class WorkerLink(asyncio.Protocol):
         self._server.links.add(self)
         self._server.empty.clear()
         self.write(self._server.view)
+        if levels := self._placer.admission.rate_levels(changed=False):
+            self.write(messages.frame([messages.RatesLeft(levels)]))
 
     def data_received(self, data: bytes) -> None:
         """Do what the worker says, and answer in one frame."""
@@ -368,6 +379,10 @@ class WorkerLink(asyncio.Protocol):
         for name in LEVELS:
             self._levels[name] += said.counts.get(name, 0)
         self._server.counted.update(said.counts)
+
+    def _rate_spent(self, said: messages.RateSpent) -> None:
+        for tenant, (requests, tokens) in said.spent.items():
+            self._placer.admission.spent_elsewhere(tenant, requests, tokens)
 
     def _templates(self, said: messages.TemplatesSeen) -> None:
         self._server.templates_heard.setdefault(f"worker {self.worker}", []).extend(said.templates)

@@ -9,13 +9,15 @@ from router.core.placement.wanted import Wanted
 class RemoteLease:
     """A lease of the hub's, or one that this worker opened alone."""
 
-    __slots__ = ("first_token_s", "id", "model", "receipt", "stands", "streams")
+    __slots__ = ("charged_tokens", "first_token_s", "id", "model", "receipt", "stands", "streams", "tenant")
 
     def __init__(self, id_: int, receipt: Receipt, wanted: Wanted) -> None:
         self.id = id_
         self.receipt = receipt
         self.model = wanted.model
         self.streams = wanted.ask.stream
+        self.tenant = wanted.tenant
+        self.charged_tokens = 0  # tokens taken from the tenant's rate without the hub
         self.first_token_s: float | None = None
         self.stands = True  # the replica has not left since
 

@@ -182,6 +182,19 @@ class TemplatesSeen(Struct, tag=13, array_like=True):
     templates: list[Template]
 
 
+class RateSpent(Struct, tag=20, array_like=True):
+    """Requests and tokens by tenant that the worker has placed without this hub."""
+
+    spent: dict[str, tuple[float, float]]
+
+
+class TurnedAway(Struct, tag=21, array_like=True, gc=False):
+    """The worker has turned a request away before it read its body."""
+
+    code: Name
+    priority: Priority
+
+
 FromWorker = (
     Hello
     | WantLease
@@ -197,6 +210,8 @@ FromWorker = (
     | Alive
     | Rest
     | TemplatesSeen
+    | RateSpent
+    | TurnedAway
 )
 
 
@@ -240,6 +255,7 @@ class ReplicaView(Struct, tag=2, array_like=True):
     engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
     names: dict[str, str] = {}  # model -> the other name that its chains begin with
     standing: str = ""  # how many replicas are ready, and why the others are not
+    hub: int = 0  # a number that another hub does not have
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):
@@ -273,7 +289,13 @@ class Queued(Struct, tag=7, array_like=True, gc=False):
     id: Id
 
 
-FromHub = LeaseOpened | Unplaced | ReplicaView | Lost | Left | PageAnswer | Stuck | Queued
+class RatesLeft(Struct, tag=20, array_like=True):
+    """Requests and tokens that are left of tenants' rates, of those that have spent any lately."""
+
+    levels: dict[str, tuple[float | None, float | None]]
+
+
+FromHub = LeaseOpened | Unplaced | ReplicaView | Lost | Left | PageAnswer | Stuck | Queued | RatesLeft
 
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(WorkerFrame)

@@ -6,7 +6,7 @@ import msgspec
 
 from router.settings.schema import Settings
 
-SPEC_BYTES_MAX = 16 << 20
+SPEC_BYTES_MAX = 128 << 20  # a keys file has 64 MiB at most
 READY = b"ready\n"  # a child's one line on its standard output, once it serves
 
 
@@ -14,6 +14,7 @@ class Spec(msgspec.Struct, kw_only=True):
     """What a child is, and what it inherits."""
 
     settings: Settings
+    files: dict[str, bytes] = {}  # contents of files that settings name, by path, as they were accepted
     path: str  # path of the hub's socket
     worker: int | None = None  # number of the worker, from 0; None for the hub
     hub_fd: int = -1  # the bound unix socket; -1 for a worker
@@ -22,9 +23,10 @@ class Spec(msgspec.Struct, kw_only=True):
 
 
 class Reload(msgspec.Struct, tag=True):
-    """Settings that were read again and are valid: they are in force from now on."""
+    """Settings that were read again and are valid, with the contents of their files: they are in force from now on."""
 
     settings: Settings
+    files: dict[str, bytes] = {}
 
 
 class ReloadRefused(msgspec.Struct, tag=True):

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Self
 
+from router.core.admission.rates import Rates
 from router.core.facts.misses import Template
-from router.core.facts.placements import Outcome, Receipt
+from router.core.facts.placements import Outcome, Receipt, Shed
+from router.core.facts.requests import Priority
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
 from router.placer import LEFT, Edges, NoEdges, Page, RequestOwner, TokenView
@@ -26,6 +28,7 @@ from router.workers import codec, messages
 from router.workers.hub_watch import BROKEN, CHECK_PAGE, SILENT, HubWatch
 from router.workers.lease import RemoteLease
 from router.workers.link import HubLink
+from router.workers.rate_shares import RateShares
 from router.workers.template_news import TemplateNews
 from router.workers.view import LastView
 
@@ -67,6 +70,7 @@ class RemotePlacer:
         self._clock = clock
         self._hub = HubWatch(worker, timeout_s=settings.listen.hub_timeout_s, clock=clock)
         self._view = LastView()
+        self._rates = RateShares(settings.listen.workers, clock)
         self._owners = ResponseOwners(settings.limits.response_ids_max, private=bool(settings.auth.keys_file))
         self._leases: dict[int, RemoteLease] = {}
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
@@ -82,6 +86,7 @@ class RemotePlacer:
             messages.Left: self._left,
             messages.Stuck: lambda said: self._edges.stuck(said.replica),
             messages.PageAnswer: self._page,
+            messages.RatesLeft: lambda said: self._rates.left(said.levels),
         }
 
     async def __aenter__(self) -> Self:
@@ -131,6 +136,19 @@ class RemotePlacer:
         """The hub's last word on token ids of the model; None without the hub, where they are of no use."""
         return self._view.token_view(model) if self._hub.places else None
 
+    def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
+        """Take the rates of all tenants by name, in place of the earlier rates."""
+        self._rates.configure(tenants)
+
+    def charge(self, tenant: str, priority: Priority) -> bool:
+        """Look at the tenant's rate, as the hub last told it; without the hub take from this worker's part. Raises
+        Shed."""
+        try:
+            return self._rates.charge(tenant)
+        except Shed as shed:
+            self._link.say(messages.TurnedAway(shed.code, priority))
+            raise
+
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and
         UnknownResponse."""
@@ -159,8 +177,13 @@ class RemotePlacer:
 
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         receipt = self._view.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
+        charged_tokens = 0
+        if wanted.tenant and not exclude:  # a retry was charged when it was a request
+            tokens = wanted.tokens.tokens if wanted.tokens is not None else wanted.body_tokens
+            charged_tokens = self._rates.placed_alone(wanted.tenant, tokens, counted=wanted.charged)
         self._hub.placed_alone()
         lease = self._open(RemoteLease(self._new_id(), receipt, wanted))
+        lease.charged_tokens = charged_tokens
         self._link.say(_adopt(lease))
         return lease
 
@@ -192,6 +215,10 @@ class RemotePlacer:
         loads[lease.replica] -= 1
         if not loads[lease.replica]:
             del loads[lease.replica]
+        if lease.charged_tokens:
+            usage = outcome.usage
+            used = usage.prompt_tokens + usage.completion_tokens - lease.charged_tokens if usage else outcome.events
+            self._rates.settle(lease.tenant, used)
         self._link.say(codec.finish_of(lease.id, outcome, now_s))
 
     def refused(self, replica: str) -> None:
@@ -263,10 +290,14 @@ class RemotePlacer:
         for message in said:
             self._does[type(message)](message)
         self._hub.heard()
+        if self._hub.places:
+            self._rates.found(self._view.hub)
 
     def _take_view(self, said: messages.ReplicaView) -> None:
         self._view.take(said)
         self._hub.viewed = True
+        self._rates.found(said.hub)
+        self._tell_spent()  # before anything is asked of a hub that may be new
         self.viewed.set()
 
     def _lost(self, said: messages.Lost) -> None:
@@ -299,6 +330,7 @@ class RemotePlacer:
 
     def _give_up(self, why: str) -> None:
         """The hub does not place: what was asked of it is taken back, and whoever waits goes on by the ring."""
+        self._rates.lost()
         now_s = self._clock()
         for id_ in self._hub.lost(why):
             self._link.say(codec.finish_of(id_, LEFT, now_s))
@@ -339,9 +371,14 @@ class RemotePlacer:
             self._link.say(messages.PageWanted(id_, CHECK_PAGE))
         if self._hub.viewed and self._link.up:
             self._count()
+            self._tell_spent()
             if templates := self._news.due(self._clock()):
                 self._link.say(messages.TemplatesSeen(templates))
         self._link.flush()
+
+    def _tell_spent(self) -> None:
+        if spent := self._rates.untold():
+            self._link.say(messages.RateSpent(spent))
 
     def _count(self) -> None:
         figures = {**self._edges.figures(), **self._figures(), HUB_LOST: self._hub.alone_total}

@@ -1,8 +1,9 @@
 """The command's own process with `--workers N`: starts hub and workers, restarts those that die, ends them in order.
 
 It binds the sockets and hands them down, so that no connection is refused while a worker or the hub is away, and
-ports stay the same. It serves no request itself, and there is little in it that could fail. A child that dies is
-started again after a pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
+ports stay the same. It reads settings and the files that they name, and hands the contents down, so that all children
+serve with what was last accepted. It serves no request itself, and there is little in it that could fail. A child that
+dies is started again after a pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from msgspec.structs import replace
 
 from router.http.accepting import cannot_listen, url_of
 from router.http.server import close_queue
-from router.settings.reloading import Reloader
-from router.settings.schema import Settings
+from router.settings import contents
+from router.settings.reloading import Reloader, files_of
+from router.settings.schema import Settings, SettingsError
 from router.telemetry import logs
 from router.telemetry.build import tell_build
 from router.workers.orders import READY, LameDuck, Order, Reload, ReloadRefused, Spec, framed
@@ -49,6 +51,10 @@ def run(settings: Settings, read: Callable[[], Settings]) -> int:
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
     try:
         return asyncio.run(_Supervisor(settings, read).run())
+    except SettingsError as error:  # a file was changed since the settings were checked
+        for problem in error.problems:
+            print(f"warmroute: {problem}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -56,8 +62,12 @@ def run(settings: Settings, read: Callable[[], Settings]) -> int:
 
 class _Supervisor:
     def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
-        self._settings = settings
-        self._reloader = Reloader(settings, read, self._apply, self._told)
+        self._read_settings = read
+        self._files: dict[str, bytes] = {}  # contents of files that settings name, as they were last accepted
+        self._files_read: dict[str, bytes] = {}  # as they were last read
+        self._settings = self._read()
+        self._files = self._files_read
+        self._reloader = Reloader(self._settings, self._read, self._apply, self._told)
         self._stop = asyncio.Event()
         self._lame_duck = False  # the supervisor was told to end, and does not drain yet
         self._now = asyncio.Event()  # set: children are killed without waiting for their answers to end
@@ -95,6 +105,13 @@ class _Supervisor:
                     task.cancel()
                 await asyncio.gather(*keeping, return_exceptions=True)
 
+    def _read(self) -> Settings:
+        """The settings and the contents of their files, read once and checked. Raises SettingsError."""
+        with contents.noted() as files:
+            settings = self._read_settings()
+        self._files_read = files
+        return settings
+
     def _prepare(self, stack: ExitStack, path: Path) -> tuple[str, str]:
         """Bind all sockets and set up the children. Only this user can enter the temporary folder (0700)."""
         s = self._settings.listen
@@ -106,7 +123,7 @@ class _Supervisor:
         except OSError as error:  # a path of over 107 bytes, for instance
             raise OSError(f"no unix socket can be bound in the temporary folder (TMPDIR): {error}") from error
         hub.listen(HUB_BACKLOG)
-        spec = Spec(settings=self._settings, path=os.fspath(path))
+        spec = Spec(settings=self._settings, files=self._files, path=os.fspath(path))
         fds = (hub.fileno(), admin.fileno())
         self._children = [_Child("hub", replace(spec, hub_fd=fds[0], admin_fd=fds[1]), fds)]
         settings = _share(self._settings)
@@ -126,8 +143,12 @@ class _Supervisor:
         """Tell the new settings to all children, those started later included."""
         logs.configure(settings.log.level, requests=settings.log.requests)
         self._settings = settings
+        fixed = contents.key_of(settings.auth.secret_file)  # a process that starts later has the same as the others
+        kept = {fixed: self._files[fixed]} if fixed in self._files else {}
+        named = {contents.key_of(file) for file in files_of(settings)} | {fixed}
+        self._files = {k: v for k, v in (self._files | self._files_read | kept).items() if k in named}
         for child in self._children:
-            child.reload(settings if child.spec.worker is None else _share(settings))
+            child.reload(settings if child.spec.worker is None else _share(settings), self._files)
 
     def _told(self, result: str) -> None:
         if result != "ok":
@@ -238,10 +259,10 @@ class _Child:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(framed(order))
 
-    def reload(self, settings: Settings) -> None:
-        """Put new settings in force, for processes started later too."""
-        self.spec = replace(self.spec, settings=settings)
-        self.say(Reload(settings))
+    def reload(self, settings: Settings, files: dict[str, bytes]) -> None:
+        """Put new settings and contents of files in force, for processes started later too."""
+        self.spec = replace(self.spec, settings=settings, files=files)
+        self.say(Reload(settings, files))
 
     def lame_duck(self) -> None:
         """Serve as a lame duck from now on, processes started later too."""

@@ -47,6 +47,11 @@ class LastView:
                 self._serving.setdefault(model, []).append(replica)
 
     @property
+    def hub(self) -> int:
+        """The number of the hub that told the view."""
+        return self._view.hub
+
+    @property
     def ids(self) -> bool:
         """Whether the hub wants token ids."""
         return self._view.ids

@@ -158,12 +158,13 @@ def worker(
     *,
     timeout_s: float = 5.0,
     private: bool = False,
+    workers: int = 1,
     edge: Edges | None = None,
     **more: Any,
 ) -> RemotePlacer:
     """A worker's placer."""
     auth = AuthSettings(keys_file="keys" if private else "")
-    settings = Settings(listen=ListenSettings(hub_timeout_s=timeout_s), auth=auth)
+    settings = Settings(listen=ListenSettings(hub_timeout_s=timeout_s, workers=workers), auth=auth)
     placer = RemotePlacer(str(path), number, settings, **{"figures": dict} | more)
     placer.serve(edge or StubEdge())
     return placer

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -57,7 +58,11 @@ class Command:
 
 @asynccontextmanager
 async def command(
-    *engines: FakeEngine, workers: int = 2, config: Path | None = None, **more: str
+    *engines: FakeEngine,
+    workers: int = 2,
+    config: Path | None = None,
+    tls: ssl.SSLContext | None = None,
+    **more: str,
 ) -> AsyncIterator[Command]:
     """The command in front of these engines, ready; killed with all its children if it is still there at the end."""
     arguments = ["-m", "router", "serve", "--port", "0", "--admin-port", "0", "--workers", str(workers)]
@@ -85,7 +90,8 @@ async def command(
         said = (await process.stdout.readline()).decode().split()
         assert said[::2] == ["listening", "admin"], "".join(running.wrote)
         running.url, running.admin_url = said[1], said[3]
-        async with aiohttp.ClientSession() as session:
+        connector = aiohttp.TCPConnector(ssl=tls or True)
+        async with aiohttp.ClientSession(connector=connector) as session:
             while (await session.get(f"{running.url}/readyz")).status != 200:
                 await asyncio.sleep(0.02)
         await until(lambda: len(running.pids()) == (workers + 1 if workers > 1 else 0))

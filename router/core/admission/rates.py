@@ -14,6 +14,7 @@ from typing import Protocol
 from router.core.facts.placements import Shed
 
 MINUTE_S = 60.0
+RateLevels = tuple[float | None, float | None]  # requests and tokens that are left; None where there is no such rate
 
 
 class Rates(Protocol):
@@ -49,6 +50,7 @@ class Quotas:
     def __init__(self) -> None:
         self._tenants: Mapping[str, Rates] = {}
         self._buckets: dict[tuple[str, bool], Bucket] = {}  # (tenant, True for tokens, False for requests) -> bucket
+        self._changed: set[str] = set()  # tenants whose levels were not told since they were last spent from
 
     def configure(self, tenants: Mapping[str, Rates]) -> None:
         """Take other tenants and rates; buckets of those that stay keep their level."""
@@ -60,12 +62,14 @@ class Quotas:
         rates = self._tenants.get(tenant)
         return rates is not None and bool(rates.requests_per_min or rates.tokens_per_min)
 
-    def take(self, tenant: str, tokens: int, now_s: float) -> None:
-        """One request came, with a prompt of so many tokens. Raises Shed, and then nothing was taken."""
+    def take(self, tenant: str, tokens: int, now_s: float, *, counted: bool = False) -> None:
+        """One request came, with a prompt of so many tokens. `counted`: it was taken from the bucket of requests
+        before, when its prompt was not known. Raises Shed, and then nothing was taken."""
         rates = self._tenants.get(tenant)
         if rates is None:
             return
-        requests_per_min, tokens_per_min = rates.requests_per_min, rates.tokens_per_min
+        requests_per_min = None if counted else rates.requests_per_min
+        tokens_per_min = rates.tokens_per_min
         wait_s, what = 0.0, "requests"
         if requests_per_min:
             asked = self._bucket(tenant, False, requests_per_min, now_s)
@@ -79,6 +83,7 @@ class Quotas:
                 wait_s, what = tokens_wait_s, "tokens"
         if wait_s > 1e-9:  # a smaller wait is a rounding error
             raise Shed("rate_limited", f"The rate of {what} a minute is used up.", wait_s)
+        self._changed.add(tenant)
         if requests_per_min:
             asked.level -= 1.0
         if tokens_per_min:
@@ -88,7 +93,45 @@ class Quotas:
         """Take `tokens` from the tenant's bucket, since more were used than taken; a negative number gives back."""
         rates = self._tenants.get(tenant)
         if rates is not None and rates.tokens_per_min:
+            self._changed.add(tenant)
             self._bucket(tenant, True, rates.tokens_per_min, now_s).level -= tokens
+
+    def debit(self, tenant: str, requests: float, tokens: float, now_s: float) -> None:
+        """Take from both of a tenant's buckets what was used without asking, whether it was there or not."""
+        rates = self._tenants.get(tenant)
+        if rates is None:
+            return
+        self._changed.add(tenant)
+        if rates.requests_per_min:
+            self._bucket(tenant, False, rates.requests_per_min, now_s).level -= requests
+        if rates.tokens_per_min:
+            self._bucket(tenant, True, rates.tokens_per_min, now_s).level -= tokens
+
+    def levels(self, now_s: float, *, changed: bool = False) -> dict[str, RateLevels]:
+        """What is left to each tenant that ever spent any; with `changed`, to each that has since this was last
+        asked so."""
+        names = self._changed if changed else {name for name, _ in self._buckets}
+        if changed:
+            self._changed = set()
+        return {name: self._levels_of(name, self._tenants[name], now_s) for name in names if name in self._tenants}
+
+    def set_levels(self, levels: Mapping[str, RateLevels], now_s: float) -> None:
+        """Take over what is left to these tenants."""
+        for tenant, (requests, tokens) in levels.items():
+            rates = self._tenants.get(tenant)
+            if rates is None:
+                continue
+            if rates.requests_per_min and requests is not None:
+                self._bucket(tenant, False, rates.requests_per_min, now_s).level = requests
+            if rates.tokens_per_min and tokens is not None:
+                self._bucket(tenant, True, rates.tokens_per_min, now_s).level = tokens
+
+    def _levels_of(self, tenant: str, rates: Rates, now_s: float) -> RateLevels:
+        requests, tokens = rates.requests_per_min, rates.tokens_per_min
+        return (
+            self._bucket(tenant, False, requests, now_s).level if requests else None,
+            self._bucket(tenant, True, tokens, now_s).level if tokens else None,
+        )
 
     def _bucket(self, tenant: str, of_tokens: bool, per_min: float, now_s: float) -> Bucket:
         bucket = self._buckets.get((tenant, of_tokens))

@@ -25,3 +25,4 @@ class Wanted(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     body_bytes: int = 0
     queued_s: float = 0.0  # seconds that the request waited for a place; set by whoever placed it
     sighting: Sighting | None = None  # None without an observatory
+    charged: bool = False  # the request was taken from its tenant's rate before its body was read

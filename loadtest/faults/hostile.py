@@ -1,0 +1,199 @@
+"""A tenant that uses up what it can, in one way: `python -m loadtest.faults.hostile WAY PORT KEY SECONDS`.
+
+It is a process of its own, so that what it spends is not missing where others' times are measured. At its end it prints
+how many answers it got of each status, as JSON; 0 counts connections that were closed without an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from io import BytesIO
+from itertools import count
+from typing import Any
+
+import aiohttp
+import uvloop
+
+from loadtest.faults.upstream import answers
+
+PATH = answers.APIS["chat"].path
+LANES = 4  # bodies that are sent at a time
+BODY_BYTES = 8 << 20
+PARTS_FEW, PARTS_MANY = 20_000, 500_000  # of a body that is decoded, and of one that has too many parts for that
+CONNECTIONS, SLOW_BODIES, SLOW_BYTES = 300, 200, 2_048
+NEW_PER_S = 50.0  # sessions, and names of models, that are made up in a second
+TOOLS, TINY_TOOLS = 1_000, 300_000
+TIMEOUT_S = 30.0
+
+
+class Hostile:
+    """One tenant's connections, and what became of its requests."""
+
+    def __init__(self, http: aiohttp.ClientSession, port: int, key: str, seconds_s: float) -> None:
+        self.http, self.port, self.key = http, port, key
+        self.url = f"http://127.0.0.1:{port}{PATH}"
+        self.end_s = time.monotonic() + seconds_s
+        self.statuses: Counter[int] = Counter()
+
+    @property
+    def over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self.end_s
+
+    async def post(self, body: bytes, **headers: str) -> None:
+        """One request, counted."""
+        try:
+            head = {"content-type": "application/json", **headers}
+            async with self.http.post(self.url, data=BytesIO(body), headers=head) as response:
+                await response.read()
+                self.statuses[response.status] += 1
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            self.statuses[0] += 1
+
+    async def lanes(self, *bodies: bytes, lanes: int = LANES) -> None:
+        """Send these bodies in turn, so many at a time, to the end and once at least."""
+
+        async def lane() -> None:
+            while True:
+                for body in bodies:
+                    await self.post(body)
+                if self.over:
+                    return
+
+        await asyncio.gather(*(lane() for _ in range(lanes)))
+
+    async def at_rate(self, per_s: float, make: Callable[[int], Awaitable[None]]) -> None:
+        """Begin so many requests a second, to the end and one at least."""
+        tasks = set[asyncio.Future[None]]()
+        for number in count():
+            task = asyncio.ensure_future(make(number))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            await asyncio.sleep(1.0 / per_s)
+            if self.over:
+                break
+        await asyncio.gather(*tasks)
+
+    async def hold(self, connections: int, first: bytes, drip: bytes) -> None:
+        """Keep so many connections open that begin with these bytes and go on with the others, one drip a second."""
+
+        async def one() -> None:
+            while not self.over:
+                try:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                    writer.write(first)
+                    while not self.over and not reader.at_eof():
+                        writer.write(drip)
+                        await writer.drain()
+                        await asyncio.sleep(1.0)
+                    writer.close()
+                except OSError:
+                    self.statuses[0] += 1
+                    await asyncio.sleep(0.1)
+
+        await asyncio.gather(*(one() for _ in range(connections)))
+
+
+def chat(text: str = "x", **more: Any) -> bytes:  # noqa: ANN401 - any JSON
+    """A request of one message."""
+    return json.dumps(answers.APIS["chat"].request(text, stream=False) | more).encode()
+
+
+def repeated(field: str, item: dict[str, Any], number: int) -> bytes:
+    """A request in which one item fills a field so many times; made in a moment, whatever the number."""
+    asked = answers.APIS["chat"].request("x", stream=False)
+    asked.pop(field, None)
+    items = b",".join([json.dumps(item).encode()] * number)
+    return json.dumps(asked)[:-1].encode() + b', "%b": [%b]}' % (field.encode(), items)
+
+
+def tool(properties: int) -> dict[str, Any]:
+    """A tool whose schema has so many properties."""
+    schema = {f"p{i}": {"type": "string", "description": "what it is for"} for i in range(properties)}
+    return {"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": schema}}}
+
+
+async def by_bytes(hostile: Hostile) -> None:
+    """Long prompts."""
+    await hostile.lanes(chat("words " * (BODY_BYTES // 6)))
+
+
+async def by_parts(hostile: Hostile) -> None:
+    """Bodies of many small messages: as many as are decoded, and more."""
+    message = {"role": "user", "content": "x"}
+    await hostile.lanes(*(repeated("messages", message, number) for number in (PARTS_FEW, PARTS_MANY)))
+
+
+async def by_connections(hostile: Hostile) -> None:
+    """Connections that ask nothing, beside some that do."""
+    await asyncio.gather(hostile.hold(CONNECTIONS, b"", b""), hostile.lanes(chat()))
+
+
+async def by_sessions(hostile: Hostile) -> None:
+    """A session and a prompt of its own for each request."""
+    await hostile.at_rate(NEW_PER_S, lambda i: hostile.post(chat(f"{i} " * 500), **{"x-session-id": f"s{i}"}))
+
+
+async def by_slow_bodies(hostile: Hostile) -> None:
+    """Bodies that come just fast enough not to be ended."""
+    head = f"POST {PATH} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {hostile.key}\r\n"
+    head += "content-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
+    await hostile.hold(SLOW_BODIES, head.encode(), b" " * SLOW_BYTES)
+
+
+async def by_models(hostile: Hostile) -> None:
+    """Names of models that are none."""
+    await hostile.at_rate(NEW_PER_S, lambda i: hostile.post(chat(model=f"model-{i}")))
+
+
+async def by_tools(hostile: Hostile) -> None:
+    """Many tools with large schemas."""
+    await hostile.lanes(repeated("tools", tool(15), TOOLS))
+
+
+async def by_spent_rate(hostile: Hostile) -> None:
+    """Bodies of tiny tools from a tenant whose rate is used up, which would take a second each to parse."""
+    await hostile.lanes(repeated("tools", {"type": "function", "function": {"name": "t"}}, TINY_TOOLS), lanes=2 * LANES)
+
+
+WAYS: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {
+    "bytes": by_bytes,
+    "parts": by_parts,
+    "connections": by_connections,
+    "sessions": by_sessions,
+    "slow bodies": by_slow_bodies,
+    "many models": by_models,
+    "tools": by_tools,
+    "a used-up rate": by_spent_rate,
+}
+
+
+async def run(way: str, port: int, key: str, seconds_s: float) -> dict[int, int]:
+    """What became of its requests."""
+    connector = aiohttp.TCPConnector(limit=0)
+    limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    bearer = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(connector=connector, timeout=limit, headers=bearer) as http:
+        hostile = Hostile(http, port, key, seconds_s)
+        print("begins", flush=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds_s + TIMEOUT_S):
+                await WAYS[way](hostile)
+    return dict(hostile.statuses)
+
+
+def main() -> int:
+    """The command line."""
+    way, port, key, seconds_s = sys.argv[1:]
+    print(json.dumps(uvloop.run(run(way, int(port), key, float(seconds_s)))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,162 @@
+"""Tenants' rates with several workers: nobody gets more, whoever is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.facts.requests import Ask, Priority
+from router.core.placement.wanted import Wanted
+from router.settings.keys import Tenant
+from router.workers.rate_shares import RateShares
+from router.workers.remote_placer import RemotePlacer
+from tests.support.fakes import FakeEngine
+from tests.support.keyring import ADMIN, SECRET, Keyring
+from tests.support.waiting import until
+from tests.workers.stubs import StubHub, serving, worker
+from tests.workers.test_files import ask, killed
+from tests.workers.test_processes import command, pytestmark
+
+__all__ = ["pytestmark"]
+
+NOBODY: frozenset[str] = frozenset()
+OK = Outcome(Ending.OK, Usage(10, 2, 4))
+
+
+def hub_of(tenants: dict[str, Tenant]) -> StubHub:
+    """A hub with two replicas and these tenants."""
+    hub = StubHub("http://a", "http://b")
+    hub.placer.admission.set_tenants(tenants)
+    return hub
+
+
+async def passes(placer: RemotePlacer, tenant: str = "t") -> bool:
+    """Whether one more request of the tenant passes, as an edge asks."""
+    wanted = Wanted(Ask("m"), "m", None, "k", tenant=tenant, body_tokens=10)
+    try:
+        wanted.charged = placer.charge(tenant, Priority.NORMAL)
+        lease = await placer.place(wanted, NOBODY)
+    except Shed:
+        return False
+    placer.finish(lease, OK, 0.0)
+    return True
+
+
+async def count(*placers: RemotePlacer, times: int = 12) -> int:
+    """How many of so many requests at each pass."""
+    return sum([await passes(placer) for _ in range(times) for placer in placers])
+
+
+async def test_without_the_hub_workers_have_what_was_left(path: Path) -> None:
+    """Four of six a minute passed with the hub; without it two more do, one at each worker; and the hub that comes anew
+    lets none pass, since both have told it."""
+    tenants = {"t": Tenant("t", requests_per_min=6), "free": Tenant("free")}
+    async with worker(path, workers=2) as one, worker(path, 1, workers=2) as two:
+        for placer in (one, two):
+            placer.set_tenants(tenants)
+        async with serving(hub_of(tenants), path):
+            await until(lambda: one.placing and two.placing)
+            assert await count(one, times=4) == 4
+            await asyncio.sleep(0.3)  # the hub tells of it every 0.1 s
+        await until(lambda: not one.placing and not two.placing)
+        assert await count(one, two) == 2
+        assert await passes(one, "free")
+        async with serving(hub_of(tenants), path):
+            await until(lambda: one.placing and two.placing)
+            await asyncio.sleep(0.3)
+            assert await count(one, two) == 0
+
+
+async def test_a_worker_that_dies_with_the_hub_takes_its_part_along(path: Path) -> None:
+    """The rate was used up; the hub and one of two workers are lost together: at most that worker's part passes."""
+    tenants = {"t": Tenant("t", requests_per_min=6)}
+    async with worker(path, workers=2) as one:
+        one.set_tenants(tenants)
+        async with serving(hub_of(tenants), path), worker(path, 1, workers=2) as two:
+            two.set_tenants(tenants)
+            await until(lambda: one.placing and two.placing)
+            assert await count(one, two) == 6
+            await asyncio.sleep(0.3)
+        await until(lambda: not one.placing)
+        async with serving(hub_of(tenants), path), worker(path, 1, workers=2) as again:
+            again.set_tenants(tenants)
+            await until(lambda: one.placing and again.placing)
+            assert await count(one, again) <= 3
+
+
+async def test_a_rate_that_another_worker_used_up_is_known_before_a_body_is_read(path: Path) -> None:
+    """A worker refuses by itself what the hub would refuse, and the hub counts that; a rate of tokens too."""
+    tenants = {"t": Tenant("t", requests_per_min=2), "u": Tenant("u", tokens_per_min=5)}
+    hub = hub_of(tenants)
+    async with serving(hub, path), worker(path) as one, worker(path, 1) as two:
+        for placer in (one, two):
+            placer.set_tenants(tenants)
+        await until(lambda: one.placing and two.placing)
+        assert await count(one, times=2) == 2
+        assert await passes(one, "u")
+        await asyncio.sleep(0.3)
+        for tenant in ("t", "u"):
+            with pytest.raises(Shed) as told:
+                two.charge(tenant, Priority.NORMAL)
+            assert told.value.code == "rate_limited"
+            assert told.value.retry_after_s > 1
+    async with worker(path, 1) as three:  # a worker that comes later is told, too
+        three.set_tenants(tenants)
+        async with serving(hub, path):
+            await until(lambda: three.placing)
+            with pytest.raises(Shed):
+                three.charge("t", Priority.NORMAL)
+
+
+@given(st.integers(1, 600), st.integers(1, 8), st.lists(st.integers(0, 7), max_size=40), st.integers(0, 40))
+def test_parts_are_no_more_than_what_was_left(rate: int, workers: int, alone: list[int], before: int) -> None:
+    """Whatever was used before, and whichever workers are asked while there is no hub, all together let pass no more
+    than was left, but for one request of each."""
+    tenants = {"t": Tenant("t", requests_per_min=rate)}
+    shares = [RateShares(workers, lambda: 0.0) for _ in range(workers)]
+    left = float(rate - min(before, rate))
+    for each in shares:
+        each.configure(tenants)
+        each.found(7)
+        each.left({"t": (left, None)})
+        each.lost()
+    passed = 0
+    for number in alone:
+        try:
+            passed += shares[number % workers].charge("t")
+        except Shed:
+            continue
+    assert passed <= left + workers
+    if left >= workers:
+        assert passed <= left
+    told = [each.untold().get("t", (0.0, 0.0))[0] for each in shares]
+    assert sum(told) == passed
+
+
+async def test_the_rate_holds_with_real_processes(tmp_path: Path, engine: FakeEngine) -> None:
+    """Five a minute, two workers. With the hub stopped, killed, and started again no more than five and one worker's
+    part pass, of thirty-six requests."""
+    ring = Keyring(tmp_path, few={"requests_per_min": 5})
+    settings = {"auth__keys_file": str(ring.file), "auth__secret": SECRET, "admin__token": ADMIN}
+    async with command(engine, **settings) as app:
+        codes = [await ask(app, ring.of("few")) for _ in range(5)]
+        assert codes == [200] * 5
+        await asyncio.sleep(0.3)
+        hub = app.pids("hub")[-1]
+        os.kill(hub, signal.SIGSTOP)
+        codes += [await ask(app, ring.of("few")) for _ in range(12)]
+        os.kill(hub, signal.SIGCONT)
+        await killed(app, "hub")
+        codes += [await ask(app, ring.of("few")) for _ in range(12)]
+        await killed(app, "hub", "worker 0")
+        codes += [await ask(app, ring.of("few")) for _ in range(12)]
+    assert set(codes) == {200, 429}, json.dumps(codes)
+    assert codes.count(200) <= 5 + 3 + 1  # the part of the worker that was killed, and what flows in meanwhile
