@@ -2,7 +2,7 @@
 is told of a conversation whose history has changed.
 
 A changed history is told in a warning header or in a refusal's message. Names in a path are the client's own words, so
-a header has them escaped. The message quotes text only if excerpts are wanted, and never another tenant's.
+a header has them escaped. The message quotes text only if excerpts are wanted.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def change_header(found: Difference) -> str:
     return f"message={found.message} path={path} at_bytes={found.at_bytes} change={found.change}"
 
 
-def change_message(found: Difference, *, own: bool) -> str:
-    """A change in words for the client. What stood there is quoted only if it is certainly the client's `own`: tenants
-    that share caches may use the same session name or message, and so be compared with each other."""
+def change_message(found: Difference) -> str:
+    """A change in words for the client. What stood there is quoted where excerpts are wanted: it is the client's own,
+    since no prompt of a tenant is compared with another tenant's."""
     place = f"message {found.message} ({found.role})" if found.message >= 0 else "what stands before its messages"
     said = f"This conversation may only be appended to, and {place} is not what it was: {found.change} at "
     said += f"{found.path[:_PATH_CHARS_MAX]}, byte {found.at_bytes}."
-    if own and (found.before or found.after):
+    if found.before or found.after:
         said += f" It was {found.before!r} and is {found.after!r}."
     return said
 

@@ -31,7 +31,7 @@ from router.core.prompts.identity import with_fewer_tools
 from router.edge.question import RESPONSES
 from router.http.request import Refusal, Request
 from router.placer import Placer
-from router.settings.keys import Tenant
+from router.settings.keys import OFF, Tenant
 
 # Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.
 REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
@@ -62,6 +62,15 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         if self.thread is None:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
+
+    @property
+    def told(self) -> str:
+        """The tenant that may hear what its prompt was compared with, and is compared with its own alone; "" where
+        nobody hears of it, or where prompts are told apart by their salt."""
+        tenant = self.tenant
+        if tenant is None or tenant.isolated or not (tenant.receipts or self.append_only != OFF):
+            return ""
+        return tenant.name
 
     def rest(self, body_bytes: int) -> None:
         """Give the event loop a turn, unless this runs on it."""

@@ -210,7 +210,7 @@ class Reader:
             return None
         ask.step = self._step(request, ask)
         sure, always = how.append_only != OFF, how.append_only == REJECT
-        return self._observer.look(ask, chain, request, sure=sure, always=always)
+        return self._observer.look(ask, chain, request, sure=sure, always=always, tenant=how.told)
 
     def _step(self, request: Request, ask: Ask) -> str:
         """The step of an agent that the request says to be; "" where it says none."""
@@ -226,7 +226,7 @@ class Reader:
             return None
         aside, sure, rejects = how.thread is not None, how.append_only != OFF, how.append_only == REJECT
         return await self._observer.settle(
-            look, ask, chain, request, self._parse_thread, aside=aside, sure=sure, rejects=rejects
+            look, ask, chain, request, self._parse_thread, aside=aside, sure=sure, rejects=rejects, tenant=how.told
         )
 
     # -- what goes on --------------------------------------------------------------------------------------------
@@ -289,8 +289,7 @@ def _warning(sighting: Sighting | None, how: Reading) -> str:
     if changed is None:
         return ""
     if how.append_only == REJECT:
-        own = how.tenant is None or how.tenant.isolated
-        raise Refusal(409, HISTORY_CHANGED, answering.change_message(changed, own=own), changed.path or None)
+        raise Refusal(409, HISTORY_CHANGED, answering.change_message(changed), changed.path or None)
     return f"{HISTORY_CHANGED} {answering.change_header(changed)}"
 
 
