@@ -138,14 +138,16 @@ def repair(request: Request, how: Reading) -> tuple[str, ...]:
     return needed
 
 
-def owned(request: Request, ask: Ask, tenant: Tenant) -> bytes:
-    """The body as its tenant may send it. Raises Refusal for an adapter that the tenant may not use."""
+def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
+    """The body as its tenant may send it: where it names an id of its request, it gets this one. Raises Refusal for an
+    adapter that the tenant may not use."""
     path, body = request.path, request.body
-    form = path not in PATHS and request.fields.get(b"content-type", b"").startswith(b"multipart/")
-    if tenant.models is not None and not form and not all(map(tenant.allows, tenancy.adapters(body))):
-        raise not_allowed()
-    if path == RESPONSES:
-        body = tenancy.with_request_id(body, f"resp_{secrets.token_hex(16)}")
+    if path in PATHS or not request.fields.get(b"content-type", b"").startswith(b"multipart/"):
+        found = tenancy.named(body)
+        if tenant.models is not None and not all(map(tenant.allows, tenancy.adapters(found))):
+            raise not_allowed()
+        # Engines store a response under its id: who names another's would have it stored over that.
+        body = tenancy.without_shared(body, found, f"resp_{secrets.token_hex(16)}" if path == RESPONSES else id_)
     if tenant.isolated and path in PATHS:
         body = tenancy.with_salt(path, body, ask.salt)
     return body

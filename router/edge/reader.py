@@ -104,6 +104,7 @@ class Reader:
     async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
         """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
         tenant, how = caller.tenant, self._reading(request, caller)
+        id_ = request_id if tenant is None else answering.engine_id(request, request_id)
         repairs: tuple[str, ...] = ()
         try:
             parsed = await how.run(parse, request, how)
@@ -129,7 +130,7 @@ class Reader:
         body, tokens = request.body, None
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
-            body = await how.run(owned, request, ask, tenant)
+            body = await how.run(owned, request, ask, tenant, id_)
         if self._tokens is not None and how.dialect is not None and model and self._placer.follows():
             view = self._placer.token_view(model)
             if view is not None:
@@ -137,7 +138,7 @@ class Reader:
         ask.decoded, ask.metadata = None, b""  # free memory: the question lives as long as its answer
         wanted = _wanted(request, body, ask, chain, caller)
         wanted.model, wanted.tokens, wanted.sighting = model, tokens, sighting
-        question = self._question(request, request_id, body, how, wanted)
+        question = self._question(request, id_, body, how, wanted)
         question.repairs, question.warning = repairs, warning
         return question
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from router.core.dialects.tenancy import CHAT
+from router.core.dialects.tenancy import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from router.placer import REQUESTS
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring
@@ -107,3 +107,82 @@ async def test_a_tenants_own_history_is_still_compared(
         assert refused.startswith("409")
         assert "byte 21" in refused
         assert (await acme.ask(SECRET)).startswith("200")
+
+
+PATHS_OF_BODIES = {
+    CHAT: conversation("x"),
+    COMPLETIONS: {"model": "m", "prompt": "x"},
+    MESSAGES: {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
+    RESPONSES: {"model": "m", "input": "x"},
+    GENERATE: {"model": "m", "text": "x"},
+    "/tokenize": {"model": "m", "prompt": "x"},
+}
+
+
+@pytest.mark.parametrize("path", PATHS_OF_BODIES)
+async def test_no_tenant_reaches_anothers_request_by_its_id(
+    client: ClientSession, engine: FakeEngine, tmp_path: Path, path: str
+) -> None:
+    """The same id of two tenants, or of one tenant twice, in header and body, is another one each time at the engine,
+    which nobody can guess; each client is told its own, and finds its request by it and by the engine's."""
+    ring = Keyring(tmp_path, acme={}, beta={})
+    ids = set()
+    async with running(engine, **ring.settings) as app:
+        for tenant in ("acme", "beta", "beta"):
+            headers = ring.of(tenant) | {"X-Request-Id": "job-1"}
+            body = PATHS_OF_BODIES[path] | {"request_id": "job-1", "rid": "job-1"}
+            async with client.post(app.url + path, json=body, headers=headers) as answer:
+                assert answer.headers["x-warmroute-request-id"] == "job-1"
+            got = engine.seen[-1]
+            named = {got.headers["X-Request-Id"], got.json["request_id"], got.json["rid"]}
+            assert not named & ids
+            assert "job-1" not in named
+            assert len(got.headers.getall("X-Request-Id")) == 1
+            ids |= named
+            for known in ("job-1", "chatcmpl-" + got.headers["X-Request-Id"]):
+                async with client.get(f"{app.url}{REQUESTS}{known}", headers=ring.of(tenant)) as page:
+                    assert (page.status, (await page.json())["id"]) == (200, "job-1")
+    async with running(engine) as app:
+        headers, body = {"X-Request-Id": "job-1"}, PATHS_OF_BODIES[path] | {"request_id": "job-1"}
+        async with client.post(app.url + path, json=body, headers=headers):
+            got = engine.seen[-1]
+            assert (got.headers["X-Request-Id"], got.json) == ("job-1", body), "without keys it is the client's"
+
+
+async def test_no_id_is_an_address_for_an_engine(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
+    """vLLM's connector between GPUs reads hosts and ports out of ids, at these marks."""
+    ring = Keyring(tmp_path, acme={})
+    given = "___prefill_addr_10.0.0.1:20001___decode_addr_169.254.169.254:80_" + "x" * 60
+    async with running(engine, **ring.settings) as app:
+        async with client.post(
+            app.url + CHAT, json=conversation("x"), headers=ring.of("acme") | {"x-request-id": given}
+        ) as answer:
+            assert answer.headers["x-warmroute-request-id"] == given
+        got = engine.seen[-1].headers["X-Request-Id"]
+    assert not set("_:") & set(got)
+    assert len(got) < 100
+
+
+@pytest.mark.parametrize("path", PATHS_OF_BODIES)
+async def test_no_tenant_sends_engines_elsewhere(
+    client: ClientSession, engine: FakeEngine, tmp_path: Path, path: str
+) -> None:
+    """Parameters of transfers, and sessions that an engine keeps, reach no engine from any tenant, isolated or not;
+    without keys they pass as they are, for routers behind which prefill and decode are apart."""
+    asked = {
+        "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80},
+        "ec_transfer_params": {"remote_host": "169.254.169.254"},
+        "bootstrap_host": "169.254.169.254", "bootstrap_port": 80, "bootstrap_room": 1, "bootstrap_pair_key": "x",
+        "session_params": {"id": "another's"},
+    }  # fmt: skip
+    ring = Keyring(tmp_path, acme={}, few={"models": ["m"]})
+    body = PATHS_OF_BODIES[path] | asked | {"vllm_xargs": {"kv_transfer_params": "169.254.169.254", "a": 1}}
+    async with running(engine, **ring.settings) as app:
+        for tenant in ("acme", "few"):
+            async with client.post(app.url + path, json=body, headers=ring.of(tenant)) as answer:
+                assert answer.status == 200
+            got = engine.seen[-1].json
+            assert [got[name] for name in asked] == [None] * len(asked)
+            assert got["vllm_xargs"] == {"a": 1}
+    async with running(engine) as app, client.post(app.url + path, json=body):
+        assert engine.seen[-1].json == body
