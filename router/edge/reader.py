@@ -235,7 +235,9 @@ class Reader:
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
-        strip_usage = dialect is not None and ask.stream and not ask.wants_usage and self._asks_usage(wanted.model)
+        metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
+        asks = dialect is not None and ask.stream and not ask.wants_usage
+        strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
@@ -244,12 +246,15 @@ class Reader:
             wanted,
             strip_usage,
             how.tenant is None or how.tenant.receipts,
+            None,
+            metered,
         )
 
-    def _asks_usage(self, model: str | None) -> bool:
-        """Whether to ask for the usage of a stream whose client did not."""
+    def _asks_usage(self, model: str | None, *, metered: bool) -> bool:
+        """Whether to ask for the usage of a stream whose client did not. Where tokens are `metered`, engines are asked
+        that are known to tell, whatever the settings say."""
         asks = self._rules.ask_usage
-        if isinstance(asks, bool):
+        if isinstance(asks, bool) and (asks or not metered):
             return asks
         kinds = self._placer.engines(model) if model is not None else ()
         return bool(kinds) and TELL_USAGE.issuperset(kinds)

@@ -119,6 +119,10 @@ class RemotePlacer:
         """Kinds of engines that serve the model, by the hub's last view."""
         return self._view.engines(model)
 
+    def context_tokens(self, model: str | None) -> int:
+        """The longest context that any replica has for the model, by the hub's last view."""
+        return self._view.context_tokens(model)
+
     def known_as(self, model: str) -> str:
         """The name that chains of the model begin with, by the hub's last view."""
         return self._view.known_as(model)
