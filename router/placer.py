@@ -80,6 +80,9 @@ class Placer(Protocol):
     def engines(self, model: str) -> Iterable[str]:
         """Kinds of engines that serve the model."""
 
+    def context_tokens(self, model: str | None) -> int:
+        """The longest context that any replica has for the model."""
+
     def known_as(self, model: str) -> str:
         """The name that chains of the model begin with. Safe in any thread."""
 

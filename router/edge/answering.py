@@ -2,7 +2,7 @@
 is told of a conversation whose history has changed.
 
 A changed history is told in a warning header or in a refusal's message. Names in a path are the client's own words, so
-a header has them escaped. The message quotes text only if excerpts are wanted, and never another tenant's.
+a header has them escaped. The message quotes text only if excerpts are wanted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from router.telemetry.record import CAUSE, RequestRecord
 RETRY_AFTER_S = 2
 ID_CHARS_MAX = 128
 ID_BYTES = 16
+ENGINE_WORDS_CHARS_MAX, ENGINE_RANDOM_CHARS = 64, 16  # of a client's own id, and behind it
 IDS_AT_ONCE = 64
 DETAIL_CHARS_MAX = 300
 HISTORY_CHANGED = "history_changed"
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _PATH_CHARS_MAX = 200
+_ODD = re.compile(r"[^A-Za-z0-9.-]+")
 _PLAIN = "[].$/:,;=@+!*()'"  # characters of a path that a header shows as they are, besides letters, digits and _.-~
 
 
@@ -46,13 +48,13 @@ def change_header(found: Difference) -> str:
     return f"message={found.message} path={path} at_bytes={found.at_bytes} change={found.change}"
 
 
-def change_message(found: Difference, *, own: bool) -> str:
-    """A change in words for the client. What stood there is quoted only if it is certainly the client's `own`: tenants
-    that share caches may use the same session name or message, and so be compared with each other."""
+def change_message(found: Difference) -> str:
+    """A change in words for the client. What stood there is quoted where excerpts are wanted: it is the client's own,
+    since no prompt of a tenant is compared with another tenant's."""
     place = f"message {found.message} ({found.role})" if found.message >= 0 else "what stands before its messages"
     said = f"This conversation may only be appended to, and {place} is not what it was: {found.change} at "
     said += f"{found.path[:_PATH_CHARS_MAX]}, byte {found.at_bytes}."
-    if own and (found.before or found.after):
+    if found.before or found.after:
         said += f" It was {found.before!r} and is {found.after!r}."
     return said
 
@@ -124,6 +126,16 @@ def request_id(request: Request) -> str:
     if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
         return given
     return next(_ids)
+
+
+def engine_id(request: Request, id_: str) -> str:
+    """The id under which an engine gets a tenant's request: the client's own words, so that they are found in the
+    engine's log, and behind them what nobody can guess. So no request has the id of another that is under way, which
+    engines refuse, and older ones do not survive. Of the words only letters, digits, dots and hyphens are left, since
+    connectors of vLLM's read addresses out of ids."""
+    if b"x-request-id" not in request.fields:  # the id is one of ours
+        return id_
+    return f"{_ODD.sub('-', id_[:ENGINE_WORDS_CHARS_MAX])}-{next(_ids)[:ENGINE_RANDOM_CHARS]}"
 
 
 def _new_ids() -> Iterator[str]:

@@ -31,7 +31,7 @@ from router.core.prompts.identity import with_fewer_tools
 from router.edge.question import RESPONSES
 from router.http.request import Refusal, Request
 from router.placer import Placer
-from router.settings.keys import Tenant
+from router.settings.keys import OFF, Tenant
 
 # Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.
 REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
@@ -63,6 +63,15 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         if self.thread is None:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
+
+    @property
+    def told(self) -> str:
+        """The tenant that may hear what its prompt was compared with, and is compared with its own alone; "" where
+        nobody hears of it, or where prompts are told apart by their salt."""
+        tenant = self.tenant
+        if tenant is None or tenant.isolated or not (tenant.receipts or self.append_only != OFF):
+            return ""
+        return tenant.name
 
     def rest(self, body_bytes: int) -> None:
         """Give the event loop a turn, unless this runs on it."""
@@ -130,14 +139,16 @@ def repair(request: Request, how: Reading) -> tuple[str, ...]:
     return needed
 
 
-def owned(request: Request, ask: Ask, tenant: Tenant) -> bytes:
-    """The body as its tenant may send it. Raises Refusal for an adapter that the tenant may not use."""
+def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
+    """The body as its tenant may send it: where it names an id of its request, it gets this one. Raises Refusal for an
+    adapter that the tenant may not use."""
     path, body = request.path, request.body
-    form = path not in PATHS and request.fields.get(b"content-type", b"").startswith(b"multipart/")
-    if tenant.models is not None and not form and not all(map(tenant.allows, tenancy.adapters(body))):
-        raise not_allowed()
-    if path == RESPONSES:
-        body = tenancy.with_request_id(body, f"resp_{secrets.token_hex(16)}")
+    if path in PATHS or not request.fields.get(b"content-type", b"").startswith(b"multipart/"):
+        found = tenancy.named(body)
+        if tenant.models is not None and not all(map(tenant.allows, tenancy.adapters(found))):
+            raise not_allowed()
+        # Engines store a response under its id: who names another's would have it stored over that.
+        body = tenancy.without_shared(body, found, f"resp_{secrets.token_hex(16)}" if path == RESPONSES else id_)
     if tenant.isolated and path in PATHS:
         body = tenancy.with_salt(path, body, ask.salt)
     return body

@@ -58,10 +58,18 @@ class Observer:
         return self._watcher.templates()
 
     def look(
-        self, ask: Ask, chain: Chain | None, request: Request, *, sure: bool = False, always: bool = False
+        self,
+        ask: Ask,
+        chain: Chain | None,
+        request: Request,
+        *,
+        sure: bool = False,
+        always: bool = False,
+        tenant: str = "",
     ) -> Sighting | Suspect | None:
         """What is known of a prompt at a glance: a Sighting, or a Suspect that is to be settled. None where the prompt
-        cannot be read. With `sure` nothing is assumed of it; with `always` it is looked at whatever the load."""
+        cannot be read. With `sure` nothing is assumed of it; with `always` it is looked at whatever the load. With a
+        `tenant` it is compared with prompts of that tenant only."""
         if chain is None or ask.prompt is None:
             return None
         now_s = time.monotonic()
@@ -69,7 +77,7 @@ class Observer:
             self.unexplained += 1
             return Sighting()
         try:
-            return self._look(ask, chain, request, None, sure=sure or self._budget.ample(now_s))
+            return self._look(ask, chain, request, None, sure=sure or self._budget.ample(now_s), tenant=tenant)
         except Exception:
             self._fail()
             return None
@@ -85,6 +93,7 @@ class Observer:
         aside: bool,
         sure: bool = False,
         rejects: bool = False,
+        tenant: str = "",
     ) -> Sighting | None:
         """What is known of a prompt for which a glance was not enough. `thread` reads long bodies, and with `aside` has
         read this one. With `sure` nothing is assumed of the prompt. With `rejects` a prompt that changes what its
@@ -95,10 +104,11 @@ class Observer:
                 # The reader knew its beginning, and the observer has forgotten it (core/prompts/beginnings.py).
                 read = ask.prompt.joint.whole
                 whole = await asyncio.get_running_loop().run_in_executor(thread, read) if aside else read()
-                seen = self._look(ask, chain, request, whole, sure=sure) if whole is not None else look
-                if not isinstance(seen, Suspect):
-                    return seen
-                look = seen
+                if whole is not None:
+                    seen = self._look(ask, chain, request, whole, sure=sure, tenant=tenant)
+                    if not isinstance(seen, Suspect):
+                        return seen
+                    look = seen
             if look.comparable:
                 await self._compare(look, thread, sure=sure, rejects=rejects)
         except Exception:  # a bug in the observatory must not fail the request
@@ -107,12 +117,12 @@ class Observer:
         return look.sighting
 
     def _look(
-        self, ask: Ask, chain: Chain, request: Request, whole: Prompt | None, *, sure: bool
+        self, ask: Ask, chain: Chain, request: Request, whole: Prompt | None, *, sure: bool, tenant: str
     ) -> Sighting | Suspect:
         session = request.fields.get(b"x-session-id")
         name = session.decode("latin-1") if session else ""
         return self._watcher.look(
-            ask, chain, session=name, path=request.path, body=request.body, whole=whole, sure=sure
+            ask, chain, session=name, path=request.path, body=request.body, whole=whole, sure=sure, tenant=tenant
         )
 
     def _fail(self) -> None:

@@ -20,13 +20,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from router.core.dialects import Dialect, spoken_on
-from router.core.facts.placements import Ending, Outcome
+from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.observatory.explain import settled
 from router.edge.answering import final_receipt, refuse, request_id
 from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.question import RESPONSES, STORED, Question
 from router.edge.reader import FINAL_RECEIPT, Reader
 from router.edge.relay import Relay
+from router.edge.used import believed, tokens_in, tokens_of
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, Stalled
 from router.http.request import ADDRESS_HEADERS, Refusal, Request
@@ -162,6 +163,40 @@ class Proxy:
         if name:
             record.session = session_key(name)
 
+    def _outcome(self, call: Call) -> Outcome:
+        """The outcome of an answer that was delivered to its end."""
+        answer, question, relay = call.answer, call.question, call.relay
+        dialect = question.dialect
+        if answer.status >= 500:
+            return Outcome(Ending.FAILED)
+        if answer.status >= 400:
+            return Outcome(Ending.REFUSED_BY_ENGINE)
+        if question.wanted.ask.stream and relay is not None:
+            if relay.ending is Ending.FAILED or dialect.event_error(answer.head) is not None:
+                return Outcome(Ending.FAILED)
+            usage = self._believed(dialect.stream_usage(relay.tail), question, relay.bytes)
+            return Outcome(_OK, usage, relay.events if usage is not None else _used(call, relay))
+        # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.
+        size, end = (len(answer.head), answer.head) if relay is None else (relay.bytes, relay.tail)
+        usage = self._believed(dialect.usage(end), question, size)
+        if usage is not None or not question.metered:
+            return Outcome(_OK, usage)
+        return Outcome(_OK, None, tokens_in(end) if relay is None else tokens_of(relay))
+
+    def _got(self, call: Call, relay: Relay) -> int:
+        """Tokens that a client got which left its stream; engines may have counted them in each event."""
+        question = call.question
+        if question.metered:
+            usage = self._believed(question.dialect.stream_usage(relay.tail), question, relay.bytes)
+            if usage is not None:
+                return usage.completion_tokens
+        return _used(call, relay)
+
+    def _believed(self, usage: Usage | None, question: Question, answer_bytes: int) -> Usage | None:
+        if usage is None:
+            return None
+        return believed(usage, len(question.body), answer_bytes, self._placer.context_tokens(question.wanted.model))
+
     # -- answer --------------------------------------------------------------------------------------------------
 
     def _deliver(self, call: Call, caller: Caller, record: RequestRecord) -> None:
@@ -171,7 +206,7 @@ class Proxy:
         lines = self._lines(call, caller, record)
         if answer.whole:
             question.request.answer(answer.status, lines, answer.head)
-            call.outcome = _outcome(call)
+            call.outcome = self._outcome(call)
             return
         last = None
         if FINAL_RECEIPT in question.request.fields and self.receipts and question.receipts:
@@ -201,7 +236,7 @@ class Proxy:
                 call.answer.detour()
                 relay.broke(_drained)
             raise
-        call.outcome = _outcome(call)
+        call.outcome = self._outcome(call)
 
     def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
         """Header lines for the client: the engine's, and our own."""
@@ -247,7 +282,7 @@ class Proxy:
         self._upstream.done(call.answer)
         lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
         if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
-            outcome = Outcome(Ending.CLIENT_LEFT, events=relay.events) if relay is not None else LEFT
+            outcome = Outcome(Ending.CLIENT_LEFT, events=self._got(call, relay)) if relay is not None else LEFT
         self._placer.finish(lease, outcome, now_s)
         record.ending = outcome.ending
         record.usage = outcome.usage
@@ -267,19 +302,9 @@ def _isolated(caller: Caller, record: RequestRecord) -> bool:
     return (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
 
 
-def _outcome(call: Call) -> Outcome:
-    """The outcome of an answer that was delivered to its end."""
-    answer, dialect, relay = call.answer, call.question.dialect, call.relay
-    if answer.status >= 500:
-        return Outcome(Ending.FAILED)
-    if answer.status >= 400:
-        return Outcome(Ending.REFUSED_BY_ENGINE)
-    if call.question.wanted.ask.stream and relay is not None:
-        if relay.ending is Ending.FAILED or dialect.event_error(answer.head) is not None:
-            return Outcome(Ending.FAILED)
-        return Outcome(_OK, dialect.stream_usage(relay.tail), relay.events)
-    # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.
-    return Outcome(_OK, dialect.usage(answer.head if relay is None else relay.tail))
+def _used(call: Call, relay: Relay) -> int:
+    """Tokens of a stream of which no usage is known: an estimate where its tenant pays for them, else its events."""
+    return tokens_of(relay) if call.question.metered else relay.events
 
 
 def _broken(dialect: Dialect, tail: bytes) -> bytes:

@@ -24,6 +24,7 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     strip_usage: bool  # only we asked for the usage event, so the client does not get it
     receipts: bool = True  # whether its caller may be told where the prompt was found
     trace: Moments | None = None  # None for a request that is not traced
+    metered: bool = False  # its tenant has a rate of tokens, so what its engine does not count is estimated
     repairs: tuple[str, ...] = ()  # repairs that its body needed
     warning: str = ""  # value of a header for the client; "" for none
 

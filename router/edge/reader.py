@@ -127,16 +127,17 @@ class Reader:
     async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
         """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
         how = self._reading(request, caller)
+        id_ = request_id if caller.tenant is None else answering.engine_id(request, request_id)
         charged = self._charge(caller)
         if how.thread is None:
-            read = await self._read(request, how)
+            read = await self._read(request, how, id_)
         else:
             await self.turns.take(caller.name, caller.priority, request.body_bytes)
             try:
-                read = await self._read(request, how)
+                read = await self._read(request, how, id_)
             finally:
                 self.turns.give_back()
-        return await self._asked(request, request_id, caller, how, read, charged=charged)
+        return await self._asked(request, id_, caller, how, read, charged=charged)
 
     def _charge(self, caller: Caller) -> bool:
         """Whether the request was taken from its tenant's rate, before its body is read. Raises Refusal."""
@@ -148,8 +149,9 @@ class Reader:
         except Shed as shed:
             raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
-    async def _read(self, request: Request, how: Reading) -> _Read:
-        """All that is read of a body, in the thread of long ones or here. Raises Refusal."""
+    async def _read(self, request: Request, how: Reading, id_: str) -> _Read:
+        """All that is read of a body, in the thread of long ones or here. Engines know the request as `id_`. Raises
+        Refusal."""
         tenant = how.tenant
         repairs: tuple[str, ...] = ()
         try:
@@ -176,11 +178,11 @@ class Reader:
         body = request.body
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
-            body = await how.run(owned, request, ask, tenant)
+            body = await how.run(owned, request, ask, tenant, id_)
         return _Read(ask, chain, model, sighting, warning, body, repairs)
 
     async def _asked(
-        self, request: Request, request_id: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
+        self, request: Request, id_: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
     ) -> Question:
         """The question that was read of a body, with its prompt's tokens where they are wanted."""
         ask, model, body, tokens = read.ask, read.model, read.body, None
@@ -191,7 +193,7 @@ class Reader:
         ask.decoded, ask.metadata = None, b""  # free memory: the question lives as long as its answer
         wanted = _wanted(request, body, ask, read.chain, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
-        question = self._question(request, request_id, body, how, wanted)
+        question = self._question(request, id_, body, how, wanted)
         question.repairs, question.warning = read.repairs, read.warning
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
@@ -267,7 +269,7 @@ class Reader:
             return None
         ask.step = self._step(request, ask)
         sure, always = how.append_only != OFF, how.append_only == REJECT
-        return self._observer.look(ask, chain, request, sure=sure, always=always)
+        return self._observer.look(ask, chain, request, sure=sure, always=always, tenant=how.told)
 
     def _step(self, request: Request, ask: Ask) -> str:
         """The step of an agent that the request says to be; "" where it says none."""
@@ -283,7 +285,7 @@ class Reader:
             return None
         aside, sure, rejects = how.thread is not None, how.append_only != OFF, how.append_only == REJECT
         return await self._observer.settle(
-            look, ask, chain, request, self._parse_thread, aside=aside, sure=sure, rejects=rejects
+            look, ask, chain, request, self._parse_thread, aside=aside, sure=sure, rejects=rejects, tenant=how.told
         )
 
     # -- what goes on --------------------------------------------------------------------------------------------
@@ -291,7 +293,9 @@ class Reader:
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
-        strip_usage = dialect is not None and ask.stream and not ask.wants_usage and self._asks_usage(wanted.model)
+        metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
+        asks = dialect is not None and ask.stream and not ask.wants_usage
+        strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
@@ -300,12 +304,15 @@ class Reader:
             wanted,
             strip_usage,
             how.tenant is None or how.tenant.receipts,
+            None,
+            metered,
         )
 
-    def _asks_usage(self, model: str | None) -> bool:
-        """Whether to ask for the usage of a stream whose client did not."""
+    def _asks_usage(self, model: str | None, *, metered: bool) -> bool:
+        """Whether to ask for the usage of a stream whose client did not. Where tokens are `metered`, engines are asked
+        that are known to tell, whatever the settings say."""
         asks = self._rules.ask_usage
-        if isinstance(asks, bool):
+        if isinstance(asks, bool) and (asks or not metered):
             return asks
         kinds = self._placer.engines(model) if model is not None else ()
         return bool(kinds) and TELL_USAGE.issuperset(kinds)
@@ -346,8 +353,7 @@ def _warning(sighting: Sighting | None, how: Reading) -> str:
     if changed is None:
         return ""
     if how.append_only == REJECT:
-        own = how.tenant is None or how.tenant.isolated
-        raise Refusal(409, HISTORY_CHANGED, answering.change_message(changed, own=own), changed.path or None)
+        raise Refusal(409, HISTORY_CHANGED, answering.change_message(changed), changed.path or None)
     return f"{HISTORY_CHANGED} {answering.change_header(changed)}"
 
 

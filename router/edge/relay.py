@@ -44,7 +44,7 @@ class Relay:
 
     __slots__ = (
         "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_last", "_long_ended", "_partial",
-        "_splitter", "_strip_usage", "_tail", "ending", "events", "mark",
+        "_splitter", "_strip_usage", "_tail", "bytes", "ending", "events", "mark",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class Relay:
         self._partial = bytearray()
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.events = 0
+        self.bytes = 0  # bytes that have passed, some with the framing of their chunks
         client.sender = self
 
     @property
@@ -96,9 +97,10 @@ class Relay:
         looks = self._partial or self._begun is not None or self._dropping or self._splitter.holds
         return self._client.write if self._client.chunked and self._events_only and not looks else None
 
-    def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
-        """Note what took the shortcut: how many events, and the last two chunks."""
+    def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
+        """Note what took the shortcut: how many events and bytes, and the last two chunks."""
         self.events += events
+        self.bytes += size
         for piece in last:
             self._remember(piece)
 
@@ -184,6 +186,7 @@ class Relay:
         if self._begun is not None and self._begun(data):
             self._begun = None
         self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
+        self.bytes += len(data)
         piece = self._framed(data)
         if not self._only_comments(data):
             self._remember(piece)

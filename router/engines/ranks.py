@@ -40,9 +40,22 @@ class _ServerInfo(msgspec.Struct):
     dp_size: int | None = None
 
 
-_decode_sources = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+class _SourceSaid(msgspec.Struct):
+    publisher: str | msgspec.UnsetType | None = msgspec.UNSET
+    endpoint: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_said = msgspec.json.Decoder(dict[int, _SourceSaid]).decode
 _decode_info = msgspec.json.Decoder(_ServerInfo).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+
+
+def _decode_sources(page: bytes) -> dict[int, _SourceSaid] | None:
+    """The sources of events by rank; None for a page whose values are none, such as that of a server which answers
+    every path. Raises msgspec.DecodeError for one that cannot be read, or whose names are no numbers of ranks."""
+    said = _decode_said(page)
+    sources = all(each.publisher is not msgspec.UNSET or each.endpoint is not msgspec.UNSET for each in said.values())
+    return said if sources and all(rank >= 0 for rank in said) else None
 
 
 class _Silent(Exception):
@@ -206,7 +219,7 @@ class Ranks:
         page = await self._page(f"{base_url}/metrics", bytes)
         return max(1, len(engines(page.decode(errors="replace")))) if page else 1
 
-    async def _page(self, url: str, decode: Callable[[bytes], _T]) -> _T | None:
+    async def _page(self, url: str, decode: Callable[[bytes], _T | None]) -> _T | None:
         """One page; None if there is no readable one. Raises _Silent if the server does not answer."""
         try:
             async with self._session.get(url, allow_redirects=False) as response:

@@ -51,8 +51,8 @@ class BodySink(Protocol):
     def mark(self) -> bytes:
         """Bytes of which a chunk that has them may not take the shortcut; b"" where any chunk may."""
 
-    def passed(self, events: int, last: tuple[bytes, bytes]) -> None:
-        """Note what took the shortcut since it was taken: how many events, and their last two chunks."""
+    def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
+        """Note what took the shortcut since it was taken: how many events and bytes, and the last two chunks."""
 
 
 class EngineAnswer:
@@ -220,7 +220,7 @@ class EngineConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answer", "_before_last", "_between", "_headed", "_keep", "_last", "_mark", "_outbox", "_parser",
-        "_transport", "_write", "events", "give_back", "head_bytes", "idle_since_s",
+        "_transport", "_write", "bytes", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox) -> None:
@@ -235,7 +235,7 @@ class EngineConnection(asyncio.Protocol):
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
         self._mark = b""  # BodySink.mark, while the shortcut is open
-        self.events = 0  # events that took the shortcut
+        self.events = self.bytes = 0  # events, and bytes with their size lines, that took the shortcut
         self._last = self._before_last = b""  # the last two chunks that took the shortcut
         self.give_back = give_back
         self.idle_since_s = 0.0
@@ -273,9 +273,9 @@ class EngineConnection(asyncio.Protocol):
     def detour(self) -> None:
         """Leave the shortcut, and tell the sink what took it."""
         if self._write is not None and self._answer is not None and self._answer.sink is not None:
-            self._answer.sink.passed(self.events, (self._before_last, self._last))
+            self._answer.sink.passed(self.events, self.bytes, (self._before_last, self._last))
             self._answer.moved = True
-        self._write, self.events, self._last, self._before_last = None, 0, b"", b""
+        self._write, self.events, self.bytes, self._last, self._before_last = None, 0, 0, b"", b""
 
     # -- the transport's side ------------------------------------------------------------------------------------
 
@@ -300,15 +300,16 @@ class EngineConnection(asyncio.Protocol):
         other: with hundreds of streams each object is a cache miss."""
         write = self._write
         if write is not None:
-            end = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)
+            end, size = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX), len(data)
             mark = self._mark
             if (
-                _sizes.get(data[:end]) == len(data) - end - 4
+                _sizes.get(data[:end]) == size - end - 4
                 and data.endswith(b"}\n\n\r\n")
                 and (not mark or mark not in data)
             ):
                 write(data)
                 self.events += data.count(b"\n\n")
+                self.bytes += size
                 self._before_last, self._last = self._last, data
                 return
             self.detour()

@@ -51,6 +51,7 @@ class LocalPlacer:
         self._standing, self._standing_until_s = "", float("-inf")
         self.resolve = router.models.resolve
         self.engines = router.models.engines
+        self.context_tokens = router.models.context_tokens
         self.known_as = router.models.names.known_as
         self.first_token = router.first_token
         self.ask = self.admission.ask

@@ -1,10 +1,11 @@
-"""Where replicas may be that are added at run time: addresses and networks, never names.
+"""Where replicas may be that are found or added at run time: addresses and networks, never names.
 
 Adding a replica makes the router connect to it, from the router's own network. So only unambiguous URLs are taken:
 `http://ADDRESS:PORT`, with the address in the form that `ipaddress` prints. Names (which may resolve to another address
 the next time), other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6), user names, paths and
 fragments are refused. Addresses of clouds' metadata services, which give out a machine's own credentials, are refused
-whatever is allowed.
+whatever is allowed. So they are where discovery finds them, in DNS or in a pod's status, and this machine's own
+addresses with them unless the settings say otherwise: whoever writes those is trusted to name replicas, and no more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _URL = re.compile(r"(https?)://(?:([0-9.]{7,15})|\[([0-9a-f:]{2,39})\]):([0-9]{1
 _ALLOWED = re.compile(
     r"(https?)://(?:([0-9.]{7,15}(?:/[0-9]{1,2})?)|\[([0-9a-f:]{2,39}(?:/[0-9]{1,3})?)\]):([0-9]{1,5})"
 )
-_METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
+_METADATA = frozenset(
+    map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"))
+)
 
 
 class NotAllowed(ValueError):
@@ -78,6 +81,15 @@ def checked(url: str, within: Iterable[Allowed]) -> str:
     if not any(_within(address, scheme, port, each) for each in within):
         raise NotAllowed("this is not within admin.replicas_allowed")
     return url
+
+
+def usual(address: str, *, loopback: bool) -> bool:
+    """Whether discovery may take this text for a replica's address; one of this machine's own with `loopback` only."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return not _never(parsed) and (loopback or not parsed.is_loopback)
 
 
 def _within(address: Address, scheme: str, port: int, allowed: Allowed) -> bool:

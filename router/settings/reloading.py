@@ -55,7 +55,7 @@ FIXED = frozenset(
     (
         "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
         "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
-        "discovery.replicas_max",
+        "discovery.loopback", "discovery.replicas_max",
         "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
         "listen.hub_timeout_s", "admin.allow_python_parser",
         "admin.history_path", "admin.history_bytes_max", "admin.history_days_max",

@@ -55,6 +55,9 @@ class DiscoverySettings:
     """Name of a headless Service, such as `vllm.default.svc.cluster.local`. Needed with `dns`."""
     dns_interval_s: Seconds = 2.0
     """Seconds between two questions to DNS. Answers say neither when they change nor who is about to go."""
+    loopback: bool = False
+    """Whether a pod or a record of DNS may have an address of this machine's own (`127.0.0.1`), as in tests. Addresses
+    of clouds' metadata services, link-local and multicast ones are never taken."""
     resync_s: Seconds = 300.0
     """Seconds after which pods are listed anew though the watch seems well: what a watch lost is found then."""
     replicas_max: Positive = 1_024
@@ -450,7 +453,7 @@ class ApiSettings:
     ask_usage: bool | Literal["auto"] = "auto"
     """Ask engines for usage at the end of streams whose clients did not, and take it out again. `auto`: where all
     engines of the model are vLLM or SGLang, which are known to do so. `false`: the bodies of healthy requests stay as
-    they are."""
+    they are, but for those of tenants with a rate of tokens on such engines."""
     receipts: bool = True
     """Whether answers carry `x-warmroute-*` headers that say where a request went and why."""
 

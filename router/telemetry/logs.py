@@ -7,6 +7,7 @@ past the logging module, to the same writer, so that lines keep their order.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 requests_log = logging.getLogger("router.requests")
 _out: LogOutput | None = None
 DROPPED = "log_lines_dropped"
+_NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
 REQUEST = "request"  # sentence and event of a request's line
 _BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that had begun, and are not whole
 
@@ -222,8 +224,13 @@ class _Text:
 
 
 def _plain(value: object) -> str:
-    """Any text on one line: names and messages come from clients, and must not forge lines of their own."""
+    """Any text on one line, in quotes where it has spaces or `=`: names and messages come from clients, and must not
+    forge lines or fields of their own."""
     if isinstance(value, Mapping):
         value = [f"{name}={each}" for name, each in value.items()]
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if not _NEEDS_QUOTES.search(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -19,9 +19,10 @@ from typing import Any, Protocol, Self, cast
 from router.core.admission.queue import Ticket
 from router.core.facts.misses import Template
 from router.core.facts.placements import Receipt, Shed
+from router.core.facts.replicas import ServedModel
 from router.core.facts.requests import Ask
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica, UnknownModel
+from router.core.fleet.models import NoReplica, UnknownModel, longest_context
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.hub.local_placer import LocalPlacer
@@ -154,14 +155,17 @@ class HubServer:
         all_models = {model for member in router.members for model in member.models}
         tokens = {model: view for model in served if (view := placer.token_view(model)) is not None}
         unready = tuple(sorted(all_models.difference(served)))
-        kinds: dict[str, set[str]] = {}
+        rows: dict[str, list[ServedModel]] = {}
         for member in router.members:
             for model in member.models.values():
-                kinds.setdefault(model.name, set()).add(model.owned_by)
-        engines = {model: tuple(sorted(kinds[model])) for model in sorted(kinds)}
+                rows.setdefault(model.name, []).append(model)
+        engines = {model: tuple(sorted({row.owned_by for row in rows[model]})) for model in sorted(rows)}
         names = dict(router.models.names.others)
         standing = router.models.standing()
-        said = messages.ReplicaView(list(ready.items()), unready, default, tokens, self._ids, engines, names, standing)
+        contexts = {model: longest_context(rows[model]) for model in engines}
+        said = messages.ReplicaView(
+            list(ready.items()), unready, default, tokens, self._ids, engines, names, standing, contexts
+        )
         said.hub = self._number
         return messages.frame([said])
 

@@ -255,6 +255,7 @@ class ReplicaView(Struct, tag=2, array_like=True):
     engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
     names: dict[str, str] = {}  # model -> the other name that its chains begin with
     standing: str = ""  # how many replicas are ready, and why the others are not
+    contexts: dict[str, int] = {}  # model -> tokens of the longest context that a replica has for it
     hub: int = 0  # a number that another hub does not have
 
 

@@ -34,6 +34,7 @@ from router.workers.view import LastView
 
 TICK_S = 0.05
 PAGE_S = 5.0  # longest wait for a page of the hub's, such as the metrics of a large fleet
+TOLD_AT_ONCE = 1_000  # stored responses that a hub which came anew is told of in one tick: a millisecond's work
 REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
@@ -72,6 +73,7 @@ class RemotePlacer:
         self._view = LastView()
         self._rates = RateShares(settings.listen.workers, clock)
         self._owners = ResponseOwners(settings.limits.response_ids_max, private=bool(settings.auth.keys_file))
+        self._untold: deque[str] = deque()  # stored responses that this hub is still to be told of
         self._leases: dict[int, RemoteLease] = {}
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
         self._kept: deque[messages.Report] = deque(maxlen=REPORTS_MAX)
@@ -124,6 +126,10 @@ class RemotePlacer:
         """Kinds of engines that serve the model, by the hub's last view."""
         return self._view.engines(model)
 
+    def context_tokens(self, model: str | None) -> int:
+        """The longest context that any replica has for the model, by the hub's last view."""
+        return self._view.context_tokens(model)
+
     def known_as(self, model: str) -> str:
         """The name that chains of the model begin with, by the hub's last view."""
         return self._view.known_as(model)
@@ -163,6 +169,8 @@ class RemotePlacer:
         id_ = self._new_id()
         future: asyncio.Future[RemoteLease | None] = self._loop.create_future()
         self._hub.ask(id_, wanted, future)
+        if self._untold and wanted.response_id and (told := self._made(wanted.response_id)) is not None:
+            self._link.say(told)
         self._link.say(codec.place_of(id_, wanted, exclude, ids=self._view.ids))
         try:
             return await future
@@ -350,7 +358,18 @@ class RemotePlacer:
             *self._kept,
         ]
         self._kept.clear()
+        self._untold = deque(self._owners.known())
+        told += self._told_again()
         return told
+
+    def _told_again(self) -> list[messages.FromWorker]:
+        """Stored responses that this worker knows of, and the hub may not: as many as take a millisecond."""
+        ids = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]
+        return [told for id_ in ids if (told := self._made(id_)) is not None]
+
+    def _made(self, response_id: str) -> messages.ResponseMade | None:
+        made = self._owners.made(response_id)
+        return messages.ResponseMade(response_id, *made) if made is not None else None
 
     def _broken(self, unsaid: list[messages.FromWorker]) -> None:
         """The connection to the hub broke."""
@@ -372,6 +391,8 @@ class RemotePlacer:
         if self._hub.viewed and self._link.up:
             self._count()
             self._tell_spent()
+            for told in self._told_again():
+                self._link.say(told)
             if templates := self._news.due(self._clock()):
                 self._link.say(messages.TemplatesSeen(templates))
         self._link.flush()

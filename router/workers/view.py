@@ -11,7 +11,7 @@ from collections import Counter
 
 from router.core.facts.placements import Grade, Reason, Receipt
 from router.core.facts.replicas import Replica
-from router.core.fleet.models import NoReplica, UnknownModel
+from router.core.fleet.models import CONTEXT_TOKENS, NoReplica, UnknownModel
 from router.core.placement.ring import Ring, under_bound
 from router.core.placement.wanted import Wanted
 from router.placer import TokenView
@@ -64,6 +64,10 @@ class LastView:
     def engines(self, model: str) -> tuple[str, ...]:
         """Kinds of engines that serve the model."""
         return self._view.engines.get(model, ())
+
+    def context_tokens(self, model: str | None) -> int:
+        """The longest context that any replica has for the model."""
+        return self._view.contexts.get(model or "", CONTEXT_TOKENS)
 
     def known_as(self, model: str) -> str:
         """The name that chains of the model begin with. Safe in any thread, since a view is never changed."""

@@ -47,7 +47,7 @@ class Sees:
     def look(self, ask: Ask, chain: Chain | None, *_: Any, **__: Any) -> Suspect:
         """A glance is not enough."""
         self.shown.append(ask)
-        return Suspect([], 0, 0, b"", 0, 0, Sighting(), 0, "", b"", 0, Match())
+        return Suspect([], 0, 0, b"", 0, 0, 0, Sighting(), 0, "", b"", 0, Match())
 
     async def settle(self, *_: Any, rejects: bool = False, **__: Any) -> Sighting:
         """A sighting of its own for each."""
@@ -178,8 +178,8 @@ async def test_a_refusal_quotes_only_what_it_is_given(client: ClientSession, eng
 async def test_a_refusal_quotes_no_other_tenant(
     client: ClientSession, tmp_path: Path, engine: FakeEngine, isolate: bool
 ) -> None:
-    """Who shares caches may be compared with another tenant's prompt, by naming its session: where that differs is
-    told, and its words are not. Who is kept apart is compared with its own alone."""
+    """A tenant is compared with its own prompts alone, whether or not it shares caches, and whatever session it
+    names."""
     engine.owned_by = "vllm"
     ring = Keyring(tmp_path, acme={}, spy={})
     question, rest = "Where is my order, and when will it come to me at last?", "And thank you for all of this. " * 20
@@ -191,7 +191,7 @@ async def test_a_refusal_quotes_no_other_tenant(
             status, _, answer = await post(
                 client, app.url + CHAT, json.dumps(said).encode(), ring.of(tenant) | {"x-session-id": "7"}
             )
-    assert status == (200 if isolate else 409)
+    assert status == 200
     assert "CANARY" not in json.dumps(answer)
 
 

@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, FormData, web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.app import App
 from router.core.facts.requests import Priority
 from router.core.placement.wanted import Wanted
-from router.hub.owners import ResponseOwners
-from router.placer import UnknownResponse
 from tests.support.fakes import FakeEngine, events, idle, running, settings, status
 from tests.support.keyring import ADMIN, Keyring, bearer
 
@@ -372,26 +368,3 @@ async def test_many_at_once(client: ClientSession, engine: FakeEngine, ring: Key
         records = app.hub.pages.decisions
         assert all(record.id.startswith(record.tenant) for record in records)
         assert len(records) == 40
-
-
-IDS, TENANTS = st.sampled_from(["r1", "r2", "r3", "r4"]), st.sampled_from(["", "a", "b"])
-
-
-@given(st.lists(st.tuples(st.booleans(), IDS, TENANTS)), st.booleans())
-def test_owners_of_responses(steps: list[tuple[bool, str, str]], private: bool) -> None:
-    """A model of who gets where: the last three ids are remembered, oldest forgotten first; where they are private,
-    each stays its first tenant's, and everything else is unknown to everybody."""
-    owners, model = ResponseOwners(3, private=private), dict[str, tuple[str, str]]()
-    for n, (learns, id_, tenant) in enumerate(steps):
-        if learns:
-            owners.learn(id_, f"replica {n}", tenant)
-            if not private or model.get(id_, ("", tenant))[1] == tenant:
-                model[id_] = (f"replica {n}", tenant)
-            if len(model) > 3:
-                del model[next(iter(model))]
-        elif private and model.get(id_, ("", None))[1] != tenant:
-            with pytest.raises(UnknownResponse):
-                owners.owner(id_, tenant)
-        else:
-            assert owners.owner(id_, tenant) == model.get(id_, (None,))[0]
-        assert owners.owner(None, tenant) is owners.owner("", tenant) is None

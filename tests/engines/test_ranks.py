@@ -76,12 +76,24 @@ async def sets_of(*replicas: str) -> AsyncIterator[frozenset[Replica]]:
     ("sources", "info", "metrics", "count"),
     [
         (SOURCES, None, None, 2),
-        ({"2": {}, "3": {}}, None, None, 2),  # vLLM's hybrid mode: the second half of four
+        (
+            {"2": {"publisher": "null"}, "3": {"publisher": "zmq"}},
+            None,
+            None,
+            2,
+        ),  # vLLM's hybrid mode: the second half of four
         ({}, None, METRICS, 2),
         ({}, {"dp_size": 4}, METRICS, 4),
         (None, {"dp_size": 4, "kv_events": None}, None, 4),
         (None, {"vllm_config": "..."}, METRICS, 2),
         (None, None, None, 1),
+        ({"status": "ok", "version": "1"}, None, None, 1),
+        ({"status": {}, "version": {}}, None, None, 1),
+        ({"0": {}, "1": {}, "2": {"publisher": "zmq"}}, None, None, 1),
+        ({str(n): {"id": n} for n in range(1_000)}, {"dp_size": 2}, None, 2),
+        ({"0": "tcp://*:5557", "1": "tcp://*:5558"}, None, METRICS, 2),
+        ({"-1": {"publisher": "zmq"}, "0": {"publisher": "zmq"}}, None, None, 1),
+        ({"2": {"endpoint": "tcp://*:5557"}, "3": {"endpoint": "tcp://*:5558"}}, None, None, 2),
         (None, {"dp_size": 10**6}, None, 1),
         (None, {"dp_size": 0}, None, 1),
         (None, {"dp_size": "many"}, "sglang:num_running_reqs 3", 1),
@@ -90,7 +102,8 @@ async def sets_of(*replicas: str) -> AsyncIterator[frozenset[Replica]]:
 async def test_a_server_says_how_many(
     engine: FakeEngine, ranks: Ranks, sources: dict | None, info: dict | None, metrics: str | None, count: int
 ) -> None:
-    """From vLLM's sources of events or its metrics, from SGLang's server_info, else one."""
+    """From vLLM's sources of events or its metrics, from SGLang's server_info, else one. What is no source counts for
+    none: a server that answers every path with an object of some fields is one replica."""
     engine.kv_event_sources, engine.server_info, engine.metrics = sources, info, metrics
     assert await ranks.count(engine.url) == count
 

@@ -203,7 +203,7 @@ async def gateway(config: Path, kubeconfig: Path) -> AsyncIterator[Gateway]:
     """The command with the chart's settings file. Only what a machine without a cluster cannot have is overridden: a
     kubeconfig in place of the pod's service account, loopback and free ports in place of the pod's own address."""
     words = ["-m", "router", "serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0"]
-    words += ["--admin-port", "0", "--set", f"discovery.kubeconfig={kubeconfig}"]
+    words += ["--admin-port", "0", "--set", f"discovery.kubeconfig={kubeconfig}", "--set", "discovery.loopback=true"]
     async with started("warmroute", [sys.executable, *words]) as process:
         (said,) = await process.said(LISTENING)
         yield Gateway(said[1], said[2], process)

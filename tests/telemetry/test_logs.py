@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 
 import pytest
 
@@ -49,13 +50,13 @@ FULL = record(
         (
             logs._Text(),
             (
-                '17:31:20.042 info    request request_id=a"b route=/v1/completions model=naïve status=200 ending=ok'
+                '17:31:20.042 info    request request_id="a\\"b" route=/v1/completions model=naïve status=200 ending=ok'
                 " duration_ms=1234.6"
             ),
             (
                 " ttft_ms=99.9 replica=http://r:1 reason=spill grade=catching-up prompt_tokens=100"
-                " predicted_cached_tokens=64 completion_tokens=20 hit_tokens=64 miss=spilled=30, tail=6"
-                " retries=connect at http://r:2, lost at http://r:3 error=engine_failed detail=It failed."
+                ' predicted_cached_tokens=64 completion_tokens=20 hit_tokens=64 miss="spilled=30, tail=6"'
+                ' retries="connect at http://r:2, lost at http://r:3" error=engine_failed detail="It failed."'
             ),
             "",
         ),
@@ -99,6 +100,16 @@ def test_an_event_stands_beside_its_sentence(pipe: Pipe) -> None:
     (line,) = pipe.lines()
     assert list(line) == ["time", "level", "logger", "message", "event", "replica"]
     assert line["event"] == "replica_up"
+
+
+@pytest.mark.parametrize("said", ["abc status=200 tenant=root", 'x" tenant="root', "a\\", "a b", "\x85tenant=root"])
+def test_no_value_makes_a_field(said: str) -> None:
+    """What clients write stands within its own field of a line of text: one that reads fields by spaces and quotes
+    finds the router's own and no other."""
+    line = logs._Text().request(AT_S, record(id=said)).decode()
+    fields = dict(each.partition("=")[::2] for each in shlex.split(line.partition("request ")[2]))
+    assert list(fields) == ["request_id", "route", "model", "status", "ending", "duration_ms"]
+    assert fields["request_id"] == (said if said.isprintable() else "\\x85tenant=root")
 
 
 def test_a_traced_request() -> None:

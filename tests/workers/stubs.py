@@ -45,6 +45,7 @@ class StubHub:
         policy: str = "warm",
         limits: AdmissionLimits | None = None,
         private: bool = False,
+        response_ids_max: int = 100,
     ) -> None:
         self.router = Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=1_000, blocks_max_default=1_000)
         self.records: list[RequestRecord] = []
@@ -56,7 +57,7 @@ class StubHub:
             self.router,
             clock=time.monotonic,
             event_wait_s=1e9,
-            response_ids_max=100,
+            response_ids_max=response_ids_max,
             private_responses=private,
             observe=self.observe,
             failed=lambda replica, kind: self.failures.append((replica, kind)),

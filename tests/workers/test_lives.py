@@ -158,7 +158,12 @@ async def test_a_replica_is_taken_away_under_load(engine: FakeEngine, other: Fak
 
 def from_dns(name: str, port: int) -> dict[str, str]:
     """Settings of a command that knows replicas from nowhere else."""
-    return {"discovery__source": "dns", "discovery__dns_name": name, "discovery__port": str(port)}
+    return {
+        "discovery__source": "dns",
+        "discovery__dns_name": name,
+        "discovery__port": str(port),
+        "discovery__loopback": "true",
+    }
 
 
 async def test_replicas_from_dns(engine: FakeEngine) -> None:

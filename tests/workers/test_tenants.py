@@ -51,6 +51,30 @@ async def test_a_stored_response_is_its_tenants_through_any_worker(tmp_path: Pat
     assert hub.open == 0
 
 
+@pytest.mark.parametrize("many", [1, 3_500])
+async def test_stored_responses_outlive_the_hub(tmp_path: Path, many: int) -> None:
+    """A hub that was restarted is told again whose each stored response is, by the worker through which it was made:
+    its tenant gets to it at once by that worker, soon by any other, and nobody else does."""
+    path = tmp_path / "hub"
+    async with worker(path, private=True) as one:
+        hub = StubHub("http://a", "http://b", private=True)
+        async with serving(hub, path):
+            await until(lambda: one.placing)
+            for n in range(many):
+                one.made_response(f"resp_{n}", "http://b", "acme")
+        await until(lambda: not one.placing)
+        again = StubHub("http://a", "http://b", private=True, response_ids_max=10_000)
+        async with serving(again, path), worker(path, 1, private=True) as two:
+            await until(lambda: one.placing and two.placing)
+            last = f"resp_{many - 1}"
+            assert (await one.place(about(last, "acme"), NOBODY)).replica == "http://b"
+            await until(lambda: len(again.placer.owners.known()) == many)
+            assert (await two.place(about(last, "acme"), NOBODY)).replica == "http://b"
+            for placer in (one, two):
+                with pytest.raises(UnknownResponse):
+                    await placer.place(about(last, "evil"), NOBODY)
+
+
 async def test_workers_know_kinds_of_engines(tmp_path: Path) -> None:
     """As the hub does: all kinds that serve a model, a replica's that is not ready among them; and still without the
     hub."""

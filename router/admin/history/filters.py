@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from router.telemetry.record import RequestRecord, session_key
 PARAMETERS = ("id", "session", "model", "reason", "tenant", "replica", "status", "from_s", "to_s")
 REASONS = tuple(dict.fromkeys([*(reason.value for reason in Reason), *(miss.value for miss in Miss)]))
 ENGINE_PREFIXES = ("chatcmpl-", "cmpl-", "embd-", "resp_")  # what vLLM puts before a request's id to name its answer
+_OURS = re.compile(r"-[0-9a-f]{16}\Z")  # what stands behind a tenant's own id at an engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,12 @@ def filter_of(query: Mapping[str, str]) -> DecisionFilter:
 
 
 def ids_of(given: str) -> tuple[str, ...]:
-    """The request ids that somebody may mean: the id given, and without what an engine puts before it."""
+    """The request ids that somebody may mean: the id given, and without what an engine puts before it and the router
+    behind it (`edge/answering.engine_id`)."""
     if not given:
         return ()
     bare = [given.removeprefix(prefix) for prefix in ENGINE_PREFIXES if given.startswith(prefix)]
+    bare += [_OURS.sub("", id_) for id_ in (given, *bare) if _OURS.search(id_)]
     return (given, *(id_ for id_ in bare if id_))
 
 

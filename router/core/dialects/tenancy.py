@@ -8,6 +8,10 @@ It is spliced in before the closing brace, behind whatever the body says under t
 JSON parsers of vLLM and SGLang take the last (as for `with_usage`). Other fields by which cached blocks are reached
 past the salt are spliced as null, which is what they are where nobody gives them.
 
+Of every tenant, isolated or not, that which names what all tenants share in an engine is taken out likewise: ids under
+which an engine keeps a request, sessions of SGLang's, and parameters of transfers, for which an engine with a connector
+would connect to a host of the client's choice.
+
 Read in vLLM 0.32 (`cache_salt` in entrypoints/openai/*/protocol.py, anthropic/protocol.py, pooling/base/protocol.py)
 and SGLang 0.5.23 (`cache_salt` in srt/entrypoints/openai/protocol.py and srt/managers/io_struct.py; its embeddings and
 Messages have no such field). Any other engine may ignore the field, and would share the cache without a word.
@@ -33,6 +37,18 @@ SALTED: dict[str, frozenset[str]] = {
     "vllm": frozenset((CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES)),
     "sglang": frozenset((CHAT, COMPLETIONS, RESPONSES, GENERATE)),
 }
+# Fields of transfers: vLLM's connectors; SGLang's prefill and decode on different servers.
+_TRANSFERRED = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "bootstrap_pair_key",
+    "decode_tp_size",
+    "session_params",
+)
+_ARGUMENTS = "vllm_xargs"  # vLLM puts what it has next to `kv_transfer_params`, under any name
 # `extra_key` is SGLang's second salt (it went into ours); a session of SGLang's continues what somebody said, and
 # transfer parameters name blocks to be fetched from elsewhere.
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
@@ -47,11 +63,26 @@ _NULLS = {path: "".join(f',"{name}":null' for name in names).encode() for path, 
 _LENGTH = struct.Struct(">I")
 
 
-class _Adapter(msgspec.Struct):
+class Named(msgspec.Struct):
+    """Fields of a body that name what tenants share in an engine; all but these are passed over."""
+
     lora_path: Raw = ABSENT
+    request_id: Raw = ABSENT
+    rid: Raw = ABSENT
+    kv_transfer_params: Raw = ABSENT
+    ec_transfer_params: Raw = ABSENT
+    bootstrap_host: Raw = ABSENT
+    bootstrap_port: Raw = ABSENT
+    bootstrap_room: Raw = ABSENT
+    bootstrap_pair_key: Raw = ABSENT
+    decode_tp_size: Raw = ABSENT
+    session_params: Raw = ABSENT
+    vllm_xargs: Raw = ABSENT
 
 
-_decode_adapter = msgspec.json.Decoder(_Adapter).decode
+_decode_named = msgspec.json.Decoder(Named).decode
+_NOTHING = Named()
+_decode_arguments = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def isolates(path: str, engines: Iterable[str]) -> bool:
@@ -72,27 +103,47 @@ def with_salt(path: str, body: bytes, salt: bytes) -> bytes:
     return _spliced(body, b'"cache_salt":"%b"%b' % (salt, _NULLS.get(path, b"")))
 
 
-def with_request_id(body: bytes, id_: str) -> bytes:
-    """The same request under this id, where it may name one: engines store a response under it, and who names
-    another's id would have it stored over that."""
-    if b"request_id" not in body and b"\\u" not in body:
-        return body
-    return _spliced(body, b'"request_id":"%b"' % id_.encode())
+def named(body: bytes) -> Named:
+    """What a JSON object names of this; nothing of a body that is empty. What cannot be read names everything, with a
+    value that is none."""
+    if not body:
+        return _NOTHING
+    try:
+        return _decode_named(body)
+    except UNREADABLE:
+        return Named(*[Raw(b'"') for _ in Named.__struct_fields__])
 
 
-def adapters(body: bytes) -> list[str]:
+def without_shared(body: bytes, found: Named, id_: str) -> bytes:
+    """The same request under this id, where it names one, and without transfers and sessions. `found` is what the body
+    names. A body that has none of it stays as it is."""
+    fields = [f'"{name}":"{id_}"' for name in ("request_id", "rid") if given(getattr(found, name))]
+    fields += [f'"{name}":null' for name in _TRANSFERRED if given(getattr(found, name))]
+    if given(found.vllm_xargs) and (arguments := _arguments(found.vllm_xargs)) is not None:
+        fields.append(f'"{_ARGUMENTS}":{arguments}')
+    return _spliced(body, ",".join(fields).encode()) if fields else body
+
+
+def _arguments(raw: Raw) -> str | None:
+    """vLLM's further arguments without transfers, as JSON; None where they have none."""
+    try:
+        told = _decode_arguments(raw)
+        kept = {name: value for name, value in told.items() if name not in _TRANSFERRED}
+        return None if len(kept) == len(told) else msgspec.json.encode(kept).decode()
+    except UNREADABLE:
+        return "null"
+
+
+def adapters(found: Named) -> list[str]:
     """LoRA adapters that a body names besides its model, as SGLang takes them on every path. One that is no string
     is told as ""."""
-    if b"lora_path" not in body and b"\\u" not in body:
+    if not given(found.lora_path):
         return []
     try:
-        raw = _decode_adapter(body).lora_path
-        if not given(raw):
-            return []
-        named = msgspec.json.decode(raw)
+        told = msgspec.json.decode(found.lora_path)
     except UNREADABLE:
         return [""]
-    listed = named if isinstance(named, list) else [named]
+    listed = told if isinstance(told, list) else [told]
     return [each if isinstance(each, str) else "" for each in listed if each is not None]
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
+from router.core.facts.replicas import ServedModel
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import ModelTokens
 from router.core.prompts.identity import Names
 
+CONTEXT_TOKENS = 1 << 20  # assumed of an engine that does not say how long a context it takes
+CONTEXT_TOKENS_MAX = 1 << 24  # an engine that says more is not believed
 MODELS_MAX = 1_024  # models whose tokens are learned
 NOT_YET = "its prompts were not turned into tokens yet"
 NO_MODELS = "its models are not known yet"
@@ -40,6 +44,7 @@ class Models:
         self.names = Names()
         self._tokens: dict[str, ModelTokens] = {}
         self._engines: dict[str, frozenset[str]] = {}  # until replicas or their models change
+        self._contexts: dict[str, int] = {}  # likewise
         self._untokened: dict[str, str] = {}  # model -> why its prompts cannot be turned into tokens
 
     def resolve(self, model: str | None) -> str:
@@ -94,9 +99,21 @@ class Models:
                 self._engines[model] = known
         return known
 
+    def context_tokens(self, model: str | None) -> int:
+        """The longest context that any replica, ready or not, has for the model; CONTEXT_TOKENS where one does not say,
+        and never more than CONTEXT_TOKENS_MAX."""
+        known = self._contexts.get(model or "")
+        if known is None:
+            served = [each for member in self._fleet.members.values() if (each := member.models.get(model or ""))]
+            known = longest_context(served)
+            if served:  # other names are anybody's
+                self._contexts[model or ""] = known
+        return known
+
     def changed(self) -> None:
         """Replicas came or went, or serve something else."""
         self._engines.clear()
+        self._contexts.clear()
 
     def standing(self) -> str:
         """How many replicas are ready, and why the others are not, the most frequent reasons first: for an operator who
@@ -148,6 +165,12 @@ class Models:
                 break
             why = why or trouble  # the first one's
         self._knowledge.untokened(member.id, why)
+
+
+def longest_context(served: Iterable[ServedModel]) -> int:
+    """Tokens of the longest context of one model, as replicas serve it, those counted that do not say."""
+    lengths = [each.max_model_len_tokens or CONTEXT_TOKENS for each in served]
+    return min(max(lengths, default=CONTEXT_TOKENS), CONTEXT_TOKENS_MAX)
 
 
 def _unfit(member: Member) -> str:

@@ -18,7 +18,6 @@ records have only the ready pods, as old as the answer's time to live. Therefore
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import threading
@@ -28,6 +27,7 @@ from contextlib import suppress
 
 from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
+from router.settings.networks import usual
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,13 @@ class DnsDiscovery:
         port: int,
         scheme: str,
         interval_s: float,
+        loopback: bool = False,
         resolve: Resolve | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`resolve(name, family)` returns addresses or raises OSError; it may block."""
+        """`resolve(name, family)` returns addresses or raises OSError; it may block. With `loopback` a replica may be
+        on this machine."""
+        self._loopback = loopback
         self._name, self._port, self._scheme, self._interval_s = name, port, scheme, interval_s
         self._resolve = resolve or _getaddrinfo
         self._clock = clock
@@ -88,7 +91,7 @@ class DnsDiscovery:
 
     async def _ask(self) -> list[str]:
         """Resolve the name, however long it takes. Raises OSError."""
-        answer = _in_thread(lambda: _addresses(self._resolve, self._name))
+        answer = _in_thread(lambda: _addresses(self._resolve, self._name, loopback=self._loopback))
         await asyncio.wait({answer}, timeout=ANSWER_S)
         if not answer.done():
             self._failed(f"no answer for {ANSWER_S:.0f} s")
@@ -117,8 +120,10 @@ class DnsDiscovery:
         self._why = why
 
 
-def _addresses(resolve: Resolve, name: str) -> list[str]:
-    """The addresses of the first family that has any. Raises OSError, and NoAddresses if there are certainly none."""
+def _addresses(resolve: Resolve, name: str, *, loopback: bool) -> list[str]:
+    """The addresses of the first family that has any which a replica may have. Raises OSError, and NoAddresses if there
+    are certainly none."""
+    others: list[str] = []
     for family in FAMILIES:
         try:
             said = list(resolve(name, family))
@@ -126,17 +131,12 @@ def _addresses(resolve: Resolve, name: str) -> list[str]:
             if error.errno not in NOT_THERE:
                 raise
             continue
-        if addresses := sorted(set(filter(_plain, said))):
+        if addresses := sorted({each for each in said if usual(each, loopback=loopback)}):
             return addresses
+        others += said
+    if others:
+        raise NoAddresses(f"{name} has no addresses but {others[0]}, where no replica may be (discovery.loopback)")
     raise NoAddresses(f"{name} has no addresses")
-
-
-def _plain(address: str) -> bool:
-    """Whether an address is reachable beyond this machine's own link."""
-    try:
-        return not ipaddress.ip_address(address).is_link_local
-    except ValueError:
-        return False
 
 
 def _getaddrinfo(name: str, family: socket.AddressFamily) -> Iterable[str]:

@@ -62,6 +62,10 @@ class Sought(Protocol):
         """Path of a kubeconfig; empty for the service account."""
 
     @property
+    def loopback(self) -> bool:
+        """Whether a replica may be on this machine."""
+
+    @property
     def resync_s(self) -> float:
         """Seconds between two lists."""
 
@@ -80,7 +84,7 @@ class KubernetesDiscovery:
         """Raises ValueError, with a message for people, if the extra is missing or the settings say too little."""
         self._settings = settings
         self._selector = settings.selector.strip()
-        self._rule = Rule(settings.scheme, settings.port, known_only=not self._selector)
+        self._rule = Rule(settings.scheme, settings.port, not self._selector, settings.loopback)
         self._api = api or Client(self._selector, settings.kubeconfig)
         self._namespaces = tuple(dict.fromkeys(settings.namespaces)) or (own_namespace(settings.kubeconfig),)
         self._random = random or Random()  # noqa: S311 - spreads retries

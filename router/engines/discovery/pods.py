@@ -20,6 +20,7 @@ import msgspec
 
 from router.core.facts.replicas import Replica
 from router.engines.discovery.stacks import only_works, stack_of
+from router.settings.networks import usual
 
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
@@ -104,12 +105,13 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the engine is found in its pod: the settings `discovery.scheme` and `discovery.port`, and whether only pods
-    of known stacks count because no selector has chosen."""
+    """How the engine is found in its pod: the settings `discovery.scheme`, `discovery.port` and `discovery.loopback`,
+    and whether only pods of known stacks count because no selector has chosen."""
 
     scheme: str = "http"
     port: str = ""
     known_only: bool = False
+    loopback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
     stack = stack_of(labels) if rule.known_only else None
     if rule.known_only and stack is None:
         return PodSeen(name, version)
+    if not usual(pod.status.pod_ip or "", loopback=rule.loopback):
+        return PodSeen(name, version, why=f"its address is {address}, where no replica may be (discovery.loopback)")
     if stack is not None and stack.port and not rule.port:
         rule = Rule(rule.scheme, stack.port)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)

@@ -10,7 +10,9 @@ from router.settings.schema import DiscoverySettings, SettingsError
 def source_of(s: DiscoverySettings) -> Discovery | None:
     """What finds replicas besides those in the settings; None if nothing does. Raises SettingsError."""
     if s.source == DnsDiscovery.source:
-        return DnsDiscovery(s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s)
+        return DnsDiscovery(
+            s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s, loopback=s.loopback
+        )
     if s.source == "kubernetes":
         from router.engines.discovery.kubernetes import KubernetesDiscovery  # needs an extra, and takes 0.2 s
 

@@ -50,13 +50,41 @@ def test_the_salt_is_what_the_engine_reads(path: str, body: dict[str, Any], esca
     assert made.startswith(text.rstrip()[:-1].encode())
 
 
-@given(st.dictionaries(st.sampled_from(FIELDS), json_values))
-def test_a_named_response_is_renamed(body: dict[str, Any]) -> None:
-    """A caller's own `request_id` never reaches an engine; a body without one stays as it is."""
-    text = json.dumps(body).encode()
-    made = tenancy.with_request_id(text, "resp_1")
-    assert made == text or json.loads(made) == body | {"request_id": "resp_1"}
-    assert json.loads(made).get("request_id", "resp_1") == "resp_1"
+SHARED = ("request_id", "rid", *tenancy._TRANSFERRED)
+
+
+@given(st.dictionaries(st.sampled_from((*SHARED, "prompt", "vllm_xargs")), json_values), st.booleans())
+def test_what_tenants_share_is_not_named(body: dict[str, Any], escaped: bool) -> None:
+    """A caller's own id of a request, session, or transfer never reaches an engine, however it is written; a body
+    without any stays as it is, and so does every other field."""
+    text = json.dumps(body)
+    if escaped:
+        text = text.replace('"r', '"\\u0072').replace("_p", "\\u005fp")
+    made = tenancy.without_shared(text.encode(), tenancy.named(text.encode()), "x-1")
+    read = json.loads(made)
+    arguments = read.get("vllm_xargs")
+    for name, value in body.items():
+        if name in ("request_id", "rid"):
+            assert read[name] == (None if value is None else "x-1")
+        elif name in SHARED:
+            assert read[name] is None
+        elif name != "vllm_xargs":
+            assert read[name] == value
+    assert not (isinstance(arguments, dict) and set(arguments) & set(SHARED) - {"request_id", "rid"})
+    if not set(body) & {*SHARED, "vllm_xargs"}:
+        assert made == text.encode()
+
+
+def test_transfers_are_no_further_arguments() -> None:
+    """vLLM merges its further arguments with those of transfers: what is named there is taken out, and the rest is
+    kept."""
+    for said, left in (
+        ({"a": 1, "kv_transfer_params": "x"}, {"a": 1}),
+        ({"a": [1, "b"]}, {"a": [1, "b"]}),
+        ("x", None),
+    ):
+        text = json.dumps({"vllm_xargs": said}).encode()
+        assert json.loads(tenancy.without_shared(text, tenancy.named(text), "x"))["vllm_xargs"] == left
 
 
 @given(json_values, st.booleans())
@@ -65,7 +93,9 @@ def test_every_adapter_is_seen(value: Any, escaped: bool) -> None:
     text = json.dumps({"lora_path": value})
     text = text.replace("lora_path", "lor\\u0061_path") if escaped else text
     named = value if isinstance(value, list) else [value]
-    assert tenancy.adapters(text.encode()) == [n if isinstance(n, str) else "" for n in named if n is not None]
+    assert tenancy.adapters(tenancy.named(text.encode())) == [
+        n if isinstance(n, str) else "" for n in named if n is not None
+    ]
 
 
 @pytest.mark.parametrize(("engines", "paths"), [(["vllm"], 5), (["sglang"], 4), (["vllm", "sglang"], 3), (["x"], 0)])

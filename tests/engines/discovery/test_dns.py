@@ -106,6 +106,30 @@ async def test_addresses_of_the_second_family(sets: Any) -> None:
     coming.cancel()
 
 
+SPECIAL = (
+    "169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "0.0.0.0", "127.0.0.1", "127.8.8.8",
+    "224.0.0.1", "255.255.255.255", "fd00:ec2::254", "fd20:ce::254", "::ffff:169.254.169.254", "::ffff:10.0.0.1",
+    "64:ff9b::a9fe:a9fe", "::a9fe:a9fe", "2002:a9fe:a9fe::1", "::1", "::", "fe80::1", "ff02::1", "nowhere", "010.0.0.1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("address", SPECIAL)
+async def test_whoever_writes_records_sends_the_router_nowhere_special(sets: Any, address: str) -> None:
+    """Metadata services of clouds, this machine, and whatever is no host's address are not taken from DNS: neither
+    beside a replica's address nor alone, where the view says why."""
+    family = "v6" if ":" in address else "v4"
+    beside = {family: [address, "fd00::1" if family == "v6" else "10.0.0.1"]}
+    found = await anext(sets(discovery(Resolver(**beside))))
+    assert urls(found) == {"http://[fd00::1]:8000" if family == "v6" else "http://10.0.0.1:8000"}
+    resolver = Resolver(**{family: [address]})
+    known = discovery(resolver)
+    coming = asyncio.ensure_future(anext(sets(known)))
+    await asks(resolver)
+    assert not coming.done()
+    assert address in known.status().why
+    coming.cancel()
+
+
 @pytest.mark.parametrize(("answer", "why"), [(AGAIN, "said so"), (NO_NAME, "has no addresses"), ([], "no addresses")])
 async def test_the_last_good_set_is_kept(sets: Any, answer: Answer, why: str, caplog: pytest.LogCaptureFixture) -> None:
     """A name server that fails, a name that is gone, an answer without addresses: nothing is yielded, the view is
@@ -194,7 +218,7 @@ async def test_a_name_that_is_none(sets: Any) -> None:
 
 async def test_the_machine_s_own_resolver(sets: Any) -> None:
     """`localhost`, by getaddrinfo; and a name that no resolver has."""
-    assert urls(await anext(sets(discovery(None, name="localhost")))) == {"http://127.0.0.1:8000"}
+    assert urls(await anext(sets(discovery(None, name="localhost", loopback=True)))) == {"http://127.0.0.1:8000"}
     known = discovery(None, name="nowhere.invalid")
     coming = asyncio.ensure_future(anext(sets(known)))
     while not known.status().errors:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.replicas import Replica
 from router.engines.discovery.pods import PodSeen, PodView, Rule, read, replicas_of
+from tests.engines.discovery.test_dns import SPECIAL
 from tests.support.podstore import Pod, merged, pod
 
 
@@ -64,6 +65,19 @@ def test_what_a_replica_is() -> None:
         events="tcp://10.0.0.1:5557",
         replay="tcp://10.0.0.1:5558",
     )
+
+
+@pytest.mark.parametrize("address", [each for each in SPECIAL if each not in ("nowhere", "010.0.0.1")])
+def test_whoever_writes_pods_sends_the_router_nowhere_special(address: str) -> None:
+    """A pod whose status has the address of a metadata service, of this machine or of no host is no replica, and the
+    log says why; this machine's own are taken where the settings say so."""
+    found = seen(A, status={"podIP": address})
+    assert found.claim is None
+    assert "no replica may be" in found.why
+    raw = json.dumps(merged(A, {"status": {"podIP": address}})).encode()
+    local = read(raw, Rule(loopback=True))
+    assert local is not None
+    assert (replica(local) is not None) == (address in ("127.0.0.1", "127.8.8.8", "::1"))
 
 
 @pytest.mark.parametrize(

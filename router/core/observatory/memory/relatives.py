@@ -18,7 +18,7 @@ from router.core.prompts.canonical import RS
 
 KNOWN_BYTES_MIN = 16  # two prompts that share less at their beginning are not of one template for that alone
 SHORT_BYTES = 4 << 10  # longest prompt that is compared for so little; a longer prompt must share a block
-SHARED_MAX = 1_024  # roots: one for each model, or two
+ROOTS_MAX = 4_096  # roots: one for each model, or two, of each salt or tenant
 REPEATED_BYTES_MIN = 64  # less than that is no reason to take two prompts for relatives
 BEHIND_BYTES_MIN = 1 << 10  # text behind a difference in the first user message that makes it worth comparing
 
@@ -90,18 +90,22 @@ def _relate_template(
         suspect.related = record
 
 
-def elsewhere(suspect: Suspect, texts: Texts, seed: int, shared: set[int]) -> int:
+def elsewhere(suspect: Suspect, texts: Texts, seed: int, roots: dict[int, tuple[int, bool]]) -> int:
     """Bytes of the suspect's beginning that a prompt of another identity had; notes whether that prompt is apart.
-    `shared` are roots of prompts without a salt, as far as they are known."""
-    if not suspect.salted:
-        if len(shared) >= SHARED_MAX:
-            shared.clear()
-        shared.add(suspect.root)
+    `roots` are those of prompts, as far as they are known, each with the number that keeps its tenant's prompts apart
+    (Text.whose) and whether the prompts have a salt."""
+    if len(roots) >= ROOTS_MAX:
+        roots.clear()
+    roots[suspect.root] = suspect.whose, suspect.salted
     suspect.prefixes = anchors.prefixes(suspect.text[: suspect.size], seed)
     found = anchors.most(map(texts.said, reversed(suspect.prefixes)))
     other = texts.latest(found) if found else None
     if other is None or other.root == suspect.root:
         return 0
-    suspect.sighting.apart = other.root not in shared
-    theirs = Text(chain(suspect.text, other.root), other.root, 0, suspect.text, 0, suspect.size)
+    whose, salted = roots.get(other.root, (0, True))
+    if other.root ^ whose == suspect.root ^ suspect.whose:  # another tenant's prompt, in the same cache
+        return 0
+    suspect.sighting.apart = salted or whose != suspect.whose
+    keys = [key ^ whose for key in chain(suspect.text, other.root ^ whose)]
+    theirs = Text(keys, other.root, 0, suspect.text, 0, suspect.size, whose)
     return texts.match(theirs)[1].known

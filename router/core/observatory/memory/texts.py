@@ -120,6 +120,7 @@ class Text(Struct, eq=False):
     text: bytes
     base: int
     size: int
+    whose: int  # number that keys and root are XORed with, so that a tenant meets its own prompts only; 0: they are not
 
     def tail(self, record: Record, depth: int) -> bytes | None:
         """Up to a block of text behind `depth` blocks. Where the beginning of this text was skipped it is taken from
@@ -134,8 +135,8 @@ class Text(Struct, eq=False):
         tail = lead + self.text[: BLOCK_BYTES - skipped]
         parent = self.keys[depth - 1] if depth else self.root
         if depth < len(self.keys):
-            return tail if xxh3_64_intdigest(tail, parent) == self.keys[depth] else None
-        return tail if key_at(tail, (), parent, len(tail)) == self.end_key else None
+            return tail if xxh3_64_intdigest(tail, parent ^ self.whose) == self.keys[depth] ^ self.whose else None
+        return tail if key_at(tail, (), parent ^ self.whose, len(tail)) == self.end_key ^ self.whose else None
 
 
 class Match(Struct, gc=False, eq=False):

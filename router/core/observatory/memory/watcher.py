@@ -50,7 +50,7 @@ class Watcher:
         self._findings = RecentFindings(max(1, memory_bytes_max // FINDINGS_SHARE // FINDING_BYTES))
         self._kept_bytes_max = min(prompt_bytes_max, memory_bytes_max // BODIES_SHARE) // BLOCK_BYTES * BLOCK_BYTES
         self._seed = seed & _MASK
-        self._shared: set[int] = set()
+        self._roots: dict[int, tuple[int, bool]] = {}
 
     def templates(self) -> list[Template]:
         """Templates that changed since this was last asked."""
@@ -73,11 +73,17 @@ class Watcher:
         body: bytes,
         whole: Prompt | None = None,
         sure: bool = False,
+        tenant: str = "",
     ) -> Sighting | Suspect:
         """What the texts of earlier prompts say of this one; it is kept at once. A Suspect where that takes more: it is
         suspect, or lacks its beginning. `whole` is its prompt with all of its text, where `ask` has only its end.
-        `sure`: what was found of others is not assumed of it."""
+        `sure`: what was found of others is not assumed of it. With a `tenant` it is compared with prompts of that
+        tenant only, and no other prompt with it."""
         prompt = whole or ask.prompt or _NOTHING  # every chain is made of a prompt
+        whose = 0
+        if tenant:
+            whose = xxh3_64_intdigest(tenant.encode(), self._seed)
+            chain = _kept_apart(chain, whose)
         text, base, keys, end_key = prompt.text, prompt.skipped_bytes, chain.keys, chain.end_key
         head = text if not base else prompt.joint.head if prompt.joint is not None else b""
         tools = head.startswith(TOOLS)
@@ -107,8 +113,9 @@ class Watcher:
             text, keys = text[: max(0, size - base)], keys[: size // BLOCK_BYTES]
             base = min(base, size)
         suspect = Suspect(
-            keys, chain.root, end_key, text, base, size, Sighting(), min(prompt.first_user_end, size), path, body, mark,
-            _NO_MATCH, prompt.hint_bytes, prompt.bytes_per_token is not None, bool(chain.spans),
+            keys, chain.root, end_key, text, base, size, whose,
+            Sighting(), min(prompt.first_user_end, size), path, body, mark, _NO_MATCH,
+            prompt.hint_bytes, prompt.bytes_per_token is not None, bool(chain.spans),
         )  # fmt: skip
         suspect.sighting.tools, suspect.salted = tools, bool(ask.salt)
         self._search(suspect, chain, sure=sure)
@@ -229,7 +236,7 @@ class Watcher:
         if base < first_end and known < first_end:
             user = suspect.user = user_start(text, first_end - base) + base
         if known < BLOCK_BYTES and not base:
-            suspect.sighting.identity_bytes = elsewhere(suspect, self._texts, self._seed, self._shared)
+            suspect.sighting.identity_bytes = elsewhere(suspect, self._texts, self._seed, self._roots)
         behind = size - known
         if not suspect.ids and (
             known < user
@@ -304,7 +311,8 @@ class Watcher:
             if templates.unlabelled:
                 templates.label(name, suspect.prefix(end))
             return
-        prefix = SharedPrefix(suspect.prefix(end), key, end in (suspect.user, suspect.hint_bytes))
+        known = key and key ^ suspect.whose  # the key by which replicas are known to hold it
+        prefix = SharedPrefix(suspect.prefix(end), known, end in (suspect.user, suspect.hint_bytes))
         templates.learn(name, prefix, near, int(record is not None and (not suspect.hint_bytes or near == name)))
         templates.joined(name, size, suspect.path, suspect.body)
         if record is not None and not near:
@@ -320,6 +328,13 @@ class Watcher:
                 None, 0, b"", 0, 0, 0, of.conversation, of.turn, of.template, of.tool_calls, of.tools, asked, children
             )
             self._texts.keep(suspect, young, suspect.known, record, made)
+
+
+def _kept_apart(chain: Chain, whose: int) -> Chain:
+    """The chain with all its keys XORed with this number, which leaves them as unlikely to collide as they were."""
+    spans = tuple([(key ^ whose, start, end) for key, start, end in chain.spans])
+    keys = [key ^ whose for key in chain.keys]
+    return Chain(keys, chain.root ^ whose, chain.end_key ^ whose, spans, chain.first_user_key ^ whose)
 
 
 def _is_fork(young: Match) -> bool:

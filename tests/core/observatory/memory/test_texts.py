@@ -109,7 +109,7 @@ def test_a_long_line_of_turns_is_one_text() -> None:
     for turn in range(3 * LINKS_MAX):
         said += b"turn %d " % turn * 9
         _, chain = asked(said)
-        text = Text(chain.keys, chain.root, chain.end_key, said, 0, len(said))
+        text = Text(chain.keys, chain.root, chain.end_key, said, 0, len(said), 0)
         young, known = memory.match(text)
         assert known.known == len(said) - len(b"turn %d " % turn * 9)
         record = Record(None, 0, b"", 0, 0, conversation=7)

@@ -1,0 +1,53 @@
+"""Whose a stored response is, in a memory that tenants share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.hub.owners import ResponseOwners
+from router.placer import UnknownResponse
+
+IDS, TENANTS = st.sampled_from(["r1", "r2", "r3", "r4"]), st.sampled_from(["", "a", "b"])
+
+
+@given(st.lists(st.tuples(st.booleans(), IDS, TENANTS)), st.booleans())
+def test_owners_of_responses(steps: list[tuple[bool, str, str]], private: bool) -> None:
+    """A model of who gets where: three ids are remembered. Where they are private, each stays its first tenant's,
+    everything else is unknown to everybody, and who has most of them loses the oldest one; otherwise the oldest of all
+    is forgotten."""
+    owners, model = ResponseOwners(3, private=private), dict[str, tuple[str, str]]()
+    for n, (learns, id_, tenant) in enumerate(steps):
+        if learns:
+            owners.learn(id_, f"replica {n}", tenant)
+            if not private or model.get(id_, ("", tenant))[1] == tenant:
+                model[id_] = (f"replica {n}", tenant)
+            if len(model) > 3:
+                counts = Counter(whose for _, whose in model.values())
+                gone = set(model) - set(owners.known())
+                assert [counts[model[each][1]] for each in gone] == [max(counts.values())] or not private
+                oldest = next(each for each in model if not private or model[each][1] in {model[g][1] for g in gone})
+                assert gone == {oldest}
+                del model[oldest]
+        elif private and model.get(id_, ("", None))[1] != tenant:
+            with pytest.raises(UnknownResponse):
+                owners.owner(id_, tenant)
+        else:
+            assert owners.owner(id_, tenant) == model.get(id_, (None,))[0]
+        assert owners.owner(None, tenant) is owners.owner("", tenant) is None
+        assert set(owners.known()) == set(model)
+
+
+def test_who_stores_very_many_makes_no_others_unknown() -> None:
+    """One tenant's responses, however many, push out its own: another's few, made before, stay its own."""
+    owners = ResponseOwners(1_000, private=True)
+    for n in range(100):
+        owners.learn(f"resp_few_{n}", "http://a", "few")
+    for n in range(100_000):
+        owners.learn(f"resp_{n}", "http://b", "acme")
+    assert [owners.owner(f"resp_few_{n}", "few") for n in range(100)] == ["http://a"] * 100
+    assert len(owners.known()) == 1_000
+    assert owners.owner("resp_99999", "acme") == "http://b"
