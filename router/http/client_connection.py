@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from router.http import deadlines
 from router.http.deadlines import ClientLimits, Patience, acknowledged
 from router.http.outbox import Outbox
-from router.http.receiver import BETWEEN, Receiver
+from router.http.receiver import BETWEEN, BODY, Receiver
 from router.http.request import BodySender, Refusal, Request
 
 # Requests sent ahead, and bytes of their bodies, at which the connection is not read until some are answered.
@@ -36,6 +36,7 @@ _NO_BODY = (204, 304)  # answers without a body or a Content-Length (RFC 9110 se
 
 Handler = Callable[[Request], Awaitable[None]]
 Refuse = Callable[[Request, Refusal], None]
+Admit = Callable[[Request], bool]
 
 
 class ClientLeft(Exception):
@@ -47,6 +48,7 @@ class Owner(Protocol):
 
     handler: Handler
     refuse: Refuse
+    admit: Admit
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
     outbox: Outbox
@@ -64,8 +66,8 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection to a server. Requests are answered one at a time, in the order in which they came."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_holding", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
-        "_request", "_server", "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
+        "_admitted", "_clogged", "_discarding", "_holding", "_last", "_next_until_s", "_patience", "_receiver",
+        "_refusal", "_request", "_server", "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
     )  # fmt: skip
 
     def __init__(self, server: Owner, address: str | None = None) -> None:
@@ -73,6 +75,7 @@ class ClientConnection(asyncio.Protocol):
         self._server = server
         self._receiver = Receiver(self, server.limits.body_bytes_max)
         self._patience = Patience()
+        self._admitted = 0  # number of the last request whose head was shown to the server before its body
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # the request that is being answered
         self._waiting: deque[Request] = deque()
@@ -141,13 +144,25 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             self._receiver.feed(data)
+            if self._receiver.stage == BODY:
+                self._admit()
         except Refusal as error:
             self._refuse(error)
+
+    def _admit(self) -> None:
+        """Ask the server once whether it lets in a request of which only the head has come. Raises Refusal."""
+        if self._admitted != self._receiver.requests:
+            self._admitted = self._receiver.requests
+            request = self._receiver.unfinished
+            if request is not None:
+                self._server.admit(request)
 
     # -- the receiver's side -------------------------------------------------------------------------------------
 
     def expected(self) -> None:
-        """The client waits for permission to send a body. Not given to one that has sent ahead: it does not wait."""
+        """The client waits for permission to send a body. Not given to one that has sent ahead: it does not wait.
+        Raises Refusal."""
+        self._admit()
         if self._request is None and not self._clogged:
             self._server.outbox.flush()
             self.write(_CONTINUE)

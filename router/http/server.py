@@ -1,4 +1,4 @@
-"""The main listener: HTTP/1.1 from clients, at a third of what a general server costs.
+"""The server of both listeners: HTTP/1.1 from clients, at a third of what a general server costs.
 
 aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (both in trials before it was
 replaced); a router that is to cost some 100 us in all cannot spend that. This file has what all connections share: who
@@ -17,7 +17,7 @@ from collections import Counter
 
 from router.http import deadlines
 from router.http.accepting import Acceptor, ConnectionSlots, bound
-from router.http.client_connection import NO_LINGER, ClientConnection, Handler, Refuse
+from router.http.client_connection import NO_LINGER, Admit, ClientConnection, Handler, Refuse
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
 
@@ -40,13 +40,17 @@ class Server:
         refuse: Refuse,
         limits: ClientLimits,
         *,
+        admit: Admit = lambda _: True,
         tls: ssl.SSLContext | None = None,
         outbox: Outbox | None = None,
     ) -> None:
         """`handler` answers a request. `refuse` answers one that cannot be read, whose method and path are empty where
-        they are not known. `tls` may be replaced, for connections to come. Without an `outbox` it has its own."""
+        they are not known. `admit` is called with a request whose body is not all there: it raises Refusal for a
+        client that is not let in. `tls` may be replaced, for connections to come. Without an `outbox` it has its
+        own."""
         self.handler = handler
         self.refuse = refuse
+        self.admit = admit
         self.limits = limits
         self.tls = tls
         self.loop = asyncio.get_running_loop()
