@@ -9,6 +9,7 @@ parameters   which parameters a page takes
 observatory  what the observatory knows
 replicas     adding and removing replicas at run time
 prewarm      warming replicas now
+openapi/     what all paths of both listeners take and answer
 runbook/     what to do at three in the morning
 dashboard/   the page that shows all that
 """

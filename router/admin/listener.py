@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from router import __version__
-from router.admin import dashboard, runbook
+from router.admin import dashboard, openapi, runbook
 from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, AdminTable, admin_refusal, got, refused
 from router.admin.guard import AdminGuard
 from router.admin.parameters import BadParameter, check_names, refusal_of
@@ -39,7 +39,7 @@ class AdminListener:
     ) -> None:
         """`token()` gives the token now, "" for none; `host` is the configured address. `limits` has room for the
         longest body of any page."""
-        pages = [*routes, *dashboard.routes(), *runbook.routes()]
+        pages = [*routes, *dashboard.routes(), *runbook.routes(), *openapi.routes()]
         self.table = AdminTable([*pages, got("/", partial(_root, _list_of(pages)))])
         self._guard = AdminGuard(token, host)
         self._host = host
@@ -137,7 +137,8 @@ def _send(request: Request, answer: AdminAnswer) -> None:
 
 def _list_of(pages: Iterable[AdminRoute]) -> str:
     """Where one is, and every page that can be read here but for the files of pages."""
-    paths = sorted({page.path for page in pages if page.method == "GET" and "." not in page.path})
+    paths = sorted({page.path for page in pages if page.method == "GET"})
+    paths = [path for path in paths if "." not in path or path == openapi.PATH]
     shown = "\n".join(f"  {path}" for path in paths if path == "/" or not path.endswith("/"))
     return f"warmroute {__version__}, admin listener. Clients are served on the main port. Pages:\n\n{shown}\n"
 

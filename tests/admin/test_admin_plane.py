@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admin import dashboard, runbook
+from router.admin import dashboard, openapi, runbook
 from router.admin.replicas import Additions
 from router.app import App
 from router.core.dialects import PATHS
@@ -39,7 +39,7 @@ def admin_routes(app: App) -> list[tuple[str, str]]:
     found = [(route.method, route.path) for route in routes]
     served = {(route.method, route.path) for route in app.hub.admin.table.routes}
     static = [(route.method, route.path) for route in (*dashboard.routes(), *runbook.routes())]
-    found.append(("GET", "/"))
+    found += [("GET", "/"), ("GET", openapi.PATH)]
     assert served == {*found, *static}, "a route that this test does not know of"
     return [*found, *static]
 
