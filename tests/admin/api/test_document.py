@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, cast
 
+import schemathesis
 from aiohttp import ClientSession
 
 from deploy.openapi.__main__ import DOCUMENT, PAGE, document, page, rendered
@@ -42,6 +43,11 @@ def test_it_is_rendered() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == rendered(made) + "\n", "run python -m deploy.openapi"
     assert PAGE.read_text(encoding="utf-8") == page(made), "run python -m deploy.openapi"
     assert made == SAID
+
+
+def test_it_is_openapi() -> None:
+    """The document is what the specification of OpenAPI 3.1 says a document is, by its JSON Schema."""
+    schemathesis.openapi.from_dict(SAID).validate()
 
 
 def test_what_it_refers_to_is_there() -> None:
