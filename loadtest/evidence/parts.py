@@ -67,10 +67,12 @@ FULL = {
     "WARMROUTE_CONNECTS": "10000",
     "WARMROUTE_KILL_REQUESTS": "4500",
     "WARMROUTE_CORPUS_SEEDS": "26",
+    "WARMROUTE_API_EXAMPLES": "100",
 }
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
 REPEATED = (
     *(
+        "tests/admin/api/test_answers.py",
         "tests/edge/test_attempts.py",
         "tests/edge/test_endings.py",
         "tests/edge/test_leaving.py",

@@ -1,76 +1,74 @@
-"""Who may use the admin listener, and for what: checked before any page is served.
+"""Who may use the admin listener, and for what: known from a request's head, before its body is read.
 
 With a token every page needs it, except `/healthz` and `/readyz`, which kubelets ask, and the files of the dashboard,
 which hold no secret and ask for the token themselves, and the runbook. Without one the listener is on
 loopback (commands/loading.py), where other programs of the machine are trusted, but browsers are not: a request for a
 web page names that page's host (`Host`, even if its name was made to resolve to 127.0.0.1) or has an `Origin`. So a
 request must name this machine by address, `localhost` or the configured name; one that changes something must have no
-`Origin`, and be JSON, which no form can send.
+`Origin`, and be JSON, which no form can send. What a browser says to ask for another site's page, as with
+`<script src>`, it asks for in vain (Fetch Metadata: `Sec-Fetch-Site`): nothing could be read, but work would be done.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
-
-import msgspec
-from aiohttp import web
-from aiohttp.typedefs import Middleware
+from collections.abc import Callable
 
 from router.admin import dashboard, runbook
+from router.admin.calls import JSON, READS, admin_refusal
+from router.http.request import Request
 from router.settings.keys import OPEN, is_admin
 
-BODY_BYTES_MAX = 4 << 10
-READS = ("GET", "HEAD")
 FREE = {*OPEN, *dashboard.PATHS, *runbook.PATHS}
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]+)?")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+class AdminGuard:
+    """Checks every request, also for pages that do not exist."""
 
-def guarding(token: Callable[[], str], host: str) -> Middleware:
-    """Middleware that checks every request, also for pages that do not exist. `token()` gives the token now, "" for
-    none; `host` is where the admin listener listens."""
+    def __init__(self, token: Callable[[], str], host: str) -> None:
+        """`token()` gives the token now, "" for none; `host` is where the admin listener listens."""
+        self._token = token
+        self._host = host.lower()
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        secret = token()
-        if request.path in FREE and request.method in READS:
-            return await handler(request)
-        if secret and not is_admin(request.headers.get("Authorization", "").encode(errors="replace"), secret):
-            response = refused(401, "admin_token_needed", "This page needs the admin token.")
-            response.headers["WWW-Authenticate"] = "Bearer"
-            return response
-        if (not secret or request.method not in READS) and not _ours(request.headers.get("Host", ""), host):
-            return refused(421, "wrong_host", "Name this router by its address or localhost (DNS rebinding).")
-        if request.method not in READS:
-            if "Origin" in request.headers:
-                return refused(403, "no_browsers", "Web pages may change nothing here.")
-            if request.body_exists and request.content_type != "application/json":
-                return refused(415, "json_only", "The content-type must be application/json.")
-        return await handler(request)
+    def check(self, request: Request) -> None:
+        """Let a request pass by its head. Raises Refusal."""
+        secret, fields, reads = self._token(), request.fields, request.method in READS
+        if reads and request.path in FREE:
+            return
+        if secret and not is_admin(fields.get(b"authorization", b""), secret):
+            raise admin_refusal(401, "admin_token_needed", "This page needs the admin token.")
+        if (not secret or not reads) and not self._is_ours(request.header(b"host")):
+            raise admin_refusal(421, "wrong_host", "Name this router by its address or localhost (DNS rebinding).")
+        if fields.get(b"sec-fetch-site", b"").strip().lower() == b"cross-site":
+            raise admin_refusal(403, "no_browsers", "Web pages of other sites may ask for nothing here.")
+        if not reads:
+            if b"origin" in fields:
+                raise admin_refusal(403, "no_browsers", "Web pages may change nothing here.")
+            if _has_body(request) and _media_type(request) != JSON:
+                raise admin_refusal(415, "json_only", "The content-type must be application/json.")
 
-    return guard
-
-
-def refused(status: int, code: str, message: str) -> web.Response:
-    """An error answer of the admin listener."""
-    body = msgspec.json.encode({"error": {"code": code, "message": message}})
-    return web.Response(status=status, body=body, content_type="application/json")
-
-
-def _ours(given: str, host: str) -> bool:
-    """Whether a Host header names this machine in a way that no other site can use."""
-    found = _HOST.fullmatch(given.lower())
-    if found is None:
-        return False
-    name = found[1] or found[2]
-    if name in ("localhost", host.lower()):
+    def _is_ours(self, given: str) -> bool:
+        """Whether a Host header names this machine in a way that no other site can use."""
+        found = _HOST.fullmatch(given.lower())
+        if found is None:
+            return False
+        name = found[1] or found[2]
+        if name in ("localhost", self._host):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
         return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+
+
+def _has_body(request: Request) -> bool:
+    length = request.fields.get(b"content-length", b"0")
+    return b"transfer-encoding" in request.fields or length.strip(b"0") != b""
+
+
+def _media_type(request: Request) -> str:
+    return request.header(b"content-type").partition(";")[0].strip().lower()

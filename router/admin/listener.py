@@ -1,85 +1,148 @@
-"""The admin listener: the hub's pages and the dashboard behind a guard, on aiohttp's server, which is fast enough."""
+"""The admin listener: the hub's pages and the dashboard behind a guard, on the same server as the main listener, so
+that heads, bodies, connections and clients that do not read have its limits and deadlines."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import suppress
 from functools import partial
 
-from aiohttp import http_parser, web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from router import __version__
-from router.admin import dashboard, runbook
-from router.admin.guard import BODY_BYTES_MAX, guarding
-from router.admin.parameters import checked_names
+from router.admin import dashboard, openapi, runbook
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, AdminTable, admin_refusal, got, refused
+from router.admin.guard import AdminGuard
+from router.admin.parameters import BadParameter, check_names, refusal_of
 from router.http.accepting import cannot_listen, url_of
-from router.settings.schema import Settings
+from router.http.client_connection import ClientLeft
+from router.http.deadlines import ClientLimits
+from router.http.request import Refusal, Request, date_line
+from router.http.server import Server
 
-CLOSE_S = 0.1  # time for connections to close
+BODY_BYTES_MAX = 4 << 20  # bytes of the longest body that any page takes
+BODIES_MAX = 4  # such bodies that all clients together may have under way
+CLOSE_S = 0.1  # time in which answers under way may end
+TEXT = "text/plain; charset=utf-8"
+# Of every answer: browsers take it for nothing but what it says to be, and hand it to no other site's page.
+HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+_TOO_LARGE = "body_too_large"  # the receiver's code; pages have one of their own
 
 log = logging.getLogger(__name__)
 
 
-def _quotes_nobody(record: logging.LogRecord) -> bool:
-    """Filter a log record: aiohttp quotes a header line that it cannot read, which may have the token."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+class AdminListener:
+    """A server of pages, from `listen` to `close`."""
+
+    def __init__(
+        self, routes: Iterable[AdminRoute], limits: ClientLimits, *, token: Callable[[], str], host: str
+    ) -> None:
+        """`token()` gives the token now, "" for none; `host` is the configured address. `limits` has room for the
+        longest body of any page."""
+        pages = [*routes, *dashboard.routes(), *runbook.routes(), *openapi.routes()]
+        self.table = AdminTable([*pages, got("/", partial(_root, _list_of(pages)))])
+        self._guard = AdminGuard(token, host)
+        self._host = host
+        self.server = Server(self.handle, self.refuse, limits, admit=self.admit)
+
+    async def listen(self, port: int, sock: socket.socket | None = None) -> str:
+        """Serve on a bound socket, or on this port. Returns the URL. Raises OSError."""
+        try:
+            bound = await (self.server.take(sock) if sock is not None else self.server.listen(self._host, port))
+        except OSError as error:
+            raise cannot_listen(error, self._host, port, admin=True) from error
+        return url_of(*bound)
+
+    async def close(self) -> None:
+        """Let answers under way end within CLOSE_S, and close everything."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.server.drain()
+        await self.server.cancel_all()
+        await self.server.close()
+
+    # -- the server's side ---------------------------------------------------------------------------------------
+
+    def admit(self, request: Request) -> bool:
+        """Whether the body of a request is wanted, of which only the head has come. Raises Refusal."""
+        self._guard.check(request)
+        route = self.table.find(request)
+        if route is None or route.method == "GET":
+            return False
+        if int(request.fields.get(b"content-length", b"0")) > route.body_bytes_max:
+            raise _too_long(route)
+        return True
+
+    async def handle(self, request: Request) -> None:
+        """Answer a request."""
+        try:
+            answer = await self._answer(request)
+        except Refusal as refusal:
+            answer = _answer_of(refusal)
+        except ClientLeft:
+            raise
+        except Exception:
+            fields = {"method": request.method, "path": request.path[:200]}
+            log.exception("bug: an admin page failed", extra={"event": "bug", "fields": fields})
+            answer = refused(500, "internal_error", "This page failed; the log has the reason.")
+        _send(request, answer)
+
+    def refuse(self, request: Request, refusal: Refusal) -> None:
+        """Answer a request that cannot be read to its end. Where its head is known, the guard has the first word."""
+        if request.method:
+            try:
+                self._guard.check(request)
+            except Refusal as error:
+                refusal = error
+            route = self.table.find(request)
+            if refusal.code == _TOO_LARGE and route is not None:
+                refusal = _too_long(route)
+        _send(request, _answer_of(refusal))
+
+    async def _answer(self, request: Request) -> AdminAnswer:
+        self._guard.check(request)
+        route = self.table.find(request)
+        if route is None:
+            return self.table.missing(request)
+        if request.body_bytes > route.body_bytes_max and route.method != "GET":
+            raise _too_long(route)
+        call = AdminCall(request, self.table.paths)
+        check_names(call, route)
+        try:
+            return await route.page(call)
+        except BadParameter as error:
+            raise refusal_of(error, route) from error
 
 
-log.addFilter(_quotes_nobody)  # only aiohttp's server logs with this logger
+def _too_long(route: AdminRoute) -> Refusal:
+    most = route.body_bytes_max
+    said = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
+    return admin_refusal(413, "too_long", f"The body must not be longer than {said}.")
 
 
-async def listen(
-    stack: AsyncExitStack,
-    routes: Iterable[web.RouteDef],
-    settings: Settings,
-    *,
-    token: Callable[[], str],
-    sock: socket.socket | None,
-) -> str:
-    """Serve until the stack is closed, on a bound socket or where the settings say; `token()` gives the token now.
-    Returns the URL. Raises OSError."""
-    s = settings.listen
-    if not settings.admin.allow_python_parser:
-        _refuse_python_parser()
-    app = web.Application(middlewares=[guarding(token, s.admin_host), checked_names], client_max_size=BODY_BYTES_MAX)
-    pages = [*routes, *dashboard.routes(), *runbook.routes()]
-    app.add_routes([*pages, web.get("/", partial(_root, _list_of(pages)))])
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=log,
-        shutdown_timeout=CLOSE_S,
-        keepalive_timeout=s.keepalive_s,
-        auto_decompress=False,  # off: a compressed megabyte may be a gigabyte
-    )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    site: web.BaseSite = (
-        web.SockSite(runner, sock) if sock is not None else web.TCPSite(runner, s.admin_host, s.admin_port)
-    )
-    try:
-        await site.start()
-    except OSError as error:
-        raise cannot_listen(error, s.admin_host, s.admin_port, admin=True) from error
-    return url_of(*runner.addresses[0][:2])
+def _answer_of(refusal: Refusal) -> AdminAnswer:
+    answer = refused(refusal.status, refusal.code, str(refusal))
+    if refusal.status != 401:
+        return answer
+    return AdminAnswer(answer.status, answer.body, answer.content_type, {"WWW-Authenticate": "Bearer"})  # RFC 9110 11.6
 
 
-def _list_of(pages: Iterable[web.RouteDef]) -> str:
+def _send(request: Request, answer: AdminAnswer) -> None:
+    headers = {**HEADERS, **answer.headers}
+    if answer.content_type:
+        headers["Content-Type"] = answer.content_type
+    lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
+    request.answer(answer.status, (date_line(), *lines), answer.body)
+
+
+def _list_of(pages: Iterable[AdminRoute]) -> str:
     """Where one is, and every page that can be read here but for the files of pages."""
-    paths = sorted({page.path for page in pages if page.method == "GET" and "." not in page.path})
+    paths = sorted({page.path for page in pages if page.method == "GET"})
+    paths = [path for path in paths if "." not in path or path == openapi.PATH]
     shown = "\n".join(f"  {path}" for path in paths if path == "/" or not path.endswith("/"))
     return f"warmroute {__version__}, admin listener. Clients are served on the main port. Pages:\n\n{shown}\n"
 
 
-async def _root(text: str, _: web.Request) -> web.Response:
-    return web.Response(text=text)
-
-
-def _refuse_python_parser() -> None:
-    """Raise OSError where aiohttp has only its parser in Python: no wheel, or AIOHTTP_NO_EXTENSIONS is set."""
-    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
-        why = "aiohttp has no compiled HTTP parser here (AIOHTTP_NO_EXTENSIONS, or no wheel for this machine)"
-        raise OSError(f"{why}; admin.allow_python_parser=true lets the admin listener do without")
+async def _root(text: str, _: AdminCall) -> AdminAnswer:
+    return AdminAnswer(200, text.encode(), TEXT)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from router import __version__
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got, json_answer
 from router.core.facts.misses import Template
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import BYTES_PER_TOKEN
@@ -25,7 +25,6 @@ from router.core.observatory.ledger.timeline import STEP_S
 from router.core.placement.router import Router
 from router.settings.schema import ObservatorySettings
 
-JSON = "application/json"
 ADVICE_MAX = 50  # rows of the advice page
 TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
@@ -106,22 +105,22 @@ class Observatory:
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[AdminRoute]:
         """Routes for the admin listener."""
         return [
-            web.get("/admin/observatory", self.overview),
-            web.get("/admin/templates", self.templates),
-            web.get("/admin/advice", self.advice),
+            got("/admin/observatory", self.overview),
+            got("/admin/templates", self.templates),
+            got("/admin/advice", self.advice),
         ]
 
-    async def overview(self, request: web.Request) -> web.Response:
+    async def overview(self, call: AdminCall) -> AdminAnswer:
         """Everything that the dashboard shows, but series over time and searches, which are pages of their own; `pages`
         says which pages this listener has."""
         now_s = self._settle()
         ledger = self.ledger
         page: dict[str, Any] = {
             "now_s": round(now_s, 3),
-            "pages": sorted({resource.canonical for resource in request.app.router.resources()} & LINKED),
+            "pages": sorted(call.paths & LINKED),
             "links": self._links,
             "version": __version__,
             "uptime_s": round(now_s - self._began_s, 1),
@@ -143,24 +142,26 @@ class Observatory:
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
         await asyncio.sleep(0)
         page["decisions"] = await _in_slices(self._decisions(DECISIONS_MAX), lambda decision: decision(), 1)
-        return _json(page)
+        return json_answer(page)
 
     def _counted_row(self) -> dict[str, int]:
         tokens, hits = self._counted()
         return {"counted_tokens": round(tokens), "counted_hit_tokens": round(hits)}
 
-    async def templates(self, _: web.Request) -> web.Response:
+    async def templates(self, _: AdminCall) -> AdminAnswer:
         """Templates, most used first, and the differences found in each."""
         self._settle()
         views = self._views()
         differences = self.ledger.losses.by_template(self.ledger.fading.weight, DIFFERENCES_MAX)
         await asyncio.sleep(0)
-        return _json({"templates": await _in_slices(views.most, lambda id_: views.template(id_, differences(id_)))})
+        return json_answer(
+            {"templates": await _in_slices(views.most, lambda id_: views.template(id_, differences(id_)))}
+        )
 
-    async def advice(self, _: web.Request) -> web.Response:
+    async def advice(self, _: AdminCall) -> AdminAnswer:
         """Advice against misses, the most costly first."""
         self._settle()
-        return _json({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
+        return json_answer({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
 
     def _settle(self) -> float:
         now_s = self._wall_clock()
@@ -221,7 +222,3 @@ async def _in_slices(what: list[Any], row: Callable[[Any], dict[str, Any]], slic
         rows += [row(each) for each in what[at : at + slice_rows]]
         await asyncio.sleep(0)
     return rows
-
-
-def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
-    return web.Response(body=msgspec.json.encode(value), content_type=JSON)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import msgspec
-from aiohttp import web
-
+from router.admin.calls import TEXT, AdminAnswer, AdminCall, AdminRoute, got, json_answer
 from router.admin.history.history import RouterHistory
 from router.admin.history.pages import HistoryPages
 from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
-from router.placer import JSON, MODELS, REQUESTS, Page, RequestOwner, json_page, no_model_page
+from router.placer import MODELS, REQUESTS, Page, RequestOwner, json_page, no_model_page
 from router.telemetry.metrics import CONTENT_TYPE, Metrics
-
-TEXT = "text/plain; charset=utf-8"
 
 
 class Pages:
@@ -51,12 +48,12 @@ class Pages:
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[AdminRoute]:
         """Routes for the admin listener."""
         return [
-            *(web.get(path, self._shown) for path in ("/healthz", "/readyz", "/metrics")),
-            web.get("/admin/replicas", self.replicas),
-            web.get("/admin/index", self.index),
+            *(got(path, partial(self._shown, path)) for path in ("/healthz", "/readyz", "/metrics")),
+            got("/admin/replicas", self.replicas),
+            got("/admin/index", self.index),
             *self._past.routes(),
         ]
 
@@ -83,24 +80,25 @@ class Pages:
         row = self._models().get(name)
         return no_model_page(name) if row is None else json_page(row)
 
-    async def _shown(self, request: web.Request) -> web.Response:
-        page = await self.page(request.path)
-        if page is None:
-            raise web.HTTPNotFound
-        return web.Response(status=page.status, body=page.body, headers={"Content-Type": page.content_type})
+    async def _shown(self, path: str, _: AdminCall) -> AdminAnswer:
+        page = await self.page(path)
+        assert page is not None, path  # noqa: S101 - these are paths of `page`
+        return AdminAnswer(page.status, page.body, page.content_type)
 
-    async def replicas(self, _: web.Request) -> web.Response:
+    async def replicas(self, _: AdminCall) -> AdminAnswer:
         """Every replica with health, load, grade and learned speeds, and how fresh the list is, by source."""
         now_s = self._clock()
         rows = [self._replica(m, now_s) for m in self._router.members]
-        return _json({"replicas": rows, "discovery": self._discoveries()})
+        return json_answer({"replicas": rows, "discovery": self._discoveries()})
 
-    async def index(self, _: web.Request) -> web.Response:
+    async def index(self, _: AdminCall) -> AdminAnswer:
         """Size of the prefix index."""
         index = self._router.index
         members = self._router.members
         held = {m.id: {"blocks": index.blocks(m.id), "blocks_max": index.capacity(m.id)} for m in members}
-        return _json({"keys": index.keys, "bytes": index.bytes_used, "bytes_max": index.bytes_max, "replicas": held})
+        return json_answer(
+            {"keys": index.keys, "bytes": index.bytes_used, "bytes_max": index.bytes_max, "replicas": held}
+        )
 
     def _models(self) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
@@ -167,7 +165,3 @@ def _breaker(member: Member, now_s: float) -> dict[str, Any]:
     until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
     why = "it asked for that" if state is State.RESTING else member.breaker.why
     return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}
-
-
-def _json(value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
-    return web.Response(body=msgspec.json.encode(value), content_type=JSON)

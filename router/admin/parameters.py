@@ -1,4 +1,4 @@
-"""Parameters of the admin pages' addresses: each page says which ones it takes, and any other one is an error.
+"""Parameters of the admin pages' addresses: each route says which ones its page takes, and any other one is an error.
 
 A parameter that is not understood is not passed over: `?sesion=x` would show everything as if nothing had been asked.
 """
@@ -6,55 +6,39 @@ A parameter that is not understood is not passed over: `?sesion=x` would show ev
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
-from aiohttp import web
-
-from router.admin.guard import Handler, refused
+from router.admin.calls import AdminCall, AdminRoute, admin_refusal
+from router.http.request import Refusal
 
 CODE = "bad_parameter"
 VALUE_CHARS_MAX = 512  # longest value of a parameter
 PAGES = "/admin/"  # the dashboard's files and the pages that other programs ask for take anything
-
-_Page = TypeVar("_Page", bound=Callable[..., Awaitable[web.StreamResponse]])
-_TAKEN = "takes"  # the attribute of a handler that has the names of its parameters
 
 
 class BadParameter(ValueError):
     """A parameter has a value that makes no sense; the message says which ones do."""
 
 
-def takes(*names: str) -> Callable[[_Page], _Page]:
-    """Mark a handler as one that takes these parameters; handlers without a mark take none."""
-
-    def marked(handler: _Page) -> _Page:
-        handler.__dict__[_TAKEN] = names
-        return handler
-
-    return marked
-
-
-@web.middleware
-async def checked_names(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware that answers 400 where a page is asked with a parameter that it does not take, or with one twice. A
-    handler may raise BadParameter for a value."""
-    if not request.path.startswith(PAGES) or request.match_info.http_exception is not None:
-        return await handler(request)
-    taken: tuple[str, ...] = getattr(request.match_info.handler, _TAKEN, ())
-    for name in request.query:
-        if name not in taken:
-            near = difflib.get_close_matches(name, taken, n=1)
+def check_names(call: AdminCall, route: AdminRoute) -> None:
+    """Raise Refusal where a page is asked with a parameter that it does not take, or with one twice."""
+    if not route.path.startswith(PAGES):
+        return
+    seen = set[str]()
+    for name, value in call.pairs:
+        if name not in route.takes:
+            near = difflib.get_close_matches(name, route.takes, n=1)
             hint = f"; the nearest is '{near[0]}'" if near else ""
-            return refused(400, CODE, f"There is no parameter '{name[:64]}'{hint}. {_listed(request.path, taken)}")
-        if len(request.query.getall(name)) > 1:
-            return refused(400, CODE, f"The parameter '{name}' is given twice.")
-        if len(request.query[name]) > VALUE_CHARS_MAX:
-            return refused(400, CODE, f"The parameter '{name}' is longer than {VALUE_CHARS_MAX} characters.")
-    try:
-        return await handler(request)
-    except BadParameter as error:
-        return refused(400, CODE, f"{error} {_listed(request.path, taken)}")
+            raise admin_refusal(400, CODE, f"There is no parameter '{name[:64]}'{hint}. {_listed(route)}")
+        if name in seen:
+            raise admin_refusal(400, CODE, f"The parameter '{name}' is given twice.")
+        if len(value) > VALUE_CHARS_MAX:
+            raise admin_refusal(400, CODE, f"The parameter '{name}' is longer than {VALUE_CHARS_MAX} characters.")
+        seen.add(name)
+
+
+def refusal_of(error: BadParameter, route: AdminRoute) -> Refusal:
+    """What is answered to a value that makes no sense."""
+    return admin_refusal(400, CODE, f"{error} {_listed(route)}")
 
 
 def seconds(name: str, text: str | None) -> float | None:
@@ -80,5 +64,6 @@ def whole(name: str, text: str | None, least: int, most: int) -> int | None:
     return value
 
 
-def _listed(path: str, taken: tuple[str, ...]) -> str:
+def _listed(route: AdminRoute) -> str:
+    path, taken = route.path, route.takes
     return f"{path} takes {', '.join(taken)}." if taken else f"{path} takes no parameters."

@@ -9,18 +9,18 @@ the settings.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
-from router.admin.guard import refused
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, admin_refusal, got, json_answer
 from router.core.placement.router import Router
 from router.core.prompts.bodies import UNREADABLE
 from router.prewarm.prefixes import Prefix, PrefixesError, Row, given
 from router.prewarm.warmer import Busy, Warmer
 
+PATH = "/admin/prewarm"
 BODY_BYTES_MAX, REQUESTS_MAX, TEMPLATES_MAX = 4 << 20, 64, 256
 TOKENS_MAX = 1 << 30
 
@@ -36,14 +36,6 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
 _decode = msgspec.json.Decoder(_Wanted).decode
 
 
-class _Refused(Exception):
-    """The call is refused with this answer."""
-
-    def __init__(self, answer: web.Response) -> None:
-        super().__init__()
-        self.answer = answer
-
-
 class PrewarmPage:
     """Handlers of `/admin/prewarm`."""
 
@@ -51,21 +43,21 @@ class PrewarmPage:
         self._router = router
         self._warmer = warmer
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[AdminRoute]:
         """Routes for the admin listener."""
-        return [web.post("/admin/prewarm", self.warm), web.get("/admin/prewarm", self.state)]
+        return [
+            AdminRoute(method="POST", path=PATH, page=self.warm, body_bytes_max=BODY_BYTES_MAX),
+            got(PATH, self.state),
+        ]
 
-    async def state(self, _: web.Request) -> web.Response:
+    async def state(self, _: AdminCall) -> AdminAnswer:
         """Jobs that run, jobs that wait, and the last results."""
-        return _json(200, self._warmer.state())
+        return json_answer(self._warmer.state())
 
-    async def warm(self, request: web.Request) -> web.Response:
-        """202 and what will be sent, or with `wait` 200 and what was sent."""
-        body = await _body(request)
-        if len(body) > BODY_BYTES_MAX:
-            return refused(413, "too_long", f"The body must not be longer than {BODY_BYTES_MAX >> 20} MiB.")
+    async def warm(self, call: AdminCall) -> AdminAnswer:
+        """202 and what will be sent, or with `wait` 200 and what was sent. Raises Refusal."""
         try:
-            wanted, prefixes = await asyncio.get_running_loop().run_in_executor(None, _understood, body)
+            wanted, prefixes = await asyncio.get_running_loop().run_in_executor(None, _understood, call)
             replicas = self._replicas(wanted.replicas)
             file, templates = self._sources(wanted)
             jobs, tasks = self._warmer.ask(
@@ -75,60 +67,43 @@ class PrewarmPage:
                 file=file,
                 tokens_max=wanted.tokens_max or self._warmer.settings.tokens_max,
             )
-        except _Refused as error:
-            return error.answer
-        except Busy:
-            return refused(409, "busy", "Too many calls wait already; GET shows them.")
+        except Busy as error:
+            raise admin_refusal(409, "busy", "Too many calls wait already; GET shows them.") from error
         if wanted.wait:
             await asyncio.wait(tasks)
-            return _json(200, {"replicas": [job.row() for job in jobs]})
+            return json_answer({"replicas": [job.row() for job in jobs]})
         will = {"replicas": replicas, "requests": len(prefixes), "prefixes_file": file, "templates": templates}
-        return _json(202, {**will, "tokens_max": jobs[0].tokens_max})
+        return json_answer({**will, "tokens_max": jobs[0].tokens_max}, 202)
 
     def _sources(self, wanted: _Wanted) -> tuple[str, int]:
-        """The file and the number of templates to send. Raises _Refused."""
+        """The file and the number of templates to send. Raises Refusal."""
         if wanted.requests or wanted.templates:
             return "", wanted.templates
         s = self._warmer.settings
         if not (s.prefixes_file or s.templates):
-            raise _Refused(
-                refused(400, "nothing_wanted", "Give 'requests' or 'templates': the settings name no prompts.")
-            )
+            raise admin_refusal(400, "nothing_wanted", "Give 'requests' or 'templates': the settings name no prompts.")
         return s.prefixes_file, s.templates
 
     def _replicas(self, named: list[str] | None) -> list[str]:
-        """The replicas named, once each, or all that are ready. Raises _Refused."""
+        """The replicas named, once each, or all that are ready. Raises Refusal."""
         ready = {member.id: None for member in self._router.ready()}
         ids = list(dict.fromkeys(named) if named is not None else ready)
         for id_ in ids:
             if self._router.member(id_) is None:
-                raise _Refused(refused(400, "unknown_replica", f"There is no replica '{id_}'."))
+                raise admin_refusal(400, "unknown_replica", f"There is no replica '{id_}'.")
             if id_ not in ready and not self._router.is_warming_up(id_):
-                raise _Refused(refused(400, "not_ready", f"The replica '{id_}' is not ready."))
+                raise admin_refusal(400, "not_ready", f"The replica '{id_}' is not ready.")
         if not ids:
-            raise _Refused(refused(400, "no_replica", "No replica is named, or ready."))
+            raise admin_refusal(400, "no_replica", "No replica is named, or ready.")
         return ids
 
 
-async def _body(request: web.Request) -> bytes:
-    """The request's body, at most BODY_BYTES_MAX + 1 bytes of it; this page takes longer bodies than others."""
-    pieces, left = list[bytes](), BODY_BYTES_MAX + 1
-    while left > 0 and (piece := await request.content.read(left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
-
-
-def _understood(body: bytes) -> tuple[_Wanted, list[Prefix]]:
-    """Parse a body; safe in any thread. Raises _Refused."""
+def _understood(call: AdminCall) -> tuple[_Wanted, list[Prefix]]:
+    """Parse a body; safe in any thread. Raises Refusal."""
     try:
-        wanted = _decode(body or b"{}")
+        wanted = _decode(call.body or b"{}")
         return wanted, given(wanted.requests)
     except UNREADABLE as error:
-        raise _Refused(refused(400, "bad_body", f"The body cannot be understood: {error}.")) from error
+        raise admin_refusal(400, "bad_body", f"The body cannot be understood: {error}.") from error
     except PrefixesError as error:
-        raise _Refused(refused(400, "bad_request", f"{error}.")) from error
-
-
-def _json(status: int, value: Any) -> web.Response:  # noqa: ANN401 - anything JSON
-    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+        raise admin_refusal(400, "bad_request", f"{error}.") from error

@@ -10,15 +10,14 @@ import logging
 from collections.abc import Sequence
 
 import msgspec
-from aiohttp import web
 
-from router.admin.guard import refused
-from router.admin.parameters import takes
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, json_answer, refused
 from router.engines.discovery.static import StaticDiscovery
 from router.settings.networks import Allowed, NotAllowed, checked
 
 log = logging.getLogger(__name__)
 
+PATH = "/admin/replicas"
 ADDED_MAX = 1_024
 
 
@@ -36,16 +35,19 @@ class Additions:
         self._replicas = replicas
         self.allowed = allowed
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[AdminRoute]:
         """Routes for the admin listener."""
-        return [web.post("/admin/replicas", self.add), web.delete("/admin/replicas", self.remove)]
+        return [
+            AdminRoute(method="POST", path=PATH, page=self.add),
+            AdminRoute(method="DELETE", path=PATH, page=self.remove, takes=("url",)),
+        ]
 
-    async def add(self, request: web.Request) -> web.Response:
+    async def add(self, call: AdminCall) -> AdminAnswer:
         """201, or 200 if the replica is known already."""
         if not self.allowed:
             return refused(403, "none_allowed", "No replica can be added: admin.replicas_allowed is empty.")
         try:
-            url = checked(_decode(await request.read()).url.removesuffix("/"), self.allowed)
+            url = checked(_decode(call.body).url.removesuffix("/"), self.allowed)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return refused(400, "bad_body", 'The body must be {"url": "http://ADDRESS:PORT"}.')
         except NotAllowed as error:
@@ -59,10 +61,9 @@ class Additions:
         log.info("replica added", extra={"event": "replica_added", "fields": {"replica": url}})
         return _said(201, url)
 
-    @takes("url")
-    async def remove(self, request: web.Request) -> web.Response:
+    async def remove(self, call: AdminCall) -> AdminAnswer:
         """200; 409 for a replica of the settings, which would be back after a restart."""
-        url = request.query.get("url", "").removesuffix("/")
+        url = call.query.get("url", "").removesuffix("/")
         if url in self._replicas.added:
             self._replicas.remove(url)
             log.info("replica removed", extra={"event": "replica_removed", "fields": {"replica": url}})
@@ -72,6 +73,5 @@ class Additions:
         return refused(404, "unknown_replica", "No such replica was added.")
 
 
-def _said(status: int, url: str) -> web.Response:
-    body = msgspec.json.encode({"url": url})
-    return web.Response(status=status, body=body, content_type="application/json")
+def _said(status: int, url: str) -> AdminAnswer:
+    return json_answer({"url": url}, status)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from router.admin.calls import AdminRoute
 from router.admin.history.history import RouterHistory
 from router.admin.history.keeper import HistoryKeeper
+from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
@@ -27,6 +30,7 @@ from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
+from router.http.deadlines import ClientLimits
 from router.hub.local_placer import LocalPlacer
 from router.hub.parts import HubParts
 from router.prewarm.sending import PromptSender
@@ -88,6 +92,7 @@ def metrics_of(hub: HubParts) -> Metrics:
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
         history=history,
+        admin=lambda: (hub.admin.server.connections, hub.admin.server.closed),
         totals=hub.totals,
     )
     otel_names = hub.settings.metrics.otel_names
@@ -256,3 +261,26 @@ def subscriber_of(hub: HubParts) -> Subscriber:
 def trust_of(hub: HubParts, prompts: Prompts, asker: Asker) -> Trust:
     """What compares our token ids with those of replicas."""
     return Trust(hub.router, prompts, asker, hub.settings.tokens)
+
+
+def admin_of(hub: HubParts, routes: Iterable[AdminRoute]) -> AdminListener:
+    """The admin listener with these pages, before it listens."""
+    s = hub.settings
+    return AdminListener(routes, admin_limits(s), token=lambda: hub.admin_token, host=s.listen.admin_host)
+
+
+def admin_limits(settings: Settings) -> ClientLimits:
+    """The main listener's deadlines, and the admin listener's own limits."""
+    listen, admin = settings.listen, settings.admin
+    return ClientLimits(
+        body_bytes_max=BODY_BYTES_MAX,
+        bodies_bytes_max=BODIES_MAX * BODY_BYTES_MAX,
+        bodies_wait_s=settings.limits.bodies_wait_s,
+        keepalive_s=listen.keepalive_s,
+        head_timeout_s=listen.head_timeout_s,
+        body_bytes_per_s_min=listen.body_bytes_per_s_min,
+        body_timeout_s=listen.body_timeout_s,
+        send_timeout_s=listen.send_timeout_s,
+        connections_max=admin.connections_max,
+        connections_per_client_max=admin.connections_per_client_max,
+    )

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from router.admin.listener import listen
 from router.admin.prewarm import PrewarmPage
 from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
@@ -141,9 +140,9 @@ class Hub:
         routes = [*self.pages.routes(), *self._additions.routes(), *self.prewarm_page.routes()]
         if self.observatory is not None:
             routes += self.observatory.routes()
-        self.admin_url = await listen(
-            self._stack, routes, self.settings, token=lambda: self.admin_token, sock=self._admin_socket
-        )
+        self.admin = assembly.admin_of(self, routes)
+        self._stack.push_async_callback(self.admin.close)
+        self.admin_url = await self.admin.listen(self.settings.listen.admin_port, self._admin_socket)
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
         self._stack.push_async_callback(in_background(work))
@@ -224,6 +223,7 @@ class Hub:
         self.admission.configure(settings.admission)
         self.warmer.configure(settings.prewarm)
         self._additions.allowed = allowed(settings.admin.replicas_allowed)
+        self.admin.server.configure(assembly.admin_limits(settings))
         self.replicas.replace(settings.replicas)
 
     def reloaded(self, result: str) -> None:

@@ -6,6 +6,7 @@ import ssl
 from typing import Protocol
 
 from router.admin.history.history import RouterHistory
+from router.admin.listener import AdminListener
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.placement.router import Router
@@ -27,6 +28,8 @@ class HubParts(Protocol):
     """A hub, to its parts. None: that part is switched off."""
 
     settings: Settings
+    admin: AdminListener
+    admin_token: str
     upstream_key: str
     tls: ssl.SSLContext | None
     edges: Edges

@@ -149,9 +149,11 @@ class AdminSettings:
     only. At least 16 characters."""
     token_file: str = ""
     """File that holds the token, such as a mounted secret; read again on SIGHUP."""
-    allow_python_parser: bool = False
-    """Whether the admin listener may start where aiohttp has no compiled HTTP parser. Off: its parser in Python is
-    slower, and the less tested one."""
+    connections_max: Positive = 64
+    """Connections to the admin listener that are open at once; whoever comes then is closed again. A dashboard takes
+    two, a scraper one. How long they may take is as on the main listener (`listen.head_timeout_s` and its kin)."""
+    connections_per_client_max: Positive = 32
+    """Of these, from one address."""
     replicas_allowed: tuple[str, ...] = ()
     """Where replicas added at run time (`POST /admin/replicas`) may be: `http://10.0.0.0/8:8000`, an address or a
     network, never a name, with its port. Empty: none can be added."""

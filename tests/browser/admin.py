@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from aiohttp import web
-
-from router.admin import dashboard
-from router.admin.guard import guarding, refused
+from router.admin.calls import TEXT, AdminAnswer, AdminCall, PageHandler, got, json_answer, refused
+from router.admin.history.filters import PARAMETERS
+from router.admin.listener import AdminListener
 from tests.browser.tab import Tab
+from tests.http.clients import LIMITS
 from tests.support import series_page
-from tests.support.fakes import listening
 from tests.support.observatory_page import observatory
 
 LIVE = "return document.querySelector('#status').dataset.state === 'live'"
@@ -37,34 +36,31 @@ class Admin:
     clock: Callable[[], float] = time.time
 
     async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[guarding(lambda: self.token, "127.0.0.1")])
-        app.add_routes(
-            [
-                *dashboard.routes(),
-                web.get("/admin/observatory", self._answer),
-                web.get("/admin/series", self._found(series_page.series)),
-                web.get("/admin/decisions", self._found(series_page.decisions)),
-                web.get("/metrics", self._metrics),
-            ]
-        )
-        self._runner, self.port = await listening(app, self.port)
+        routes = [
+            got("/admin/observatory", self._answer),
+            got("/admin/series", self._found(series_page.series), "from_s", "to_s", "step_s"),
+            got("/admin/decisions", self._found(series_page.decisions), *PARAMETERS, "before", "limit"),
+            got("/metrics", self._metrics),
+        ]
+        self._listener = AdminListener(routes, LIMITS, token=lambda: self.token, host="127.0.0.1")
+        self.port = int((await self._listener.listen(self.port)).rpartition(":")[2])
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await self._listener.close()
 
-    async def _answer(self, _: web.Request) -> web.Response:
+    async def _answer(self, _: AdminCall) -> AdminAnswer:
         self.asked += 1
-        return web.json_response(self.page(self.clock()), status=self.status)
+        return json_answer(self.page(self.clock()), self.status)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text="warmroute_requests_total 4\n")
+    async def _metrics(self, _: AdminCall) -> AdminAnswer:
+        return AdminAnswer(200, b"warmroute_requests_total 4\n", TEXT)
 
-    def _found(self, made: Answer) -> Callable[[web.Request], Any]:
-        async def answer(request: web.Request) -> web.Response:
-            self.queries.setdefault(request.path, []).append(dict(request.query))
+    def _found(self, made: Answer) -> PageHandler:
+        async def answer(call: AdminCall) -> AdminAnswer:
+            self.queries.setdefault(call.path, []).append(dict(call.query))
             try:
-                return web.json_response(made(self.clock(), request.query))
+                return json_answer(made(self.clock(), call.query))
             except ValueError as error:
                 return refused(400, "bad_parameter", str(error))
 

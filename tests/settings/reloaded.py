@@ -73,6 +73,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
         "credentials": (reader._own_lines, reader._not_sent_on, edge._callers.admin_token, hub.admin_token),
         "clients": (server.limits, server._slots.limits),
+        "operators": (hub.admin.server.limits, hub.admin.server._slots.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
         "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
         "admission": hub.admission._admission._limits,

@@ -13,13 +13,15 @@ through the object model alone, so the policy stays as it is.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from hashlib import sha256
 from importlib import resources
 
-from aiohttp import web
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got
 
 PAGE = "/dashboard"
+_TAG = re.compile(r'"([^"]*)"')  # an entity tag, weak or not (RFC 9110 section 8.8.3)
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -54,18 +56,19 @@ PATHS = frozenset({*_FILES, SLASHED})
 """What the page is made of; anybody who reaches the admin listener may read it."""
 
 
-def routes() -> list[web.RouteDef]:
+def routes() -> list[AdminRoute]:
     """Routes for the admin listener."""
-    return [web.get(SLASHED, _without_slash), *(web.get(path, partial(_file, path)) for path in sorted(_FILES))]
+    return [got(SLASHED, _without_slash), *(got(path, partial(_file, path)) for path in sorted(_FILES))]
 
 
-async def _without_slash(_: web.Request) -> web.Response:
-    return web.Response(status=308, headers={**HEADERS, "Location": f"..{PAGE}"})
+async def _without_slash(_: AdminCall) -> AdminAnswer:
+    return AdminAnswer(308, headers={**HEADERS, "Location": f"..{PAGE}"})
 
 
-async def _file(path: str, request: web.Request) -> web.Response:
+async def _file(path: str, call: AdminCall) -> AdminAnswer:
     content_type, body = _FILES[path]
     tag = sha256(body).hexdigest()[:16]
-    if any(known.value == tag for known in request.if_none_match or ()):
-        return web.Response(status=304, headers={**HEADERS, "ETag": f'"{tag}"'})
-    return web.Response(body=body, headers={**HEADERS, "ETag": f'"{tag}"', "Content-Type": content_type})
+    headers = {**HEADERS, "ETag": f'"{tag}"'}
+    if tag in _TAG.findall(call.header("If-None-Match")):
+        return AdminAnswer(304, headers=headers)
+    return AdminAnswer(200, body, content_type, headers)

@@ -6,15 +6,15 @@ import asyncio
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got, json_answer
 from router.admin.history.file import COARSE_S
 from router.admin.history.filters import PARAMETERS, DecisionFilter, filter_of, ids_of
 from router.admin.history.history import NUMBER_MAX, RouterHistory
 from router.admin.history.intervals import STEP_S, point
-from router.admin.parameters import BadParameter, seconds, takes, whole
+from router.admin.parameters import BadParameter, seconds, whole
 from router.admin.rows import client_row
-from router.placer import JSON, REQUESTS, Page, RequestOwner, json_page
+from router.placer import REQUESTS, Page, RequestOwner, json_page
 
 LIMIT, LIMIT_MAX = 20, 500  # decisions of one answer, unless told otherwise and at most
 POINTS_MAX = 720  # points of one answer: as many as a chart has room for
@@ -31,18 +31,20 @@ class HistoryPages:
     def __init__(self, history: RouterHistory) -> None:
         self._history = history
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[AdminRoute]:
         """Routes for the admin listener."""
-        return [web.get("/admin/decisions", self.decisions), web.get("/admin/series", self.series)]
+        return [
+            got("/admin/decisions", self.decisions, *PARAMETERS, "before", "limit"),
+            got("/admin/series", self.series, "from_s", "to_s", "step_s"),
+        ]
 
-    @takes(*PARAMETERS, "before", "limit")
-    async def decisions(self, request: web.Request) -> web.Response:
+    async def decisions(self, call: AdminCall) -> AdminAnswer:
         """Requests that ended and fit the parameters, newest first, each with its most telling candidates."""
-        query = request.query
+        query = call.query
         limit = whole("limit", query.get("limit"), 1, LIMIT_MAX) or LIMIT
         before = whole("before", query.get("before"), 1, NUMBER_MAX) or NUMBER_MAX
         found = await self._history.find(filter_of(query), limit=limit, before=before)
-        body = msgspec.json.encode(
+        return json_answer(
             {
                 "decisions": [msgspec.Raw(row) for row in found.rows],
                 "more": found.next_before is not None,
@@ -50,12 +52,10 @@ class HistoryPages:
                 "kept": self._history.kept() | ({"why": found.why_not_all} if found.why_not_all else {}),
             }
         )
-        return web.Response(body=body, content_type=JSON)
 
-    @takes("from_s", "to_s", "step_s")
-    async def series(self, request: web.Request) -> web.Response:
+    async def series(self, call: AdminCall) -> AdminAnswer:
         """What requests added up to, in even steps over a span of time."""
-        query, now_s = request.query, self._history.now_s()
+        query, now_s = call.query, self._history.now_s()
         to_s = seconds("to_s", query.get("to_s"))
         to_s = now_s if to_s is None else to_s
         from_s = seconds("from_s", query.get("from_s"))
@@ -73,7 +73,7 @@ class HistoryPages:
                 await asyncio.sleep(0)
         span = {"now_s": round(now_s, 3), "from_s": begin, "to_s": end, "step_s": step_s}
         page: dict[str, Any] = {**span, "kept": self._history.kept(), "points": points}
-        return web.Response(body=msgspec.json.encode(page), content_type=JSON)
+        return json_answer(page)
 
     def _step_s(self, wished_s: int | None, from_s: float, to_s: float, now_s: float) -> int:
         """The length of a step: the one wished for, or the shortest round one that makes few enough points and that is

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from aiohttp import web
-
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got
 from router.admin.dashboard import HEADERS
 
 PAGE, STYLE = "/runbook", "/runbook.css"
@@ -18,14 +17,14 @@ _FOLDER = resources.files(__name__)
 _PAGE, _STYLE = (_FOLDER.joinpath(name).read_bytes() for name in ("runbook.html", "runbook.css"))
 
 
-def routes() -> list[web.RouteDef]:
+def routes() -> list[AdminRoute]:
     """Routes for the admin listener."""
-    return [web.get(PAGE, _page), web.get(STYLE, _style)]
+    return [got(PAGE, _page), got(STYLE, _style)]
 
 
-async def _page(_: web.Request) -> web.Response:
-    return web.Response(body=_PAGE, headers={**HEADERS, "Content-Type": "text/html; charset=utf-8"})
+async def _page(_: AdminCall) -> AdminAnswer:
+    return AdminAnswer(200, _PAGE, "text/html; charset=utf-8", HEADERS)
 
 
-async def _style(_: web.Request) -> web.Response:
-    return web.Response(body=_STYLE, headers={**HEADERS, "Content-Type": "text/css; charset=utf-8"})
+async def _style(_: AdminCall) -> AdminAnswer:
+    return AdminAnswer(200, _STYLE, "text/css; charset=utf-8", HEADERS)

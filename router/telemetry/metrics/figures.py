@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from router.core.facts.requests import Priority
 from router.core.observatory.ledger.ledger import Ledger
+from router.http.deadlines import REASONS
 from router.telemetry.process_counts import Totals
 
 
@@ -32,5 +33,7 @@ class Figures:
     """What the observatory has counted; None where it is off."""
     history: Callable[[], tuple[bool, int, int]] = lambda: (False, 0, 0)
     """Whether the file of the history is failing, bytes that it takes, decisions that it did not get."""
+    admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, dict.fromkeys(REASONS, 0))
+    """Connections to the admin listener: how many are open, and how many it closed, by reason."""
     totals: Totals = field(default_factory=Totals)
     """Totals of all processes."""

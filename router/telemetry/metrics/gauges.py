@@ -73,6 +73,10 @@ class Gauges(Collector):
         yield gauge("bodies_bytes", text, (), [((), totals.bodies_bytes())])
         text = "Client connections closed by the router, by the limit that was exceeded."
         yield counters("connections_closed", text, "reason", closed.items())
+        count, refused = figures.admin()
+        yield gauge("admin_connections", "Open connections to the admin listener.", (), [((), count)])
+        text = "Connections closed by the admin listener, by the limit that was exceeded."
+        yield counters("admin_connections_closed", text, "reason", refused.items())
         text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
         yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls())
         text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."

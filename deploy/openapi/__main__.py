@@ -1,0 +1,152 @@
+"""`python -m deploy.openapi`: write the document, and its page of the documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploy.openapi import clients, own
+from deploy.openapi.answers import ANY, HINTS, RECEIPTS, responses
+from deploy.openapi.parts import Part
+from deploy.openapi.schemas import schemas
+from router import __version__
+
+REPO = Path(__file__).resolve().parents[2]
+DOCUMENT, PAGE = REPO / "router/admin/openapi/openapi.json", REPO / "docs/reference/api.md"
+ABOUT = (
+    "What the main listener serves to clients, and the admin listener to operators. What a GET answers, a HEAD answers"
+    " without its body. Fields may be added to answers."
+)
+TAGS = {
+    "inference": "Passed to an engine: bodies pass byte for byte, both ways.",
+    "stored responses": "Passed to the replica that made the response.",
+    "own pages": "The router's own, on the main listener or on both.",
+    "admin": "For operators, on the admin listener.",
+    "files": "Pages for people, on the admin listener; they hold no secret and need no token.",
+}
+SCHEMES: Part = {
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key, where there is a keys file."},
+    "anthropicKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+    "adminToken": {"type": "http", "scheme": "bearer", "description": "The admin token, where there is one."},
+}
+USUAL = {"default", *map(str, ANY)}  # answers that need not be named at each operation
+HEAD = """# API
+
+<!-- Rendered by `python -m deploy.openapi`; edit deploy/openapi instead. -->
+
+Each router describes both listeners in OpenAPI 3.1 on its admin port, from which clients can be generated.
+[Endpoints](endpoints.md) says what the paths are for; this page is the description in short.
+
+```sh
+curl -H "Authorization: Bearer $(cat token)" http://127.0.0.1:8001/admin/openapi.json
+```
+
+Besides what a line says, whatever is asked may be answered by one of {any}.
+[Errors](errors.md) and [access](../guide/access.md#admin-listener) say when, and what goes to an engine has its answer.
+"""
+
+
+def document() -> Part:
+    """The whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "warmroute",
+            "version": __version__,
+            "summary": "A router for clusters of LLM servers.",
+            "description": ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [own.MAIN_SERVER],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "paths": {**clients.paths(), **own.paths()},
+        "components": {
+            "securitySchemes": SCHEMES,
+            "parameters": HINTS,
+            "headers": RECEIPTS,
+            "responses": responses(),
+            "schemas": schemas(),
+        },
+    }
+
+
+def rendered(value: Part, depth: int = 2) -> str:
+    """JSON with a line for each path and each component, so that a change of one is a change of a line."""
+    if not depth or not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    inside = (f'"{name}":{rendered(part, depth - 1 + (name == "components"))}' for name, part in value.items())
+    return "{\n" + ",\n".join(inside) + "\n}"
+
+
+def page(described: Part) -> str:
+    """The page: a table of operations for each tag, then the fields of each schema."""
+    parts = [HEAD.format(any=", ".join(map(str, ANY)))]
+    for tag, about in TAGS.items():
+        lines = [f"## {tag.capitalize()}\n", f"{about}\n", "| operation | what it does | takes | answers |"]
+        parts.append("\n".join([*lines, "| --- | --- | --- | --- |", *_operations(described, tag)]) + "\n")
+    parts.append("## Bodies\n\nA field with `?` may be missing.\n")
+    parts += _bodies(described)
+    return "\n".join(parts)
+
+
+def _operations(described: Part, tag: str) -> Iterator[str]:
+    for path, item in described["paths"].items():
+        for method, operation in item.items():
+            if method in ("servers", "parameters") or operation["tags"] != [tag]:
+                continue
+            body = operation.get("requestBody", {}).get("content", {})
+            takes = [_named(content["schema"]) for content in body.values()]
+            takes += [f"`{each['name']}`" for each in operation.get("parameters", ()) if "name" in each]
+            shown = {status: part for status, part in operation["responses"].items() if status not in USUAL}
+            answers = [_answered(status, part) for status, part in shown.items()]
+            cells = (f"`{method.upper()} {path}`", operation["summary"], ", ".join(takes), ", ".join(answers))
+            yield f"| {' | '.join(cells)} |"
+
+
+def _answered(status: str, shown: Part) -> str:
+    """A status, and the body's schema where that is no error's."""
+    if "$ref" in shown:
+        return status
+    names = [_named(content["schema"]) for content in shown.get("content", {}).values() if "schema" in content]
+    known = [name for name in dict.fromkeys(names) if name.startswith("[")]
+    return " ".join([status, *known])
+
+
+def _bodies(described: Part) -> Iterator[str]:
+    for name, schema in described["components"]["schemas"].items():
+        required = schema.get("required", ())
+        fields = [
+            f"`{field}`{'' if field in required else '?'} {_named(part)}"
+            for field, part in schema.get("properties", {}).items()
+        ]
+        lines = [f"### {name}", schema["description"], *([", ".join(fields)] if fields else [])]
+        yield "\n\n".join(lines) + "\n"
+
+
+def _named(schema: Part) -> str:
+    """A type in few words, with a link where it is a schema of its own."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_named(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join("null" if each is None else f"`{each}`" for each in schema["enum"][:12])
+    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", ["anything"])
+    if "items" in schema:
+        return " or ".join(f"list of {_named(schema['items'])}" if kind == "array" else kind for kind in kinds)
+    return " or ".join(kinds)
+
+
+def main() -> int:
+    """Write both."""
+    made = document()
+    DOCUMENT.write_text(rendered(made) + "\n", encoding="utf-8")
+    PAGE.write_text(page(made), encoding="utf-8")
+    print(f"wrote {DOCUMENT.relative_to(REPO)} and {PAGE.relative_to(REPO)}")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

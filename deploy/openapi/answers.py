@@ -1,0 +1,118 @@
+"""The errors of each listener by status, the headers of receipts, and what a request may say of itself."""
+
+from __future__ import annotations
+
+from deploy.openapi.parts import JSON, TEXT, Part, answer, asked, in_json, one_of, ref, text, whole
+
+GRADES = ("exact", "catching-up", "estimated")
+MAIN = {
+    400: "The request cannot be understood.",
+    401: "The API key is missing or unknown.",
+    403: "The key is not for this model.",
+    404: "There is no such model, response or path.",
+    405: "CONNECT.",
+    408: "The request came too slowly.",
+    409: "The conversation's history has changed (`append_only`).",
+    413: "The body is too large.",
+    414: "Path and query are too long.",
+    415: "The body is compressed.",
+    429: "The fleet is full, or the tenant's rate used up.",
+    431: "The head is too large.",
+    500: "A bug of the router.",
+    501: "The body comes in an unknown coding.",
+    502: "The replica failed before it answered.",
+    503: "No replica is ready, or the router stops.",
+    504: "The replica did not answer in time.",
+    505: "Another version of HTTP.",
+}
+ADMIN = {
+    400: "The request cannot be understood, or a parameter is wrong.",
+    401: "The admin token is missing or wrong.",
+    403: "It comes from a web page, or is not allowed.",
+    404: "There is nothing of this name.",
+    405: "The path takes another method.",
+    408: "The request came too slowly.",
+    409: "It cannot be done now.",
+    413: "The body is too long.",
+    414: "Path and query are too long.",
+    415: "The body is not JSON.",
+    421: "The Host header names something else.",
+    431: "The head is too large.",
+    500: "The page failed; the log has the reason.",
+    501: "The body comes in an unknown coding.",
+    505: "Another version of HTTP.",
+}
+ANY = (400, 408, 413, 414, 431, 500, 501, 505)  # statuses with which a server may answer whatever is asked
+_LATER: Part = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+_SCHEME: Part = {"WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}}}
+_ALLOW: Part = {"Allow": {"description": "Methods that the path takes.", "schema": {"type": "string"}}}
+
+
+def of_clients(*statuses: int) -> Part:
+    """Errors of the main listener."""
+    return {str(status): {"$ref": f"#/components/responses/Main{status}"} for status in statuses}
+
+
+def of_admins(*statuses: int) -> Part:
+    """Errors of the admin listener."""
+    return {str(status): {"$ref": f"#/components/responses/Admin{status}"} for status in statuses}
+
+
+def of_either(*statuses: int) -> Part:
+    """Errors of a page that both listeners have."""
+    return {str(status): {"$ref": f"#/components/responses/Either{status}"} for status in statuses}
+
+
+def responses() -> Part:
+    """All errors, by the names that paths refer to."""
+    found: Part = {}
+    for status, why in MAIN.items():
+        headers = _LATER if status in (429, 503) else _SCHEME if status == 401 else None
+        found[f"Main{status}"] = answer(why, _either("Error", "AnthropicError", "SglangError"), headers)
+    for status, why in ADMIN.items():
+        headers = _SCHEME if status == 401 else _ALLOW if status == 405 else None
+        body = in_json("AdminError") | (TEXT if status in (404, 405) else {})
+        found[f"Admin{status}"] = answer(why, body, headers)
+        found[f"Either{status}"] = answer(why, _either("Error", "AdminError"), headers)
+    return found
+
+
+def _either(*names: str) -> Part:
+    return {JSON: {"schema": {"anyOf": [ref(name) for name in names]}}}
+
+
+RECEIPTS: dict[str, Part] = {
+    "x-warmroute-request-id": {
+        "description": "The request's id: the client's own `x-request-id`, or a new one.",
+        "schema": text(),
+    },
+    "x-warmroute-replica": {"description": "The replica that answered.", "schema": text()},
+    "x-warmroute-reason": {
+        "description": "Why it was chosen.",
+        "schema": one_of("warm", "spill", "cold", "tie", "only", "policy", "retry"),
+    },
+    "x-warmroute-grade": {"description": "How far the prediction can be trusted.", "schema": one_of(*GRADES)},
+    "x-warmroute-predicted-cached-tokens": {
+        "description": "Prompt tokens that were expected in its cache.",
+        "schema": whole(),
+    },
+    "x-warmroute-miss": {"description": "Other prompt tokens by reason: `new=210,evicted=512`.", "schema": text()},
+    "x-warmroute-waited-ms": {"description": "Milliseconds in the router's queue.", "schema": whole()},
+    "x-warmroute-warning": {
+        "description": "Where a conversation's history has changed (`append_only: warn`).",
+        "schema": text(),
+    },
+}
+HINTS: dict[str, Part] = {
+    "session": asked(
+        "x-session-id", "Name of a conversation, which stays at one replica where prices tie.", text(), within="header"
+    ),
+    "id": asked("x-request-id", "The client's own id of the request.", text(), within="header"),
+    "tenant": asked(
+        "x-warmroute-tenant",
+        "Whose request it is; where there are no keys.",
+        text(pattern="^[A-Za-z0-9][A-Za-z0-9_.@:-]{0,63}$"),
+        within="header",
+    ),
+    "priority": asked("x-warmroute-priority", "How urgent it is.", one_of("high", "normal", "low"), within="header"),
+}

@@ -1,0 +1,67 @@
+"""Paths of the main listener that lead to engines: inference, what is passed on, stored responses."""
+
+from __future__ import annotations
+
+from deploy.openapi.answers import HINTS, MAIN, RECEIPTS, of_clients
+from deploy.openapi.parts import JSON, Part, answer, asked, in_json, one_of, ref, text
+from router.core.dialects import PATHS
+from router.edge.routes import METHODS, RESPONSE_ACTIONS, RESPONSE_METHODS
+from router.settings.schema import Settings
+
+KEYS: list[Part] = [{}, {"key": []}, {"anthropicKey": []}]
+SUMMARIES = {
+    "/v1/chat/completions": "A chat, in OpenAI's form",
+    "/v1/completions": "A completion, in OpenAI's form",
+    "/v1/embeddings": "Embeddings, in OpenAI's form",
+    "/generate": "A completion, in SGLang's form",
+    "/v1/messages": "A chat, in Anthropic's form",
+    "/v1/responses": "A response, in OpenAI's form",
+}
+PASSED_ON = "Passed on by load; the prompt is not read (`api.passthrough`)"
+DONE = {"get": "Gets a stored response from the replica that made it", "delete": "Deletes a stored response"}
+_HEADERS: Part = {name: {"$ref": f"#/components/headers/{name}"} for name in RECEIPTS}
+_FORM: Part = {
+    "multipart/form-data": {
+        "schema": {"type": "object", "description": "A form with the field `model`, such as an audio file's."}
+    }
+}
+
+
+def paths() -> Part:
+    """Path -> its methods. Raises KeyError for a dialect's path without a summary."""
+    found: Part = {path: {"post": _engine("inference", SUMMARIES[path], in_json("EngineBody"))} for path in PATHS}
+    for path in Settings().api.passthrough:
+        body = in_json("EngineBody") | (_FORM if "/audio/" in path else {})
+        found[path] = {"post": _engine("inference", PASSED_ON, body)}
+    stored = asked("response_id", "Of a stored response.", text(), within="path")
+    found["/v1/responses/{response_id}"] = {
+        "parameters": [stored],
+        **{method.lower(): _engine("stored responses", DONE[method.lower()]) for method in RESPONSE_METHODS},
+    }
+    said = "What the engine is to do; engines know POST of `cancel` and GET of `input_items`."
+    action = asked("action", said, one_of(*RESPONSE_ACTIONS), within="path")
+    found["/v1/responses/{response_id}/{action}"] = {
+        "parameters": [stored, action],
+        **{
+            method.lower(): _engine("stored responses", f"{method} of an action on a stored response")
+            for method in METHODS
+        },
+    }
+    return found
+
+
+def _engine(tag: str, summary: str, body: Part | None = None) -> Part:
+    """An operation whose answer is an engine's, or an error of ours."""
+    passed: Part = {JSON: {"schema": ref("EngineAnswer")}, "text/event-stream": {"schema": ref("EngineAnswer")}}
+    return {
+        "tags": [tag],
+        "summary": summary,
+        "security": KEYS,
+        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in HINTS],
+        **({"requestBody": {"required": True, "content": body}} if body else {}),
+        "responses": {
+            "200": answer("The engine's answer; with `stream` as it comes.", passed, _HEADERS),
+            **of_clients(*(status for status in MAIN if status != 405)),
+            "default": answer("What the engine answered, whatever its status.", {"*/*": {}}, _HEADERS),
+        },
+    }

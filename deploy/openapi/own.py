@@ -1,0 +1,191 @@
+"""Paths of the router's own pages: for clients, on both listeners, and on the admin listener."""
+
+from __future__ import annotations
+
+from deploy.openapi.answers import ANY, of_admins, of_clients, of_either
+from deploy.openapi.clients import KEYS
+from deploy.openapi.parts import TEXT, Part, answer, asked, in_json, number, text, whole
+from router.admin.history.filters import REASONS
+from router.admin.history.history import NUMBER_MAX
+from router.admin.history.intervals import STEP_S
+from router.admin.history.pages import LIMIT, LIMIT_MAX, STEPS_S
+from router.admin.parameters import VALUE_CHARS_MAX
+
+MAIN_URL, ADMIN_URL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
+MAIN_SERVER: Part = {"url": MAIN_URL, "description": "main listener"}
+ADMIN_SERVER: Part = {"url": ADMIN_URL, "description": "admin listener"}
+TOKEN: list[Part] = [{}, {"adminToken": []}]
+NOBODY: list[Part] = [{}]  # no key or token is ever asked for
+_READ = (*ANY, 401, 403, 421)
+_STATUS = "^([1-5]([0-9]{2}|[xX]{2}))?$"
+
+
+def paths() -> Part:
+    """Path -> its methods."""
+    return {**_of_clients(), **_of_both(), **_of_admins(), **_files()}
+
+
+def _operation(tag: str, summary: str, security: list[Part], answers: Part, parameters: list[Part] | None) -> Part:
+    made: Part = {"tags": [tag], "summary": summary, "security": security}
+    return {**made, **({"parameters": parameters} if parameters else {}), "responses": answers}
+
+
+def _of_clients() -> Part:
+    def got(summary: str, shown: Part, *statuses: int, parameters: list[Part] | None = None) -> Part:
+        answers = {"200": shown, **of_clients(*ANY, 401, *statuses)}
+        return {"get": _operation("own pages", summary, KEYS, answers, parameters)}
+
+    model = asked("model", "Its name, which may have slashes.", text(), within="path")
+    id_ = asked("request_id", "Its `x-warmroute-request-id`.", text(), within="path")
+    return {
+        "/v1/models": got("What ready replicas serve", answer("The union of their models.", in_json("Models"))),
+        "/v1/models/{model}": got("One model", answer("The model.", in_json("Model")), 404, parameters=[model]),
+        "/v1/warmroute/requests/{request_id}": got(
+            "What became of a request, for whoever sent it",
+            answer("The last request of this id.", in_json("OwnRequest")),
+            404,
+            parameters=[id_],
+        ),
+    }
+
+
+def _of_both() -> Part:
+    def got(summary: str, security: list[Part], shown: Part) -> Part:
+        answers = shown | of_either(*_READ)
+        return {
+            "servers": [MAIN_SERVER, ADMIN_SERVER],
+            "get": _operation("own pages", summary, security, answers, None),
+        }
+
+    main_only = answer("Metrics are not on this listener.", in_json("Error"))
+    return {
+        "/": got(
+            "Where one is, and which pages there are", [*KEYS, TOKEN[1]], {"200": answer("Words for people.", TEXT)}
+        ),
+        "/healthz": got("Whether the process lives", NOBODY, {"200": answer("It does.", TEXT)}),
+        "/readyz": got(
+            "Whether requests should come here",
+            NOBODY,
+            {
+                "200": answer("At least one replica is ready.", TEXT),
+                "503": answer("None is, or the router stops.", TEXT),
+            },
+        ),
+        "/metrics": got(
+            "Metrics, for Prometheus; on the main listener unless `listen.metrics_on_main` is off",
+            TOKEN,
+            {"200": answer("The page.", TEXT), "404": main_only},
+        ),
+    }
+
+
+def _page(summary: str, shown: Part, *statuses: int, parameters: list[Part] | None = None, body: str = "") -> Part:
+    """An operation of the admin listener; `shown` are its good answers."""
+    made = _operation("admin", summary, TOKEN, {**shown, **of_admins(*_READ, *statuses)}, parameters)
+    return {**made, **({"requestBody": {"required": False, "content": in_json(body)}} if body else {})}
+
+
+def _of_admins() -> Part:
+    def got(summary: str, schema: str, parameters: list[Part] | None = None) -> Part:
+        return {"get": _page(summary, {"200": answer("The page.", in_json(schema))}, parameters=parameters)}
+
+    replica = in_json("ReplicaUrl")
+    url = asked("url", "Its URL.", text(maxLength=VALUE_CHARS_MAX))
+    document: Part = {"application/json": {"schema": {"type": "object"}}}
+    found: Part = {
+        "/admin/replicas": {
+            **got("Every replica, and how fresh each source's list is", "Replicas"),
+            "post": _page(
+                "Adds a replica",
+                {"200": answer("It is there already.", replica), "201": answer("It was added.", replica)},
+                409,
+                415,
+                body="ReplicaUrl",
+            ),
+            "delete": _page(
+                "Removes a replica that was added",
+                {"200": answer("It was removed.", replica)},
+                404,
+                409,
+                415,
+                parameters=[url],
+            ),
+        },
+        "/admin/decisions": got("Past requests and why they went where they went", "Decisions", _decisions()),
+        "/admin/series": got("Figures over time", "Series", _series()),
+        "/admin/index": got("Size of the prefix index", "Index"),
+        "/admin/observatory": got("Everything that the dashboard shows but series and searches", "Observatory"),
+        "/admin/templates": got("Prefixes that conversations share", "Templates"),
+        "/admin/advice": got("What to do about misses, most costly first", "Advice"),
+        "/admin/prewarm": {
+            **got("What is being warmed, and what came of it", "WarmState"),
+            "post": _page(
+                "Warms replicas now",
+                {
+                    "200": answer("With `wait`: what was sent.", in_json("WarmDone")),
+                    "202": answer("What will be sent.", in_json("WarmAsked")),
+                },
+                409,
+                415,
+                body="WarmCall",
+            ),
+        },
+        "/admin/openapi.json": {"get": _page("This document", {"200": answer("OpenAPI 3.1.", document)})},
+    }
+    return {path: {"servers": [ADMIN_SERVER], **methods} for path, methods in found.items()}
+
+
+def _decisions() -> list[Part]:
+    named = text(maxLength=VALUE_CHARS_MAX)
+    return [
+        asked("id", "Request id, or an engine's id of the answer.", named),
+        asked("session", "A session's name, or a row's `session` or `conversation`.", named),
+        asked("model", "Name of the model.", named),
+        asked("reason", "Reason of the placement, or of a miss.", {"type": "string", "enum": ["", *REASONS]}),
+        asked("tenant", "Name of the tenant.", named),
+        asked("replica", "URL of the replica.", named),
+        asked("status", "A status such as 503, or a class such as 5xx.", text(pattern=_STATUS)),
+        *_span("They came from then on.", "They came before then."),
+        asked("before", "Their `number` is lower.", whole(minimum=1, maximum=NUMBER_MAX)),
+        asked("limit", "At most so many.", whole(minimum=1, maximum=LIMIT_MAX, default=LIMIT)),
+    ]
+
+
+def _series() -> list[Part]:
+    step = whole(minimum=STEP_S, maximum=STEPS_S[-1])
+    return [
+        *_span("Ten minutes before `to_s` unless given.", "Now unless given."),
+        asked("step_s", "Seconds of a step: a multiple of 5; above 60, of 60.", step),
+    ]
+
+
+def _span(from_: str, to: str) -> list[Part]:
+    seconds = number(minimum=0, exclusiveMaximum=100_000_000_000)
+    return [asked("from_s", f"Unix seconds. {from_}", seconds), asked("to_s", f"Unix seconds. {to}", seconds)]
+
+
+def _files() -> Part:
+    def file(summary: str, answers: Part, *statuses: int, parameters: list[Part] | None = None) -> Part:
+        shown = {**answers, **of_admins(*ANY, *statuses)}
+        return {"servers": [ADMIN_SERVER], "get": _operation("files", summary, NOBODY, shown, parameters)}
+
+    def of(*kinds: str) -> Part:
+        return {kind: {"schema": {"type": "string"}} for kind in kinds}
+
+    kept: Part = {"304": answer("The browser has this version.")}
+    where: Part = {"Location": {"description": "`../dashboard`.", "schema": text()}}
+    name = asked("file", "Its name.", text(), within="path")
+    page = answer("A page.", of("text/html"))
+    return {
+        "/dashboard": file("The dashboard", {"200": page, **kept}),
+        "/dashboard/": file("Leads to the dashboard", {"308": answer("Without the slash.", None, where)}),
+        "/dashboard/{file}": file(
+            "A file of the dashboard",
+            {"200": answer("A script or style.", of("text/javascript", "text/css")), **kept},
+            404,
+            401,
+            parameters=[name],
+        ),
+        "/runbook": file("The runbook", {"200": page}),
+        "/runbook.css": file("Its style", {"200": answer("A style.", of("text/css"))}),
+    }

@@ -1,0 +1,23 @@
+"""The description of both listeners' APIs in OpenAPI 3.1, served at `/admin/openapi.json`.
+
+`openapi.json` is rendered by `python -m deploy.openapi`. It tells nothing of this router's settings, but like all data
+it needs the admin token: whoever may not use the pages need not know of them.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from router.admin.calls import JSON, AdminAnswer, AdminCall, AdminRoute, got
+
+PATH = "/admin/openapi.json"
+_DOCUMENT = resources.files(__name__).joinpath("openapi.json").read_bytes()
+
+
+def routes() -> list[AdminRoute]:
+    """Routes for the admin listener."""
+    return [got(PATH, _document)]
+
+
+async def _document(_: AdminCall) -> AdminAnswer:
+    return AdminAnswer(200, _DOCUMENT, JSON)
