@@ -15,7 +15,9 @@ import httptools
 
 from router.http.request import Connection, Refusal, Request
 
-HEAD_BYTES_MAX = 64 << 10
+HEAD_BYTES_MAX = 64 << 10  # limit of a head's names, values and target together, and of those of trailers
+# Limit of what comes of a head, or behind a body, before its end, white space included: the parser keeps such a line.
+UNFINISHED_BYTES_MAX = 96 << 10
 VALUE_BYTES_MAX = 16 << 10  # limit of one header's value, and of the target
 LENGTH_DIGITS_MAX = 15
 LINES_MAX = 256  # header lines in a head
@@ -28,12 +30,16 @@ BETWEEN, HEAD, BODY = range(3)  # stages: where in a request the receiver is
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
 
 
+class _Behind(Exception):
+    """A request came behind the last one of its connection."""
+
+
 class Receiver:
     """Parses the requests of one connection."""
 
     __slots__ = (
-        "_barren_bytes", "_body_bytes_max", "_client", "_fed_bytes", "_head_bytes", "_host", "_left_bytes", "_parser",
-        "_pieces", "_reading", "_upgrades", "reading_bytes", "requests", "stage",
+        "_barren_bytes", "_body_bytes_max", "_client", "_ended", "_fed_bytes", "_head_bytes", "_host", "_left_bytes",
+        "_parser", "_pieces", "_reading", "_unfinished_bytes", "_upgrades", "reading_bytes", "requests", "stage",
     )  # fmt: skip
 
     def __init__(self, client: Connection, body_bytes_max: int) -> None:
@@ -48,7 +54,9 @@ class Receiver:
         self._pieces: list[bytes | bytearray] = []
         self.requests = 0  # requests begun
         self._barren_bytes = 0  # bytes behind the last byte of a body: chunk extensions, trailers
-        self._head_bytes = 0
+        self._ended = False  # the last request of the connection has come: what comes behind it is not read
+        self._head_bytes = 0  # bytes of names, values and target, or of trailers
+        self._unfinished_bytes = 0  # bytes fed since the head began, if it has not ended
         self._host = b""  # the last Host header that was found valid
         self._fed_bytes = 0  # size of the last read
 
@@ -76,8 +84,9 @@ class Receiver:
         if self._left_bytes >= len(data):
             self._more_body(data)
             return
-        if self.stage != BODY:
-            self._head_bytes += len(data)
+        if self._ended:
+            return
+        upgraded = -1  # offset of what stands behind a head that wants another protocol
         try:
             if self._left_bytes >= 0:  # the body ends within these bytes
                 end = self._left_bytes
@@ -85,24 +94,35 @@ class Receiver:
                 data = data[end:]
             self._fed_bytes = len(data)
             before_bytes = self.reading_bytes if self.stage == BODY else -1
+            requests = self.requests
             self._parser.feed_data(data)
-            self._after_feed(before_bytes)
+            self._after_feed(before_bytes, self.requests - requests)
         except httptools.HttpParserUpgrade as upgrade:
-            self._no_upgrade(data[upgrade.args[0] :])
+            upgraded = upgrade.args[0]
         except httptools.HttpParserCallbackError as raised:
             reason = raised.__context__
+            if isinstance(reason, _Behind):
+                return
             raise (reason if isinstance(reason, Refusal) else Refusal(400, "bad_http", str(raised))) from raised
         except httptools.HttpParserError as error:
+            if self._ended:
+                return
             raise Refusal(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
+        if upgraded >= 0:  # not above: errors of the new parser would be told as errors of this one
+            self._no_upgrade(data[upgraded:])
 
-    def _after_feed(self, before_bytes: int) -> None:
+    def _after_feed(self, before_bytes: int, begun: int) -> None:
+        """Hold what is not whole within its limits. `before_bytes` were there of a body, -1 for none; so many requests
+        have `begun` since then."""
         if self.stage == HEAD:
-            if self._head_bytes > HEAD_BYTES_MAX:
+            if before_bytes < 0 and begun <= 1:  # otherwise the head began somewhere within these bytes
+                self._unfinished_bytes += self._fed_bytes
+            if self._unfinished_bytes > UNFINISHED_BYTES_MAX:
                 raise _head_too_large()
         elif self.stage == BODY:
             self._barren_bytes = self._barren_bytes + self._fed_bytes if self.reading_bytes == before_bytes else 0
-            if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps an unfinished trailer in memory
-                raise Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
+            if self._barren_bytes > UNFINISHED_BYTES_MAX:
+                raise _trailers_too_large()
             length = self._reading.fields.get(b"content-length")
             if length is not None:  # the parser refuses two lengths, and a length that is no number
                 self._left_bytes = int(length) - self.reading_bytes
@@ -145,20 +165,27 @@ class Receiver:
     # -- the parser's side ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """A head begins. Raises _Behind where there is to be no more of them."""
+        if self._ended:
+            raise _Behind
         self.requests += 1
         self._reading, self.stage = Request(self._client), HEAD
         self._pieces, self.reading_bytes = [], 0
+        self._head_bytes = self._unfinished_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A part of path and query came. The parser has refused what is not ASCII."""
         self._reading.target += url.decode("latin-1")
+        self._head_bytes += len(url)
         if len(self._reading.target) > VALUE_BYTES_MAX:
             raise Refusal(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header came. Trailers, which come behind the body, are dropped."""
+        self._head_bytes += len(name) + len(value)
         if self.stage != HEAD:
+            if self._head_bytes > HEAD_BYTES_MAX:
+                raise _trailers_too_large()
             return
         low, request = name.lower(), self._reading
         if len(value) > VALUE_BYTES_MAX:
@@ -171,12 +198,15 @@ class Receiver:
         request.lines.append((low, name, value))
         if len(request.lines) > LINES_MAX:
             raise Refusal(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise _head_too_large()
 
     def on_headers_complete(self) -> None:
         """The head is whole. Raises Refusal for whatever can be refused without the body."""
-        request, parser, head_bytes = self._reading, self._parser, self._head_bytes
+        request, parser = self._reading, self._parser
         self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
         request.method, request.version = parser.get_method().decode(), parser.get_http_version()
+        request.last = request.version == "1.0" or not parser.should_keep_alive()  # RFC 9112 section 9.6
         host = request.fields.get(b"host")
         if host is not None and host != self._host:
             if not _HOST.fullmatch(host):
@@ -190,8 +220,6 @@ class Receiver:
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
             raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # RFC 9112, 6.1
-        if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
-            raise _head_too_large()
         length = request.fields.get(b"content-length", b"0")
         if len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes_max:
             raise self._too_large()
@@ -212,7 +240,7 @@ class Receiver:
             return  # `_no_upgrade` will have it read again
         request = self._reading
         request.bring(self._pieces, self.reading_bytes)
-        self._pieces, self._left_bytes, self.stage = [], -1, BETWEEN
+        self._pieces, self._left_bytes, self.stage, self._ended = [], -1, BETWEEN, request.last
         self._reading = _NOTHING  # an idle connection keeps no body
         _locate(request)
         self._client.arrived(request)
@@ -237,6 +265,10 @@ def _without_upgrade(value: bytes) -> bytes:
 
 def _head_too_large() -> Refusal:
     return Refusal(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+
+
+def _trailers_too_large() -> Refusal:
+    return Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
 
 
 _NO_PARSER = httptools.HttpRequestParser(object())

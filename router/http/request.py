@@ -88,7 +88,9 @@ class Connection(Protocol):
 class Request:
     """One request, whole. Header names are lower case; of a repeated one the first value counts."""
 
-    __slots__ = ("_body", "_pieces", "body_bytes", "client", "fields", "lines", "method", "path", "target", "version")
+    __slots__ = (
+        "_body", "_pieces", "body_bytes", "client", "fields", "last", "lines", "method", "path", "target", "version",
+    )  # fmt: skip
 
     def __init__(self, client: Connection) -> None:
         self.client = client
@@ -96,6 +98,7 @@ class Request:
         self.target = ""  # path and query as the client encoded them
         self.path = ""  # decoded, without the query
         self.version = "1.1"
+        self.last = False  # nothing that comes behind it on its connection is read
         self.fields: dict[bytes, bytes] = {}
         self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value), in the client's order
         self.body_bytes = 0

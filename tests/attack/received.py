@@ -1,0 +1,68 @@
+"""The router's reading of a client's bytes, in any pieces, against a plain reading of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from router.http.receiver import Receiver
+from router.http.request import Refusal, Request
+from tests.attack import plain
+
+BODY_BYTES_MAX = 2_000
+
+
+@dataclass
+class Received:
+    """A client's connection: what was read on it, and how it ended."""
+
+    requests: list[tuple[object, ...]] = field(default_factory=list)
+    permitted: int = 0  # permissions to send a body
+    refusal: tuple[int, str] | None = None
+    refused_path: str = field(default="", compare=False)  # as far as it had come
+    stage: int = 0
+    reading_bytes: int = 0
+
+    def arrived(self, request: Request) -> None:
+        """A whole request."""
+        assert len(request.body) == request.body_bytes
+        lines = [(name, value) for _, name, value in request.lines]
+        self.requests.append((request.method, request.target, request.version, lines, request.body))
+
+    def expected(self) -> None:
+        """The client is to be told to go on."""
+        self.permitted += 1
+
+
+def received(pieces: Iterable[bytes]) -> Received:
+    """What a Receiver makes of these pieces. Raises what it raises besides Refusal."""
+    heard = Received()
+    receiver = Receiver(heard, BODY_BYTES_MAX)
+    try:
+        for piece in pieces:
+            receiver.feed(piece)
+    except Refusal as refusal:
+        heard.refusal = refusal.status, refusal.code
+        heard.refused_path = receiver.unfinished.path if receiver.unfinished is not None else ""
+    else:
+        heard.stage, heard.reading_bytes = receiver.stage, receiver.reading_bytes if receiver.stage == 2 else 0
+    receiver.close()
+    return heard
+
+
+def judged(data: bytes, pieces: Sequence[bytes]) -> None:
+    """Raise AssertionError where the pieces are read in another way than the whole, or that than plainly."""
+    whole = received([data])
+    in_pieces = received(pieces)
+    assert in_pieces == whole, f"in pieces {in_pieces}, whole {whole}"
+    taken, refuses = plain.requests(data, BODY_BYTES_MAX)
+    got = [(method, lines, body) for method, _, _, lines, body in whole.requests]
+    meant = [(each.method, each.lines, each.body) for each in taken]
+    assert _unwished(got) == _unwished(meant), f"read {got}, plainly {meant}"
+    assert (whole.refusal is not None) == refuses, f"refused {whole.refusal}, plainly {refuses}"
+
+
+def _unwished(messages: Sequence[tuple[object, list[tuple[bytes, bytes]], object]]) -> list[tuple[object, ...]]:
+    """Without the headers of a wish for another protocol, which are not read again."""
+    gone = (b"upgrade", b"connection")
+    return [(method, [line for line in lines if line[0].lower() not in gone], body) for method, lines, body in messages]
