@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
-import yaml
 
 from router.core.dialects.repairs import REPAIRS
 from router.core.placement.policies import POLICIES
 from router.engines.discovery import SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
+from router.settings.files import NotYaml, yaml_of
 from router.settings.hints import nearest, refused
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.settings.networks import allowed_problems, is_loopback
@@ -55,6 +55,9 @@ def load(
             raw = str(raw)
         if key in SWITCHED_OFF and raw is False:
             raw = OFF
+        if not _is_text(raw):
+            problems.append(f"'{key}': has bytes that are no text")
+            continue
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError:
@@ -70,12 +73,12 @@ def load(
 
 def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml_of(file.read_text(encoding="utf-8"))
     except OSError as error:
         problems.append(f"{file}: {error.strerror or error}")
         return {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problems.append(f"{file}: not YAML: {' '.join(str(error).split())}")
+    except (NotYaml, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not YAML: {error}")
         return {}
     if tree is None:
         return {}
@@ -113,6 +116,14 @@ def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[st
 # Kubernetes gives every pod variables for every Service of its namespace (service links); those of a Service named
 # `warmroute` are no typos.
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+def _is_text(value: object) -> bool:
+    """False for text with what no setting has: NUL, which ends a path, and halves of characters, as which Python gives
+    bytes of the environment that are no UTF-8."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_text, value))
+    return not isinstance(value, str) or not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in value)
 
 
 def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type

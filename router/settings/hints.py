@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 SIMILAR_MIN = 0.6  # least similarity of a name that is suggested: below it a suggestion is a guess, and misleads
+NAME_CHARS_MAX = 200  # characters of a name that are compared: that takes time by their square
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 
@@ -18,7 +19,7 @@ def nearest(given: str, known: Iterable[str], *, prefix: str = "") -> str:
 
     Last parts are compared first: `admin.host` is nearer to `listen.admin_host`, which ends with the same words, than
     to `admin.token`, which begins with one of them."""
-    wanted = given.removeprefix(prefix).lower()
+    wanted = given[:NAME_CHARS_MAX].removeprefix(prefix).lower()
     best = max(((*_similarity(wanted, name.removeprefix(prefix).lower()), name) for name in known), default=None)
     if best is None or best[1] < SIMILAR_MIN:
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from router.settings.files import expanded
 
 BYTES_MAX = 4_096
 
@@ -12,7 +12,7 @@ def read(value: str, file: str) -> str:
     UnicodeDecodeError if the file is no text."""
     if not file:
         return value
-    with Path(file).expanduser().open("rb") as stream:
+    with expanded(file).open("rb") as stream:
         return stream.read(BYTES_MAX + 1).decode().strip()
 
 
