@@ -211,7 +211,7 @@ def _open_to_opinion(data: bytes) -> bool:
 def _told(got: Got, *, clean: bool) -> tuple[object, ...]:
     body = got.body
     if got.how not in ("at once", "end"):  # blank lines behind its last event say nothing, and may wait with the next
-        body = body.removesuffix(BROKEN).rstrip(b"\r\n")
+        body = body.rstrip().removesuffix(BROKEN.rstrip()).rstrip(b"\r\n")
     told = got.status, got.lines if got.status else (), body, got.how, got.ending
     return (*told, got.again, got.events) if clean else told
 
