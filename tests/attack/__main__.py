@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +37,8 @@ def attack(target: Target, seconds: int, seed: int, *, guided: bool) -> str:
         errors="replace",
         timeout=seconds + SLACK_S,
     )
-    stats = dict(line.split(":", 1) for line in done.stdout.splitlines() if line.startswith("stat::"))
-    units = {name.removeprefix("stat::"): value.strip() for name, value in stats.items()}
-    attacks = units.get("number_of_executed_units", "?")
+    told = re.search(r"number_of_executed_units:\s*(\d+)", done.stdout)
+    attacks = told[1] if told is not None else "?"
     print(f"{target.name}: {attacks} attacks, {'nothing' if not done.returncode else 'broken'}", flush=True)
     if not done.returncode:
         return ""
@@ -67,6 +68,7 @@ def main() -> int:
     options.add_argument("--cut", nargs=2, metavar=("SEED", "NUMBER"), help="cut one message again")
     options.add_argument("--list", action="store_true", help="name the targets")
     given = options.parse_args()
+    logging.disable()
     if given.list:
         print(*TARGETS, "cuts", sep="\n")
         return 0

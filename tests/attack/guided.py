@@ -5,6 +5,7 @@ Run in a process of its own, since libFuzzer ends its process: `python -m tests.
 
 from __future__ import annotations
 
+import logging
 import sys
 from itertools import count
 from pathlib import Path
@@ -41,6 +42,7 @@ def main(name: str, seconds: int) -> None:
     """Does not return."""
     import atheris
 
+    logging.disable()
     with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=False):
         from tests.attack.targets import TARGETS
     from tests.attack.drive import FOLDER, METERED_EVERY

@@ -45,9 +45,11 @@ class _Transport:
         """The request is of no interest."""
 
 
-class _NoOutbox(Outbox):
-    def put(self, transport: asyncio.Transport, *pieces: bytes) -> None:
-        """The request is of no interest."""
+class _Turns:
+    """A loop whose turns do not end."""
+
+    def call_soon(self, *_: object) -> None:
+        """Never."""
 
 
 @dataclass
@@ -114,7 +116,7 @@ def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = ()) -> Got
     """What a client gets. `late` says of each piece whether the tasks that wait for it run only behind the next."""
     got, client = Got(), Client(way.chunked)
     given_back: list[EngineConnection] = []
-    connection = EngineConnection(given_back.append, _NoOutbox(_LOOP))
+    connection = EngineConnection(given_back.append, Outbox(cast("Any", _Turns())))
     connection.connection_made(cast("Any", _Transport()))
     answer = EngineAnswer("r", _LOOP, until_whole=way.until_whole, whole_bytes_max=WHOLE_BYTES_MAX)
     task = _exchange(connection, answer, client, way, got)
