@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from reprlib import Repr
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -67,7 +68,18 @@ def _range(least: float | None, most: float | None) -> str:
     return f" of at least {least:.0f}" if most is None else f" from {least:.0f} to {most:.0f}"
 
 
+def shown(value: object) -> str:
+    """A value as a problem quotes it: the whole of a plain one, the beginning of what is long or nests. YAML's aliases
+    make values that are larger by far than the file they are in."""
+    return _SHOWN.repr(value)
+
+
+_SHOWN = Repr()
+_SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother = 3, 200, 200
+_SHOWN.maxlist = _SHOWN.maxdict = _SHOWN.maxtuple = _SHOWN.maxset = 8
+
+
 def refused(type_: Any, value: object, *, secret: bool = False) -> str:  # noqa: ANN401 - the type of any setting
     """A value of the wrong type or outside its limits, in one sentence that does not quote a secret."""
-    said = "" if secret else f", not {'an empty value' if value is None else repr(value)}"
+    said = "" if secret else f", not {'an empty value' if value is None else shown(value)}"
     return f"{expected(type_)} is expected{said}"
