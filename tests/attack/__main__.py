@@ -37,9 +37,10 @@ def attack(target: Target, seconds: int, seed: int, *, guided: bool) -> str:
         errors="replace",
         timeout=seconds + SLACK_S,
     )
-    told = re.search(r"number_of_executed_units:\s*(\d+)", done.stdout)
-    attacks = told[1] if told is not None else "?"
-    print(f"{target.name}: {attacks} attacks, {'nothing' if not done.returncode else 'broken'}", flush=True)
+    units = re.search(r"number_of_executed_units:\s*(\d+)", done.stdout)
+    attacks = units[1] if units is not None else "?"
+    ended = f"broken (status {done.returncode})" if done.returncode else "nothing"
+    print(f"{target.name}: {attacks} attacks, {ended}", flush=True)
     if not done.returncode:
         return ""
     files = sorted(set((FOLDER / "findings").glob(f"{target.name}-*")) - before)
@@ -47,13 +48,20 @@ def attack(target: Target, seconds: int, seed: int, *, guided: bool) -> str:
 
 
 def replay(file: Path) -> str:
-    """One input again, its cost judged."""
+    """One input again, its cost judged; what it breaks, or ""."""
     target = TARGETS[file.name.partition("-")[0]] if file.parent.name not in TARGETS else TARGETS[file.parent.name]
     error = broken(target, file.read_bytes(), metered=True)
     if error is None:
         print(f"{target.name}: the parser holds against {file}")
         return ""
     return Finding(target, file.read_bytes(), error).told()
+
+
+def told(found: str) -> str:
+    """The same, printed at once."""
+    if found:
+        print(found, flush=True)
+    return found
 
 
 def main() -> int:
@@ -76,13 +84,12 @@ def main() -> int:
         cuts.once(random.Random(" ".join(given.cut)))
         return 0
     if given.replay is not None:
-        found = [replay(given.replay)]
+        found = [told(replay(given.replay))]
     else:
         unknown = set(given.targets) - {*TARGETS, "cuts"}
         if unknown:
             options.error(f"no target is named {', '.join(sorted(unknown))}; --list names all")
         found = run(given)
-    print(*filter(None, found), sep="\n\n")
     return 1 if any(found) else 0
 
 
@@ -93,12 +100,12 @@ def run(given: argparse.Namespace) -> list[str]:
     how = "Atheris" if guided else "blind mutation (pip install -e '.[attack]' brings Atheris)"
     print(f"{how}, seed {seed}", flush=True)
     found = [
-        attack(target, given.seconds, seed, guided=guided)
+        told(attack(target, given.seconds, seed, guided=guided))
         for name, target in TARGETS.items()
         if name in (given.targets or TARGETS)
     ]
     if not given.targets or "cuts" in given.targets:
-        found.append(cuts.many(seed, given.cuts))
+        found.append(told(cuts.many(seed, given.cuts)))
     return found
 
 

@@ -42,7 +42,8 @@ def received(pieces: Iterable[bytes]) -> Received:
         for piece in pieces:
             receiver.feed(piece)
     except Refusal as refusal:
-        heard.refusal = refusal.status, refusal.code
+        # Which of two limits a header breaks first depends on its pieces: its own, or that of what has no end yet.
+        heard.refusal = refusal.status, refusal.code.replace("header_too_large", "head_too_large")
         heard.refused_path = receiver.unfinished.path if receiver.unfinished is not None else ""
     else:
         heard.stage, heard.reading_bytes = receiver.stage, receiver.reading_bytes if receiver.stage == 2 else 0
