@@ -54,10 +54,11 @@ def judged(data: bytes, pieces: Sequence[bytes]) -> None:
     """Raise AssertionError where the pieces are read in another way than the whole, or that than plainly."""
     whole = received([data])
     in_pieces = received(pieces)
-    if whole.refusal is not None and in_pieces.refusal is not None and 431 in (whole.refusal[0], in_pieces.refusal[0]):
-        # The parser tells a header when it sees the next one, or the end of a piece: what is wrong with that one may
-        # be seen before or behind the limit.
-        in_pieces.refusal = whole.refusal
+    if whole.refusal is not None and in_pieces.refusal is not None:
+        # The parser tells a target or a header when it sees what follows, or the end of a piece: what is wrong with
+        # what follows may be seen before or behind their limits.
+        if {whole.refusal[0], in_pieces.refusal[0]} & {414, 431}:
+            in_pieces.refusal = whole.refusal
     assert in_pieces == whole, f"in pieces {in_pieces}, whole {whole}"
     taken, refuses = plain.requests(data, BODY_BYTES_MAX)
     got = [(method, lines, body) for method, _, _, lines, body in whole.requests]
