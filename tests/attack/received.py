@@ -54,11 +54,11 @@ def judged(data: bytes, pieces: Sequence[bytes]) -> None:
     """Raise AssertionError where the pieces are read in another way than the whole, or that than plainly."""
     whole = received([data])
     in_pieces = received(pieces)
-    if whole.refusal is not None and in_pieces.refusal is not None:
+    refusals = [each.refusal[0] for each in (whole, in_pieces) if each.refusal is not None]
+    if len(refusals) == 2 and not {414, 431}.isdisjoint(refusals):
         # The parser tells a target or a header when it sees what follows, or the end of a piece: what is wrong with
         # what follows may be seen before or behind their limits.
-        if {whole.refusal[0], in_pieces.refusal[0]} & {414, 431}:
-            in_pieces.refusal = whole.refusal
+        in_pieces.refusal = whole.refusal
     assert in_pieces == whole, f"in pieces {in_pieces}, whole {whole}"
     taken, refuses = plain.requests(data, BODY_BYTES_MAX)
     got = [(method, lines, body) for method, _, _, lines, body in whole.requests]
