@@ -45,13 +45,17 @@ def main(name: str, seconds: int) -> None:
     logging.disable()
     with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=False):
         from tests.attack.targets import TARGETS
-    from tests.attack.drive import FOLDER, METERED_EVERY
+    from tests.attack.drive import FOLDER, METERED_EVERY, Finding, broken, shrunk
     from tests.attack.target import SEEDS
 
     target, numbers = TARGETS[name], count(1)
 
     def attack(data: bytes) -> None:
-        (target.try_once if next(numbers) % METERED_EVERY else target.try_metered)(data)
+        metered = next(numbers) % METERED_EVERY == 0
+        error = broken(target, data, metered=metered)
+        if error is not None:
+            print(shrunk(Finding(target, data, error), metered=metered).told(), flush=True)
+            raise error
 
     learned, findings, words = FOLDER / "learned" / name, FOLDER / "findings", FOLDER / f"{name}.dict"
     for folder in (learned, findings):

@@ -93,6 +93,15 @@ def test_a_stream_is_judged_by_what_came_before_its_last_event() -> None:
         assert b"[DONE]" not in got.body
 
 
+def test_an_interim_answer_has_no_body() -> None:
+    """A body behind a status of 102 is no answer, and no part of it reaches the client."""
+    framed = chunked(words("a" * 50)).partition(b"\r\n")[2]
+    data = b"HTTP/1.1 102 Processing\r\n" + framed
+    for pieces in [[data], *each_place(data, 7)]:
+        got = relayed(pieces, Way(OPENAI))
+        assert (got.status, got.body, got.how) == (0, b"", "early"), pieces
+
+
 def test_the_judges_judge() -> None:
     """A message that is read differently, looks whole and is not, or does not come through, is told."""
     good = cuts.REQUESTS["length"]
