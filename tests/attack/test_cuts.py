@@ -94,9 +94,9 @@ def test_a_stream_is_judged_by_what_came_before_its_last_event() -> None:
 
 
 def test_an_interim_answer_has_no_body() -> None:
-    """A body behind a status of 102 is no answer, and no part of it reaches the client."""
+    """A body behind a status of 199 is no answer, and no part of it reaches the client."""
     framed = chunked(words("a" * 50)).partition(b"\r\n")[2]
-    data = b"HTTP/1.1 102 Processing\r\n" + framed
+    data = b"HTTP/1.1 199 Odd\r\n" + framed
     for pieces in [[data], *each_place(data, 7)]:
         got = relayed(pieces, Way(OPENAI))
         assert (got.status, got.body, got.how) == (0, b"", "early"), pieces
