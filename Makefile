@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help run race evidence docs test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -34,6 +34,9 @@ compiled: .compiled/.made  ## .compiled: the router with native code, as it is i
 	rm -rf .compiled
 	mv .compiled.part .compiled  # at once: whoever starts a router meanwhile has all of it or none
 	touch $@
+
+attack: $(VENV)/.attack  ## our own attacks on every parser, a minute each; ARGS="--seconds 600 requests", "--list"
+	$(BIN)/python -m tests.attack $(ARGS)
 
 coverage: $(VENV)/.dev  ## the core's own tests reach 95 % of its lines
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov=router.core --cov-report=term --cov-fail-under=95 tests/core $(ARGS)
@@ -127,6 +130,10 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.attack: pyproject.toml | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[attack]'
+	touch $@
 
 $(VENV)/.browser: pyproject.toml | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
-import yaml
 
 from router.core.dialects.repairs import REPAIRS
 from router.core.placement.policies import POLICIES
 from router.engines.discovery import SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
-from router.settings.hints import nearest, refused
+from router.settings.files import NotYaml, yaml_of
+from router.settings.hints import nearest, refused, shown
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.settings.networks import allowed_problems, is_loopback
 from router.settings.pairs import base_urls, event_problems, token_problems, url_problems
@@ -30,6 +30,7 @@ from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettin
 from router.settings.tls import listener_problems, replica_problems
 from router.telemetry.tracing import problems as tracing_problems
 
+HINTS_MAX = 50  # unknown names for which the nearest right one is looked for, which takes some 40 ms each
 ENV_PREFIX = "WARMROUTE_"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings whose value YAML may read as a number
@@ -55,6 +56,9 @@ def load(
             raw = str(raw)
         if key in SWITCHED_OFF and raw is False:
             raw = OFF
+        if not _is_text(raw):
+            problems.append(f"'{key}': has bytes that are no text")
+            continue
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError:
@@ -70,12 +74,12 @@ def load(
 
 def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml_of(file.read_text(encoding="utf-8"))
     except OSError as error:
         problems.append(f"{file}: {error.strerror or error}")
         return {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problems.append(f"{file}: not YAML: {' '.join(str(error).split())}")
+    except (NotYaml, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not YAML: {error}")
         return {}
     if tree is None:
         return {}
@@ -95,9 +99,10 @@ def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str])
         elif isinstance(value, dict):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         elif value is not None:
-            problems.append(f"'{name}' must be a mapping, not {value!r}")
-    for key in sorted(flat.keys() - keys.keys()):
-        problems.append(f"unknown setting '{key}'{nearest(key, [*keys, *sections])}")
+            problems.append(f"'{name}' must be a mapping, not {shown(value)}")
+    for number, key in enumerate(sorted(flat.keys() - keys.keys())):
+        hint = nearest(key, [*keys, *sections]) if number < HINTS_MAX else ""
+        problems.append(f"unknown setting '{key}'{hint}")
     return {key: value for key, value in flat.items() if key in keys}
 
 
@@ -113,6 +118,16 @@ def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[st
 # Kubernetes gives every pod variables for every Service of its namespace (service links); those of a Service named
 # `warmroute` are no typos.
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+def _is_text(value: object) -> bool:
+    """False for text with what no setting has: NUL, which ends a path, and halves of characters, as which Python gives
+    bytes of the environment that are no UTF-8."""
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    return not any(isinstance(text, str) and _NO_TEXT.search(text) for text in texts)
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type

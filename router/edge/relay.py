@@ -35,6 +35,7 @@ PARTIAL_BYTES_MAX = 64 << 10
 _USAGE = b'"usage"'  # in every event that tells usage; within a string of JSON the quotes have backslashes
 _END_BYTES = 2  # length of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
+_EVENT_END = re.compile(rb"\n\r?\n")
 _COMMENTS = re.compile(rb"(?::[^\n]*\n\r?\n)+")
 _CUT = b"0\r\n"  # size line put before a piece whose beginning is not kept
 
@@ -180,7 +181,10 @@ class Relay:
 
     def _pass(self, data: bytes) -> None:
         if self._judge is not None and (found := _DONE.search(data)):
-            self._dropping = self._ended(self._judge, self.tail + data) is None
+            # Judged by what came before its end: what stands behind may come in another piece, which is too late.
+            ends = _EVENT_END.search(data, found.end())
+            said = data[: ends.end()] if ends is not None else data
+            self._dropping = self._ended(self._judge, self.tail + said) is None
             if self._dropping and not (data := data[: found.start()]):
                 return
         if self._begun is not None and self._begun(data):

@@ -293,12 +293,7 @@ class ClientConnection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _closes(self, request: Request) -> bool:
-        connection = request.fields.get(b"connection")
-        return (
-            request.version == "1.0"
-            or self._server.closing
-            or (connection is not None and b"close" in connection.lower())
-        )
+        return request.last or request.version == "1.0" or self._server.closing
 
     def _finish(self) -> None:
         """Close once all is written, unless a refusal is to be read first (LINGER_S)."""

@@ -408,7 +408,9 @@ class EngineConnection(asyncio.Protocol):
         self._between = True
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body was parsed."""
+        """A piece of the body was parsed. Raises RuntimeError for one of an interim answer, which has none."""
+        if not self._headed:
+            raise RuntimeError("an interim answer with a body")
         if self._answer is not None:
             self._answer.take(data)
 

@@ -3,9 +3,6 @@
 httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies and refuses what could be read in two
 ways: two lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no
 parser: its pieces are only collected. Everything that comes in has a limit.
-
-What stands behind a request that says `Connection: close` is never answered. Whether it is dropped, or 400 that nobody
-reads, depends on where reads are cut, and is left so: the client has said that there is nothing more.
 """
 
 from __future__ import annotations
@@ -20,7 +17,9 @@ import httptools
 
 from router.http.request import Connection, Refusal, Request
 
-HEAD_BYTES_MAX = 64 << 10
+HEAD_BYTES_MAX = 64 << 10  # limit of a head's names, values and target together, and of those of trailers
+# Limit of what comes of a head, or behind a body, before its end, white space included: the parser keeps such a line.
+UNFINISHED_BYTES_MAX = 96 << 10
 VALUE_BYTES_MAX = 16 << 10  # limit of one header's value, and of the target
 LENGTH_DIGITS_MAX = 15
 LINES_MAX = 256  # header lines in a head
@@ -38,13 +37,17 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
 _parse_url: Callable[[bytes], Any] = httptools.parse_url
 
 
+class _Behind(Exception):
+    """A request came behind the last one of its connection."""
+
+
 class Receiver:
     """Parses the requests of one connection."""
 
     __slots__ = (
-        "_barren_bytes", "_body_bytes_max", "_client", "_expects", "_fed_bytes", "_head_bytes", "_host", "_known",
-        "_length", "_parser", "_pieces", "_pieces_come", "_reading", "_upgrades", "_wanted", "left_bytes",
-        "reading_bytes", "requests", "stage",
+        "_barren_bytes", "_body_bytes_max", "_client", "_ended", "_expects", "_fed_bytes", "_head_bytes", "_host",
+        "_known", "_length", "_parser", "_pieces", "_pieces_come", "_reading", "_unfinished_bytes", "_upgrades",
+        "_wanted", "left_bytes", "reading_bytes", "requests", "stage",
     )  # fmt: skip
 
     def __init__(self, client: Connection, body_bytes_max: int) -> None:
@@ -64,7 +67,9 @@ class Receiver:
         self._pieces: list[bytes | bytearray] = []
         self.requests = 0  # requests begun
         self._barren_bytes = 0  # bytes behind the last byte of a body: chunk extensions, trailers
-        self._head_bytes = 0
+        self._ended = False  # the last request of the connection has come: what comes behind it is not read
+        self._head_bytes = 0  # bytes of names, values and target, or of trailers
+        self._unfinished_bytes = 0  # bytes fed since the head began, if it has not ended
         self._host = b""  # the last Host header that was found valid
         self._fed_bytes = 0  # size of the last read
 
@@ -94,8 +99,9 @@ class Receiver:
         if self.left_bytes >= len(data):
             self._more_body(data)
             return
-        if self.stage != BODY:
-            self._head_bytes += len(data)
+        if self._ended:
+            return
+        upgraded = -1  # offset of what stands behind a head that wants another protocol
         try:
             if self.left_bytes >= 0:  # the body ends within these bytes
                 end = self.left_bytes
@@ -103,24 +109,35 @@ class Receiver:
                 data = data[end:]
             self._fed_bytes = len(data)
             before_bytes = self.reading_bytes if self.stage == BODY else -1
+            requests = self.requests
             self._parser.feed_data(data)
-            self._after_feed(before_bytes)
+            self._after_feed(before_bytes, self.requests - requests)
         except httptools.HttpParserUpgrade as upgrade:
-            self._no_upgrade(data[upgrade.args[0] :])
+            upgraded = upgrade.args[0]
         except httptools.HttpParserCallbackError as raised:
             reason = raised.__context__
+            if isinstance(reason, _Behind):
+                return
             raise (reason if isinstance(reason, Refusal) else Refusal(400, "bad_http", str(raised))) from raised
         except httptools.HttpParserError as error:
+            if self._ended:
+                return
             raise Refusal(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
+        if upgraded >= 0:  # not above: errors of the new parser would be told as errors of this one
+            self._no_upgrade(data[upgraded:])
 
-    def _after_feed(self, before_bytes: int) -> None:
+    def _after_feed(self, before_bytes: int, begun: int) -> None:
+        """Hold what is not whole within its limits. `before_bytes` were there of a body, -1 for none; so many requests
+        have `begun` since then."""
         if self.stage == HEAD:
-            if self._head_bytes > HEAD_BYTES_MAX:
+            if before_bytes < 0 and begun <= 1:  # otherwise the head began somewhere within these bytes
+                self._unfinished_bytes += self._fed_bytes
+            if self._unfinished_bytes > UNFINISHED_BYTES_MAX:
                 raise _head_too_large()
         elif self.stage == BODY:
             self._barren_bytes = self._barren_bytes + self._fed_bytes if self.reading_bytes == before_bytes else 0
-            if self._barren_bytes > HEAD_BYTES_MAX:  # the parser keeps an unfinished trailer in memory
-                raise Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
+            if self._barren_bytes > UNFINISHED_BYTES_MAX:
+                raise _trailers_too_large()
             if self._length >= 0:
                 self.left_bytes = self._length - self.reading_bytes
             if not self._known:
@@ -171,21 +188,28 @@ class Receiver:
     # -- the parser's side ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """A head begins. Raises _Behind where there is to be no more of them."""
+        if self._ended:
+            raise _Behind
         self.requests += 1
         self._reading, self.stage = Request(self._client), HEAD
         self._pieces, self.reading_bytes = [], 0
+        self._head_bytes = self._unfinished_bytes = 0
         self._known, self._wanted, self._pieces_come = False, True, 0
 
     def on_url(self, url: bytes) -> None:
         """A part of path and query came. The parser has refused what is not ASCII."""
         self._reading.target += url.decode("latin-1")
+        self._head_bytes += len(url)
         if len(self._reading.target) > VALUE_BYTES_MAX:
             raise Refusal(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header came. Trailers, which come behind the body, are dropped."""
+        self._head_bytes += len(name) + len(value)
         if self.stage != HEAD:
+            if self._head_bytes > HEAD_BYTES_MAX:
+                raise _trailers_too_large()
             return
         low, request = name.lower(), self._reading
         if len(value) > VALUE_BYTES_MAX:
@@ -200,12 +224,15 @@ class Receiver:
         request.lines.append((low, name, value))
         if len(request.lines) > LINES_MAX:
             raise Refusal(431, "head_too_large", f"The request has more than {LINES_MAX} header lines.")
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise _head_too_large()
 
     def on_headers_complete(self) -> None:
         """The head is whole. Raises Refusal for whatever can be refused without the body."""
-        request, parser, head_bytes = self._reading, self._parser, self._head_bytes
+        request, parser = self._reading, self._parser
         self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
         request.method, request.version = parser.get_method().decode(), parser.get_http_version()
+        request.last = request.version == "1.0" or not parser.should_keep_alive()  # RFC 9112 section 9.6
         host = request.fields.get(b"host")
         if host is not None and host != self._host:
             if not _HOST.fullmatch(host):
@@ -219,8 +246,6 @@ class Receiver:
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
             raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # RFC 9112, 6.1
-        if max(self._fed_bytes, head_bytes) > HEAD_BYTES_MAX < sum(len(n) + len(v) for _, n, v in request.lines):
-            raise _head_too_large()
         length = request.fields.get(b"content-length")  # the parser refuses two lengths, and one that is no number
         if length is None:
             self._length = -1
@@ -250,7 +275,7 @@ class Receiver:
         request = self._reading
         if self._wanted:
             request.bring(self._pieces, self.reading_bytes)
-        self._pieces, self.left_bytes, self.stage = [], -1, BETWEEN
+        self._pieces, self.left_bytes, self.stage, self._ended = [], -1, BETWEEN, request.last
         self._reading = _NOTHING  # an idle connection keeps no body
         self._client.arrived(request)
 
@@ -295,6 +320,10 @@ def _without_upgrade(value: bytes) -> bytes:
 
 def _head_too_large() -> Refusal:
     return Refusal(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+
+
+def _trailers_too_large() -> Refusal:
+    return Refusal(431, "head_too_large", f"Trailers are larger than {HEAD_BYTES_MAX} bytes.")
 
 
 _NO_PARSER = httptools.HttpRequestParser(object())

@@ -116,7 +116,8 @@ class Request(BodyShare):
     """One request, whole. Header names are lower case; of a repeated one the first value counts."""
 
     __slots__ = (
-        "_body", "_pieces", "body_bytes", "client", "fields", "lines", "met", "method", "path", "target", "version",
+        "_body", "_pieces", "body_bytes", "client", "fields", "last", "lines", "met", "method", "path", "target",
+        "version",
     )  # fmt: skip
 
     def __init__(self, client: Connection) -> None:
@@ -126,6 +127,7 @@ class Request(BodyShare):
         self.target = ""  # path and query as the client encoded them
         self.path = ""  # decoded, without the query
         self.version = "1.1"
+        self.last = False  # nothing that comes behind it on its connection is read
         self.fields: dict[bytes, bytes] = {}
         self.lines: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value), in the client's order
         self.body_bytes = 0

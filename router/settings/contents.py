@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from router.settings.files import expanded
+
 PEM_BYTES_MAX = 4 << 20  # bytes of a file of certificates; the machine's authorities have a quarter of a MiB
 
 _handed: Mapping[str, bytes] = {}
@@ -51,7 +53,7 @@ def content(file: str | Path, bytes_max: int) -> bytes:
     known = _handed.get(key) if files is None else files.get(key)
     if known is not None:
         return known
-    with Path(file).expanduser().open("rb") as stream:
+    with expanded(file).open("rb") as stream:
         read = stream.read(bytes_max + 1)
     if files is not None:
         files[key] = read
@@ -63,7 +65,7 @@ def as_path(file: str) -> Iterator[str]:
     """A path that OpenSSL, which reads files only, can read a file's content from. Raises OSError."""
     key = key_of(file)
     if key not in _handed and _noted.get() is None:
-        yield str(Path(file).expanduser())
+        yield str(expanded(file))
         return
     with _in_memory(content(file, PEM_BYTES_MAX)) as path:
         yield path

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from reprlib import Repr
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 SIMILAR_MIN = 0.6  # least similarity of a name that is suggested: below it a suggestion is a guess, and misleads
+NAME_CHARS_MAX = 200  # characters of a name that are compared: that takes time by their square
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 
@@ -18,7 +20,7 @@ def nearest(given: str, known: Iterable[str], *, prefix: str = "") -> str:
 
     Last parts are compared first: `admin.host` is nearer to `listen.admin_host`, which ends with the same words, than
     to `admin.token`, which begins with one of them."""
-    wanted = given.removeprefix(prefix).lower()
+    wanted = given[:NAME_CHARS_MAX].removeprefix(prefix).lower()
     best = max(((*_similarity(wanted, name.removeprefix(prefix).lower()), name) for name in known), default=None)
     if best is None or best[1] < SIMILAR_MIN:
         return ""
@@ -66,7 +68,18 @@ def _range(least: float | None, most: float | None) -> str:
     return f" of at least {least:.0f}" if most is None else f" from {least:.0f} to {most:.0f}"
 
 
+def shown(value: object) -> str:
+    """A value as a problem quotes it: the whole of a plain one, the beginning of what is long or nests. YAML's aliases
+    make values that are larger by far than the file they are in."""
+    return _SHOWN.repr(value)
+
+
+_SHOWN = Repr()
+_SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother = 3, 200, 200
+_SHOWN.maxlist = _SHOWN.maxdict = _SHOWN.maxtuple = _SHOWN.maxset = 8
+
+
 def refused(type_: Any, value: object, *, secret: bool = False) -> str:  # noqa: ANN401 - the type of any setting
     """A value of the wrong type or outside its limits, in one sentence that does not quote a secret."""
-    said = "" if secret else f", not {'an empty value' if value is None else repr(value)}"
+    said = "" if secret else f", not {'an empty value' if value is None else shown(value)}"
     return f"{expected(type_)} is expected{said}"

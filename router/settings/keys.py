@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from router.core.dialects.repairs import REPAIRS, in_order
 from router.core.facts.requests import Priority
 from router.settings.contents import content
+from router.settings.files import NotYaml, yaml_of
 from router.settings.hints import nearest, refused
 from router.settings.schema import Settings, SettingsError
 
@@ -45,8 +45,8 @@ OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conv
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SECRET = re.compile(rf"[0-9A-Fa-f]{{64}}|{PREFIX}[\w-]{{40}}")  # a digest, or a key of `make_key`
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
 
 class KeysError(ValueError):
@@ -162,12 +162,11 @@ def _read(file: Path) -> list[Any]:
     """The entries of a file, unchecked. Raises KeysError."""
     try:
         text = content(file, FILE_BYTES_MAX)
-        listed = yaml.load(text, _LOADER) if len(text) <= FILE_BYTES_MAX else None  # noqa: S506 - a safe loader
+        listed = yaml_of(text) if len(text) <= FILE_BYTES_MAX else None
     except OSError as error:
         raise KeysError([f"{file}: {error.strerror or error}"]) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)  # the error's own text may quote a line of the file
-        where = f", line {mark.line + 1}" if mark is not None else ""
+    except NotYaml as error:
+        where = f", line {error.line}" if error.line else ""  # the error's own text may quote a line of the file
         raise KeysError([f"{file}: not YAML{where}"]) from error
     if not isinstance(listed, list) or not listed:
         raise KeysError([f"{file}: must be a list with an entry for each key, and holds none"])
@@ -177,12 +176,12 @@ def _read(file: Path) -> list[Any]:
 def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # noqa: ANN401 - whatever the file has
     """One entry, or None and its problem."""
     named = given.get("name") if isinstance(given, dict) else None
-    which = f"key '{named}'" if isinstance(named, str) and _NAME.fullmatch(named) else f"entry {number}"
+    which = f"key '{named}'" if isinstance(named, str) and sane_name(named) else f"entry {number}"
     if not isinstance(given, dict):
         problems.append(f"{which}: must be a mapping with name, sha256 and tenant")
         return None
     fields = _Entry.__struct_fields__
-    unknown = [f"unknown field '{name!s:.40}'{nearest(str(name), fields)}" for name in given if name not in fields]
+    unknown = [f"unknown field '{_shown(name)}'{nearest(str(name), fields)}" for name in given if name not in fields]
     try:
         entry = None if unknown else msgspec.convert(given, _Entry)
     except msgspec.ValidationError:
@@ -207,7 +206,7 @@ def _wrong(entry: _Entry) -> list[str]:
     """The problem of an entry whose fields have the right types; "" if there is none."""
     wrong = []
     for field, value in (("name", entry.name), ("tenant", entry.tenant)):
-        if not _NAME.fullmatch(value):
+        if not sane_name(value):
             wrong.append(f"'{field}' must be up to 64 letters, digits and . _ @ : - and begin with one of the former")
     if entry.tenant in (OTHER, NONE):
         wrong.append(f"'tenant' cannot be '{entry.tenant}', which metrics use for something else")
@@ -218,7 +217,7 @@ def _wrong(entry: _Entry) -> list[str]:
     if entry.models is not None and not entry.models:
         wrong.append("'models' names none; without it all are allowed")
     odd = [name for name in entry.repairs or () if name not in REPAIRS]
-    wrong += [f"'repairs': there is no '{name:.40}'{nearest(name, REPAIRS)}" for name in odd]
+    wrong += [f"'repairs': there is no '{_shown(name)}'{nearest(name, REPAIRS)}" for name in odd]
     if entry.append_only not in (None, *APPEND_ONLY):
         wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
     return wrong
@@ -242,8 +241,13 @@ def priority_of(name: str) -> Priority | None:
 
 
 def sane_name(name: str) -> bool:
-    """Whether a tenant may have this name."""
-    return _NAME.fullmatch(name) is not None
+    """Whether a tenant or a key may have this name; what looks like a key or a digest is none, and is not shown."""
+    return _NAME.fullmatch(name) is not None and not _SECRET.search(name)
+
+
+def _shown(text: object) -> str:
+    """A text of the file as a problem quotes it."""
+    return "..." if _SECRET.search(str(text)) else f"{text!s:.40}"
 
 
 def make_key() -> str:

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 from yarl import URL
 
+from router.settings.files import expanded
+
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
 
 
@@ -76,9 +78,16 @@ def tokenizers(sources: Iterable[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for given in sources:
         model, equals, path = given.partition("=")
-        model, path = (model, path) if equals and not Path(given).exists() else ("", given)
-        pairs[model] = str(Path(path).expanduser()) if path.startswith("~") else path
+        model, path = (model, path) if equals and not _exists(given) else ("", given)
+        pairs[model] = str(expanded(path)) if path.startswith("~") else path
     return pairs
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # a name that is too long for any file
+        return False
 
 
 def template_kwargs(given: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -93,8 +102,11 @@ def template_kwargs(given: Iterable[str]) -> dict[str, dict[str, Any]]:
 def token_problems(sources: Iterable[str], kwargs: Iterable[str]) -> list[str]:
     """Problems of the settings `tokens.*`."""
     problems = []
-    if not all(tokenizers(sources).values()):
-        problems.append("'tokens.sources': MODEL=PATH or PATH is expected")
+    try:
+        if not all(tokenizers(sources).values()):
+            problems.append("'tokens.sources': MODEL=PATH or PATH is expected")
+    except OSError as error:
+        problems.append(f"'tokens.sources': {error.strerror}")
     try:
         template_kwargs(kwargs)
     except ValueError as error:

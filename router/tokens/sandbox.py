@@ -68,7 +68,7 @@ def compiled(source: str) -> Any:  # noqa: ANN401 (Jinja's)
     made.globals["strftime_now"] = lambda format_: datetime.now().strftime(format_)  # noqa: DTZ005 (as the engine)
     try:
         return made.from_string(source)
-    except library("jinja2").TemplateError as error:
+    except Exception as error:  # Jinja's own, and what Python's compiler says of the program that Jinja makes
         raise CannotRender(f"{type(error).__name__}: {error}") from error
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import msgspec
 from xxhash import xxh3_128_digest
 
+from router.settings.files import expanded
 from router.tokens.extra import MissingExtra, library
 
 # Models whose chats vLLM 0.32 renders by code of its own (renderers/registry.py, online_renderer.py).
@@ -199,22 +200,22 @@ class Folder:
         if not file.is_file():
             raise CannotLoad(f"{path} has no tokenizer.json")
         self.path = file.parent
-        self.tokenizer_json = file.read_text(encoding="utf-8")
+        self.tokenizer_json = _text(file)
         self._config = self._read("tokenizer_config.json")
 
     def templates(self) -> dict[str, str]:
         """Chat templates by name; `default` is the usual one. As in transformers, a file takes precedence over the
-        configuration."""
+        configuration. Raises CannotLoad."""
         given = self._config.get("chat_template") or self._read("chat_template.json").get("chat_template")
         found: dict[str, str] = {}
         if isinstance(given, str):
             found = {"default": given}
         elif isinstance(given, list):
-            found = {each["name"]: each["template"] for each in given if isinstance(each, dict)}
+            found = dict(_named(each) for each in given)
         more = sorted((self.path / "additional_chat_templates").glob("*.jinja"))
-        found |= {file.stem: file.read_text(encoding="utf-8") for file in more}
+        found |= {file.stem: _text(file) for file in more}
         default = self.path / "chat_template.jinja"
-        return found | ({"default": default.read_text(encoding="utf-8")} if default.is_file() else {})
+        return found | ({"default": _text(default)} if default.is_file() else {})
 
     def special(self) -> dict[str, Any]:
         """Special tokens by name, as templates see them, such as `bos_token`."""
@@ -234,8 +235,25 @@ class Folder:
             return msgspec.json.decode((self.path / name).read_bytes(), type=dict[str, Any])
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise CannotLoad(f"{name} cannot be read: {error}") from error
+
+
+def _text(file: Path) -> str:
+    """The text of a file. Raises CannotLoad."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise CannotLoad(f"{file.name} cannot be read: {error}") from error
+
+
+def _named(given: object) -> tuple[str, str]:
+    """Name and source of one of several templates. Raises CannotLoad."""
+    if isinstance(given, dict):
+        name, source = given.get("name"), given.get("template")
+        if isinstance(name, str) and isinstance(source, str):
+            return name, source
+    raise CannotLoad("a chat template in the configuration has no name or no text")
 
 
 def _content(token: object) -> str | None:
@@ -258,9 +276,12 @@ HUB_FILES = (
 def fetched(source: str) -> Path:
     """A local path unchanged; a name at the hub (`NAME@REVISION`, or `NAME` for its newest) through huggingface_hub,
     which has its own cache. Raises CannotLoad."""
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = expanded(source)
+        if path.exists():
+            return path
+    except OSError as error:  # no such user, or a name that is too long for any file
+        raise CannotLoad(f"{source}: {error.strerror}") from error
     try:
         hub = library("huggingface_hub")
     except MissingExtra:

@@ -20,7 +20,12 @@ def test_the_description_stands_alone() -> None:
     text = PROJECT["readme"]["text"]
     assert "](" not in text
     assert not OURS.search(text + str(PROJECT.get("urls", "")))
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == EXTRAS.keys() - {"dev", "docs", "browser"}
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == EXTRAS.keys() - {
+        "attack",
+        "browser",
+        "dev",
+        "docs",
+    }
     for line in re.findall(r"^warmroute (serve --replica .*)$", text, re.MULTILINE):
         assert len(_parser().parse_args(line.split()).replica) == 2
 

@@ -157,8 +157,8 @@ class OpenAI:
         engines send only with usage at the end, would reach the client, and is not asked for.
         """
         end = body.rindex(b"}")
-        options = msgspec.json.decode(decode_openai(body).stream_options or b"{}")
-        merged = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        options = bodies.as_type(dict, decode_openai(body).stream_options) or {}
+        merged = {**options, "include_usage": True}
         merged.pop("continuous_usage_stats", None)
         return body[:end] + b',"stream_options":' + msgspec.json.encode(merged) + body[end:]
 

@@ -1,0 +1,160 @@
+"""Bodies of requests: the prompt readers of all dialects, what is spliced into bodies, forms and files of prefixes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from router.core.dialects import PATHS, BadBody, Dialect, tenancy, warming
+from router.core.dialects.forms import form_model
+from router.core.dialects.repairs import REPAIRS, Repairs
+from router.core.facts.requests import Ask
+from router.core.prompts.bodies import nests_deeper, step_of
+from router.prewarm import prefixes
+from tests.attack.target import Target
+from tests.core.prompts.test_beginnings import memory, told
+from tests.core.prompts.test_beginnings import read as reading
+from tests.core.prompts.test_nesting import depth
+
+DEPTH_MAX = 64
+SALT = b"5" * 64
+
+
+def bodies(data: bytes) -> None:
+    """A body on every path: read in the three ways there are, which must agree, and edited in all ways."""
+    deep = nests_deeper(data, DEPTH_MAX)
+    with suppress(ValueError, RecursionError):
+        assert deep == (depth(json.loads(data)) > DEPTH_MAX)
+    if deep:
+        return
+    for path, dialect in PATHS.items():
+        seen = memory()
+        whole = reading(path, data, None, keep=True)
+        for again in range(2):
+            assert reading(path, data, None) == whole, f"{path}: read quickly"
+            assert reading(path, data, seen) == whole, f"{path}: with what was seen before, {again}"
+        with suppress(BadBody):
+            _edited(path, dialect, data)
+
+
+def _edited(path: str, dialect: Dialect, data: bytes) -> None:
+    ask = dialect.parse(path, data)
+    dialect.template_input(path, data, ask.decoded)
+    step_of(ask.metadata, "step")
+    found = tenancy.named(data)
+    assert all(isinstance(name, str) for name in tenancy.adapters(found))
+    before = told(ask)
+    if ask.stream and not ask.wants_usage:
+        after = dialect.parse(path, dialect.with_usage(data))
+        assert after.wants_usage or dialect.with_usage(data) == data
+        assert _but_usage(after) == _but_usage(ask), f"{path}: asking for usage changed the request"
+    apart = tenancy.without_shared(data, found, "resp_x")
+    assert told(dialect.parse(path, apart)) == before
+    left = tenancy.named(apart)
+    assert all(bytes(raw) == b'"resp_x"' for raw in (left.request_id, left.rid) if tenancy.given(raw))
+    shared = set(tenancy.Named.__struct_fields__) - {"lora_path", "request_id", "rid", "vllm_xargs"}
+    assert not any(tenancy.given(getattr(left, name)) for name in shared), f"{path}: a transfer stayed"
+    salted = dialect.parse(path, tenancy.with_salt(path, data, SALT))
+    assert path not in tenancy.SALTED["vllm"] | tenancy.SALTED["sglang"] or SALT in salted.salt
+    assert (salted.model, salted.prompt) == (ask.model, ask.prompt), f"{path}: a salt changed the request"
+    repaired, needed = Repairs(bytes_max=1 << 16).repaired(data, REPAIRS)
+    assert bool(needed) == (repaired != data)
+    assert (dialect.parse(path, repaired).prompt is None) == (ask.prompt is None), f"{path}: a repair lost the prompt"
+    with suppress(warming.NotWarmable):
+        warmed = warming.prefill_only(path, warming.fields_of(data))
+        assert not _is_json(data) or _is_json(warmed)
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
+def _but_usage(ask: Ask) -> object:
+    ask.wants_usage = True
+    return told(ask)
+
+
+def forms(data: bytes) -> None:
+    """A form: the first line is its content type, and the rest its body."""
+    content_type, _, body = data.partition(b"\n")
+    with suppress(BadBody):
+        model = form_model(content_type, body)
+        assert model is None or model.encode() in body
+
+
+def prefix_file(data: bytes) -> None:
+    """A file of prefixes that replicas are warmed with."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with suppress(prefixes.PrefixesError):
+            for prefix in prefixes.read(Path(file.name)):
+                assert PATHS[prefix.path].parse(prefix.path, prefix.body)
+
+
+FIELDS = [
+    "model",
+    "messages",
+    "role",
+    "content",
+    "system",
+    "user",
+    "assistant",
+    "tool",
+    "tools",
+    "tool_calls",
+    "function",
+    "name",
+    "arguments",
+    "parameters",
+    "type",
+    "text",
+    "image_url",
+    "input_text",
+    "tool_use",
+    "tool_result",
+    "input",
+    "prompt",
+    "stream",
+    "stream_options",
+    "include_usage",
+    "cache_salt",
+    "extra_key",
+    "lora_path",
+    "metadata",
+    "instructions",
+    "previous_response_id",
+    "store",
+    "max_tokens",
+    "input_ids",
+    "sampling_params",
+    "cache_control",
+    "chat_template_kwargs",
+    "reasoning_content",
+    "thinking",
+    "tool_choice",
+    "namespace",
+    "continue_final_message",
+    "rid",
+    "request_id",
+]
+JSON = (b'"', b"\\", b"\\u00e9", b"\\ud83d\\ude00", b"\\ud800", b"null", b"true", b"1e400", b"[]", b"{}", b",", b":")
+WORDS = (*JSON, *(b'"%b":' % field.encode() for field in FIELDS), *(b'"%b"' % field.encode() for field in FIELDS))
+BOUNDARIES = (b"--b", b"--b--\r\n", b"\r\n\r\n", b'Content-Disposition: form-data; name="model"', b'; filename="x"')
+
+TARGETS = (
+    Target(bodies, WORDS, steps=(60_000, 1_500), held_bytes=(4 << 20, 2_000)),
+    Target(forms, BOUNDARIES),
+    Target(
+        prefix_file,
+        (*WORDS, b'{"path":"/v1/chat/completions","body":', b"\n"),
+        steps=(30_000, 800),
+        held_bytes=(20 << 20, 800),
+    ),
+)

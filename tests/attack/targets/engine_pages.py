@@ -1,0 +1,121 @@
+"""Engines' own pages: metrics, models, ranks, and what their /tokenize answers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Self, cast
+
+import msgspec
+
+from router.core.fleet.engine_metrics import NUMBER_MAX, engines, parse_load
+from router.engines.probe import MODELS_MAX, ProbeFailed, Prober
+from router.engines.ranks import RANKS_MAX, Ranks
+from router.tokens.encoder import _tokens
+from tests.attack.target import Target
+
+PAGE_BYTES_MAX = 1 << 20
+
+
+def metrics(data: bytes) -> None:
+    """A page of metrics: loads that can be, of the whole server and of its ranks."""
+    page = data.decode(errors="replace")
+    ranks = engines(page)
+    assert ranks == sorted(set(ranks))
+    for rank in (None, 0, 1, 7):
+        load = parse_load(page, rank)
+        for value in msgspec.to_builtins(load).values() if isinstance(load, msgspec.Struct) else vars_of(load):
+            assert value is None or isinstance(value, bool) or 0 <= value <= NUMBER_MAX**2
+
+
+def vars_of(load: object) -> list[Any]:
+    """The values of a record's fields."""
+    return [getattr(load, name) for name in load.__slots__]  # type: ignore[attr-defined]
+
+
+class _Page:
+    """A session whose every answer is this page; it is its own response, content and context."""
+
+    status = 200
+
+    def __init__(self, page: bytes) -> None:
+        self._page = page
+        self.content = self
+
+    def get(self, _: str, **__: object) -> Self:
+        self._left = self._page
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def at_eof(self) -> bool:
+        return not self._left
+
+    async def read(self, size: int) -> bytes:
+        piece, self._left = self._left[:size], self._left[size:]
+        return piece
+
+
+def models(data: bytes) -> None:
+    """A page of models, and each page that ranks are counted by."""
+    asyncio.run(_asked(data))
+
+
+async def _asked(data: bytes) -> None:
+    prober = cast("Any", Prober.__new__(Prober))
+    prober._session, prober._page_bytes_max = _Page(data), PAGE_BYTES_MAX
+    with suppress(ProbeFailed):
+        served = await prober._models("http://x")
+        assert 0 < len(served) <= MODELS_MAX
+        assert all(isinstance(model.name, str) and isinstance(model.created, int) for model in served)
+    ranks = cast("Any", Ranks.__new__(Ranks))
+    ranks._session, ranks._page_bytes_max, ranks._counts, ranks._asked_s = _Page(data), PAGE_BYTES_MAX, {}, {}
+    assert 1 <= await ranks.count("http://x") <= RANKS_MAX
+
+
+def tokenized(data: bytes) -> None:
+    """An answer of /tokenize: token ids, or none."""
+    with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        answer = msgspec.json.decode(data)
+        if isinstance(answer, dict):
+            ids = _tokens(answer)
+            assert ids is None or len(ids) % 4 == 0
+
+
+SAMPLES = (
+    b"vllm:num_requests_running",
+    b"vllm:num_requests_waiting",
+    b"vllm:kv_cache_usage_perc",
+    b"vllm:cache_config_info",
+    b"vllm:prompt_tokens_total",
+    b"sglang:num_running_reqs",
+    b"sglang:token_usage",
+    b"sglang:page_size",
+    b"sglang:num_pages",
+    b"sglang:max_total_num_tokens",
+    b'{engine="0"}',
+    b'{dp_rank="1"}',
+    b'block_size="16"',
+    b'num_gpu_blocks="9"',
+    b"NaN",
+    b'enable_prefix_caching="True"',
+    b"+Inf",
+    b"1e308",
+    b"1_0",
+    b"0x10",
+    b"\n",
+    b" ",
+    b'"',
+    b"9007199254740993",
+)
+PAGES = (b'"data":[', b'"id":"m"', b'"root":', b'"created":', b'"max_model_len":', b'"owned_by":"vllm"', b'"dp_size":')
+
+TARGETS = (
+    Target(metrics, SAMPLES, steps=(20_000, 200)),
+    Target(models, PAGES, steps=(40_000, 100)),
+    Target(tokenized, (b'"tokens":[', b"4294967296", b"-1", b"1.0", b"true", b"null")),
+)

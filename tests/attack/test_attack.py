@@ -1,0 +1,121 @@
+"""No bytes of others break a parser: the same short part of `make attack` each time, and the attackers' own tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.attack import drive
+from tests.attack.drive import Finding, attacks, broken, shrunk
+from tests.attack.meter import metered
+from tests.attack.mutate import mutated
+from tests.attack.target import Hangs, Target, TooCostly, limited
+from tests.attack.targets import TARGETS
+from tests.compiled import COMPILED
+
+ATTACKS = int(os.environ.get("WARMROUTE_ATTACKS", "100"))
+SEED = 20_262
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds(name: str) -> None:
+    """Against each kept input, every finding among them, the parser holds, and within its bounds."""
+    target = TARGETS[name]
+    seeds = target.seeds()
+    assert len(seeds) >= 1
+    for file, data in seeds.items():
+        try:
+            target.try_once(data) if COMPILED else target.try_metered(data)
+        except Exception as error:
+            error.add_note(f"seed {file}")
+            raise
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutations(name: str) -> None:
+    """Against changes of the kept inputs, drawn once and for all, the parser holds."""
+    target = TARGETS[name]
+    for data, judged in islice(attacks(target, SEED), len(target.seeds()), len(target.seeds()) + ATTACKS):
+        error = broken(target, data, metered=judged and not COMPILED)
+        if error is not None:
+            pytest.fail(Finding(target, data, error).told())
+
+
+def fragile(data: bytes) -> None:
+    """Breaks on two bytes that stand together."""
+    if b"ab" in data:
+        raise KeyError("ab")
+
+
+def slow(data: bytes) -> None:
+    """Takes the square of its input in steps, and its thousandfold in bytes."""
+    kept = []
+    for _ in range(len(data) ** 2):
+        kept.append(bytes(1_000))
+
+
+def test_findings_are_small_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What breaks a target is made small, written to a file, and told with the command that runs it again."""
+    monkeypatch.setattr(drive, "ROOT", tmp_path)
+    monkeypatch.setattr(drive, "FOLDER", tmp_path / ".attack")
+    target = Target(fragile)
+    error = broken(target, b"x" * 500 + b"ab" + b"y" * 700, metered=False)
+    assert error is not None
+    found = shrunk(Finding(target, b"x" * 500 + b"ab" + b"y" * 700, error), metered=False)
+    assert found.data == b"ab"
+    told = found.told()
+    (file,) = (tmp_path / ".attack" / "findings").iterdir()
+    assert file.read_bytes() == b"ab"
+    assert f"replay: .venv/bin/python -m tests.attack --replay .attack/findings/{file.name}" in told
+    assert "tests/attack/seeds/fragile/" in told
+
+
+def test_a_replay_says_what_broke() -> None:
+    """The command line names its targets, and runs one input again."""
+    root = Path(__file__).resolve().parent.parent.parent
+    seed = next(iter(sorted((root / "tests" / "attack" / "seeds" / "forms").iterdir())))
+    command = [sys.executable, "-m", "tests.attack"]
+    listed = subprocess.run([*command, "--list"], cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    assert listed.stdout.split() == [*TARGETS, "cuts"]
+    done = subprocess.run([*command, "--replay", seed], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split(":")[0]) == (0, "forms"), done.stderr
+
+
+def test_what_costs_too_much_is_told() -> None:
+    """Steps and bytes that grow faster than the input are findings, and so is what has no end."""
+    if COMPILED:
+        pytest.skip("native code takes no steps of Python")
+    target = Target(slow)
+    target.try_metered(b"x" * 20)
+    assert isinstance(broken(target, b"x" * 400, metered=True), TooCostly)
+    assert broken(target, b"x" * 20, metered=False) is None
+    cost = metered(lambda: [bytes(1 << 20) for _ in range(3)])
+    assert 3 << 20 <= cost.held_bytes < 4 << 20
+
+
+def test_what_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack without an end is ended."""
+    monkeypatch.setattr("tests.attack.target.HANGS_S", 0.05)
+
+    def endless() -> None:
+        while True:
+            pass
+
+    with pytest.raises(Hangs), limited():
+        endless()
+
+
+def test_mutations_are_drawn_once_and_for_all() -> None:
+    """The same seed gives the same inputs, within the target's length; most differ from what they were made of."""
+    pool = [b"one: two\r\n" * 9, b"[1, 2, 3]"]
+    one, other = ([mutated(random.Random(n), pool, [b"word"], 60) for n in range(500)] for _ in range(2))
+    assert one == other
+    assert max(map(len, one)) <= 60
+    assert len(set(one)) > 300
+    assert any(b"word" in each for each in one)
