@@ -35,10 +35,11 @@ class Pages:
         added: Callable[[str], bool] = lambda _: False,
         warming: Callable[[str], bool] = lambda _: False,
         discoveries: Callable[[], dict[str, Any]] = dict,
+        engine_version: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
         may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
-        `discoveries` gives how fresh each source's list is."""
+        `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -48,6 +49,7 @@ class Pages:
         self._added = added
         self._warming = warming
         self._discoveries = discoveries
+        self._engine_version = engine_version
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
@@ -118,6 +120,7 @@ class Pages:
             "name": member.replica.name,
             "node": member.replica.node,
             "instance": member.replica.instance,
+            "version": self._engine_version(member.id),
             "added": self._added(member.id),
             "warming": self._warming(member.id),
             "ready": member.ready,

@@ -66,7 +66,7 @@ class Metrics:
         self._totals = figures.totals
         self._read = (
             Gauges(router, self._tallies, figures),
-            Replicas(router, clock),
+            Replicas(router, clock, figures.engine_version),
             Sources(figures),
             Events(router, figures),
         )
