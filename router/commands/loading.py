@@ -28,6 +28,7 @@ from router.settings.networks import allowed_problems, is_loopback
 from router.settings.pairs import base_urls, event_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
+from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
 ENV_PREFIX = "WARMROUTE_"
@@ -155,6 +156,7 @@ def _check(settings: Settings) -> list[str]:
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
+    problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):

@@ -114,6 +114,27 @@ class Metrics:
             return CONTENT_TYPE, await self._written(self._slices())
         return content_type, await self._written(self._slices(_without_eof(encode))) + EOF
 
+    async def families(self) -> list[Metric]:
+        """All families of the page, a large one in several parts, read in slices between which the loop goes on."""
+        found, samples = list[Metric](), 0
+        for part in self._parts():
+            if samples + len(part.samples) > SLICE_SAMPLES:
+                await asyncio.sleep(0)
+                samples = 0
+            found.append(part)
+            samples += len(part.samples)
+        return found
+
+    def _parts(self) -> Iterator[Metric]:
+        for tally in self._of_tallies():
+            yield from families(tally, SLICE_SAMPLES)
+        for collector in self._read:
+            yield from collector.collect()
+        for tally in self._of_groups():
+            yield from families(tally, SLICE_SAMPLES)
+        if self._process is not None:
+            yield from self._process.collect()
+
     async def _written(self, texts: Iterator[bytes]) -> bytes:
         slices, lines = [], 0
         for text in texts:
