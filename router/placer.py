@@ -135,9 +135,9 @@ class Placer(Protocol):
     def report(self, record: RequestRecord) -> None:
         """A request ended."""
 
-    def page(self, path: str, owner: RequestOwner | None = None) -> Awaitable[Page | None]:
+    def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Awaitable[Page | None]:
         """One of the router's own pages on the main listener; None if there is none. Pages below REQUESTS are for the
-        `owner` of a request."""
+        `owner` of a request. `accept` is the header in ASCII, which decides the format of `/metrics`."""
 
 
 class Edges(Protocol):

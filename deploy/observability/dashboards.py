@@ -606,8 +606,17 @@ REPLICAS = Board(
             [
                 Panel(
                     "Which pod is which",
-                    "Pods, nodes and models of replicas, as far as known.",
-                    [(most("warmroute_replica_info", "replica, namespace, pod, node, model, engine", REPLICA), "")],
+                    "Pods, nodes, models and engine versions of replicas, as far as known.",
+                    [
+                        (
+                            most(
+                                "warmroute_replica_info",
+                                "replica, namespace, pod, node, model, engine, version",
+                                REPLICA,
+                            ),
+                            "",
+                        )
+                    ],
                     kind="table",
                 ),
                 Panel(

@@ -44,6 +44,7 @@ def _exercised_metrics() -> Metrics:
         in_flight=lambda: 1,
         streams=lambda: streams,
         prompts=lambda: {"encoded": 1},
+        engine_version=lambda _: "0.32.0",
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
     )

@@ -13,7 +13,7 @@ from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
 from router.placer import MODELS, REQUESTS, Page, RequestOwner, json_page, no_model_page
-from router.telemetry.metrics import CONTENT_TYPE, Metrics
+from router.telemetry.metrics import Metrics
 
 
 class Pages:
@@ -32,10 +32,11 @@ class Pages:
         added: Callable[[str], bool] = lambda _: False,
         warming: Callable[[str], bool] = lambda _: False,
         discoveries: Callable[[], dict[str, Any]] = dict,
+        engine_version: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
         may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
-        `discoveries` gives how fresh each source's list is."""
+        `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -45,6 +46,7 @@ class Pages:
         self._added = added
         self._warming = warming
         self._discoveries = discoveries
+        self._engine_version = engine_version
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
@@ -57,17 +59,18 @@ class Pages:
             *self._past.routes(),
         ]
 
-    async def page(self, path: str, owner: RequestOwner | None = None) -> Page | None:
+    async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
         """A page that clients may see, by path; None if there is none. `/healthz`: the process is alive. `/readyz`: at
         least one replica is ready and the router is not draining. `/v1/models`: the models of all ready replicas, in
-        OpenAI's list form. Below REQUESTS: what became of a request of the owner's."""
+        OpenAI's list form. `/metrics`: in the format that `accept`, the header, asks for. Below REQUESTS: what became
+        of a request of the owner's."""
         if path == "/healthz":
             return Page(200, TEXT, b"ok\n")
         if path == "/readyz":
             ready = self._ready()
             return Page(200 if ready else 503, TEXT, b"ready\n" if ready else b"not ready\n")
         if path == "/metrics":
-            return Page(200, CONTENT_TYPE, await self._metrics.page_in_slices())
+            return Page(200, *await self._metrics.page_for(accept))
         if path == MODELS:
             return json_page({"object": "list", "data": list(self._models().values())})
         if path.startswith(MODELS + "/"):
@@ -80,8 +83,8 @@ class Pages:
         row = self._models().get(name)
         return no_model_page(name) if row is None else json_page(row)
 
-    async def _shown(self, path: str, _: AdminCall) -> AdminAnswer:
-        page = await self.page(path)
+    async def _shown(self, path: str, call: AdminCall) -> AdminAnswer:
+        page = await self.page(path, accept=call.header("Accept"))
         assert page is not None, path  # noqa: S101 - these are paths of `page`
         return AdminAnswer(page.status, page.body, page.content_type)
 
@@ -116,6 +119,7 @@ class Pages:
             "name": member.replica.name,
             "node": member.replica.node,
             "instance": member.replica.instance,
+            "version": self._engine_version(member.id),
             "added": self._added(member.id),
             "warming": self._warming(member.id),
             "ready": member.ready,

@@ -28,6 +28,7 @@ from router.settings.networks import allowed_problems, is_loopback
 from router.settings.pairs import base_urls, event_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
+from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
 HINTS_MAX = 50  # unknown names for which the nearest right one is looked for, which takes some 40 ms each
@@ -170,6 +171,7 @@ def _check(settings: Settings) -> list[str]:
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
+    problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
     if settings.limits.bodies_bytes_max < settings.limits.body_bytes_max:
         problems.append("'limits.bodies_bytes_max': must have room for one body of 'limits.body_bytes_max' at least")

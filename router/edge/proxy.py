@@ -284,6 +284,9 @@ class Proxy:
         if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
             outcome = Outcome(Ending.CLIENT_LEFT, events=self._got(call, relay)) if relay is not None else LEFT
         self._placer.finish(lease, outcome, now_s)
+        if (trace := call.question.trace) is not None and call.answer.status < 400:
+            trace.head, trace.tail = call.answer.head, relay.tail if relay is not None else None
+            trace.stored = call.question.wanted.ask.stored or False
         record.ending = outcome.ending
         record.usage = outcome.usage
         miss = lease.receipt.miss

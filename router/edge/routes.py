@@ -22,6 +22,8 @@ RESPONSE_METHODS = ("GET", "DELETE")
 RESPONSE_ACTIONS = ("cancel", "input_items")
 METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path takes any but these
 
+ACCEPT_CHARS_MAX = 1_024  # longest `Accept` that is looked at
+
 _ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
 _LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
 
@@ -99,22 +101,23 @@ class Routes:
 
     async def _answer(self, request: Request, caller: Caller) -> None:
         """Answer with one of our own pages, or with a 404."""
-        page = await self._page(request.path, caller) if request.method in ("GET", "HEAD") else None
+        page = await self._page(request, caller) if request.method in ("GET", "HEAD") else None
         if page is None:
             message = f"There is no {request.method} {request.path[:200]} here."
             self.refuse(request, Refusal(404, "unknown_path", message), caller)
             return
         request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
 
-    async def _page(self, path: str, caller: Caller) -> Page | None:
+    async def _page(self, request: Request, caller: Caller) -> Page | None:
+        path = request.path
         if path == "/healthz":
             return _ALIVE  # liveness is this process's own: the hub may not answer
         if path == "/":
             return _WELCOME
         if path == "/readyz" and self.leaving:
             return _LEAVING
-        if path == METRICS and not self._metrics_here:
-            return None
+        if path == METRICS:
+            return await self._placer.page(path, None, _accept(request)) if self._metrics_here else None
         if path.startswith(REQUESTS):
             return await self._placer.page(path, self._owner(caller))
         page = await self._placer.page(path)
@@ -128,6 +131,12 @@ class Routes:
         if tenant is None:
             return RequestOwner(None, self._proxy.receipts, isolated=False)
         return RequestOwner(tenant.name, self._proxy.receipts and tenant.receipts, tenant.isolated)
+
+
+def _accept(request: Request) -> str:
+    """The header `Accept`; "" for one that is not in ASCII, or longer than any scraper's."""
+    value = request.header(b"accept")
+    return value if len(value) <= ACCEPT_CHARS_MAX and value.isascii() else ""
 
 
 def _about_response(request: Request) -> bool:

@@ -1,9 +1,10 @@
-"""How many data-parallel ranks a server has: each is a replica of its own, since each has its own cache.
+"""How many data-parallel ranks a server has: each is a replica of its own, since each has its own cache. The engine's
+version is learned along with them.
 
 vLLM 0.32 names the KV event source of every rank on `/kv_event_sources`; with events off, its metrics still name every
 engine. SGLang 0.5.23 says `dp_size` on `/server_info`. A server that has none of these pages has one rank. A server
 that does not answer at all keeps its last known number, and is asked again soon, as is another engine that came to a
-known address.
+known address. SGLang tells its version on the same page, vLLM on `/version`.
 
 A server that joins is waited for, SETTLE_S at most, so that it joins with all its ranks. A server that leaves does so
 at once, whatever else is being asked.
@@ -18,6 +19,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import aiohttp
@@ -34,10 +36,16 @@ _T = TypeVar("_T")
 RANKS_MAX = 1_024  # a server that claims more is not believed
 SETTLE_S = 1.0  # longest wait for the answer of a server that joins
 ASKED_AT_ONCE_MAX = 32
+VERSION_CHARS_MAX = 64  # a longer version is not believed, since it becomes a label of a metric
 
 
 class _ServerInfo(msgspec.Struct):
     dp_size: int | None = None
+    version: msgspec.Raw = msgspec.Raw()
+
+
+class _Version(msgspec.Struct):
+    version: msgspec.Raw = msgspec.Raw()
 
 
 class _SourceSaid(msgspec.Struct):
@@ -47,6 +55,7 @@ class _SourceSaid(msgspec.Struct):
 
 _decode_said = msgspec.json.Decoder(dict[int, _SourceSaid]).decode
 _decode_info = msgspec.json.Decoder(_ServerInfo).decode
+_decode_version = msgspec.json.Decoder(_Version).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -83,6 +92,7 @@ class Ranks:
         self._again_s = settings.models_interval_s
         self._page_bytes_max = settings.page_bytes_max
         self._counts: dict[str, int] = {}
+        self._versions: dict[str, str] = {}  # versions that engines have told, by base URL
         self._asked_s: dict[str, float] = {}  # time of the last answer, by base URL
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._instances: dict[str, str] = {}  # engines' instances, if discovery knows them, by base URL
@@ -98,10 +108,14 @@ class Ranks:
         await asyncio.gather(*asking, return_exceptions=True)
         await self._session.close()
 
+    def version(self, base_url: str) -> str:
+        """Version of the engine behind a base URL, in the engine's own words; "" while it has told none."""
+        return self._versions.get(base_url, "")
+
     async def count(self, base_url: str) -> int:
         """Number of ranks of one server, at least 1; the last known number if it does not answer."""
         try:
-            count = await self._ask(base_url)
+            count, version = await self._ask(base_url)
         except _Silent:
             return self._counts.get(base_url, 1)
         if not 1 <= count <= RANKS_MAX:
@@ -112,6 +126,8 @@ class Ranks:
             )
         self._counts[base_url] = count
         self._asked_s[base_url] = asyncio.get_running_loop().time()
+        with suppress(_Silent):  # what was known of its version still is
+            self._versions[base_url] = version or await self._ask_version(base_url)
         return count
 
     def doubt(self, replica: str) -> None:
@@ -194,7 +210,7 @@ class Ranks:
     def _forget_answer(self, server: str) -> None:
         """Drop the question under way: another engine is at the address now. Its known number is the best guess until
         it answers."""
-        for known in (self._asked_s, self._settled_s):
+        for known in (self._asked_s, self._settled_s, self._versions):
             known.pop(server, None)
         asking = self._asking.pop(server, None)
         if asking is not None:
@@ -210,14 +226,21 @@ class Ranks:
                 del self._asking[server]
                 self._settled_s[server] = 0.0
 
-    async def _ask(self, base_url: str) -> int:
+    async def _ask(self, base_url: str) -> tuple[int, str]:
+        """Number of ranks of one server, and its version where the same page has it, otherwise "". Raises _Silent."""
         if sources := await self._page(f"{base_url}/kv_event_sources", _decode_sources):
-            return len(sources)
+            return len(sources), ""
         info = await self._page(f"{base_url}/server_info", _decode_info)
+        version = _version(info.version) if info is not None else ""
         if info is not None and info.dp_size is not None:
-            return info.dp_size
+            return info.dp_size, version
         page = await self._page(f"{base_url}/metrics", bytes)
-        return max(1, len(engines(page.decode(errors="replace")))) if page else 1
+        return (max(1, len(engines(page.decode(errors="replace")))) if page else 1), version
+
+    async def _ask_version(self, base_url: str) -> str:
+        """The version that vLLM tells; "" where there is no such page. Raises _Silent."""
+        told = await self._page(f"{base_url}/version", _decode_version)
+        return _version(told.version) if told is not None else ""
 
     async def _page(self, url: str, decode: Callable[[bytes], _T | None]) -> _T | None:
         """One page; None if there is no readable one. Raises _Silent if the server does not answer."""
@@ -234,3 +257,12 @@ class Ranks:
             return decode(page) if len(page) <= self._page_bytes_max else None
         except _UNREADABLE:
             return None
+
+
+def _version(raw: msgspec.Raw) -> str:
+    """A version as an engine tells it; "" for anything that is no short printable text."""
+    try:
+        told = msgspec.json.decode(raw, type=str)
+    except _UNREADABLE:
+        return ""
+    return told if len(told) <= VERSION_CHARS_MAX and told.isprintable() else ""

@@ -89,6 +89,7 @@ def metrics_of(hub: HubParts) -> Metrics:
         queued=lambda: hub.admission.queued(),
         waiting=lambda: hub.admission.waiting(),
         held=lambda: hub.admission.held_back(),
+        engine_version=lambda replica: hub.roster.engine_version(replica),
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
         history=history,
@@ -160,6 +161,7 @@ def pages_of(hub: HubParts) -> Pages:
         window=lambda id_: hub.admission.window(id_),
         added=lambda id_: Replica(id_).url in hub.replicas.added,
         warming=lambda id_: hub.warmer.warming(id_),
+        engine_version=lambda id_: hub.roster.engine_version(id_),
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
     )
 

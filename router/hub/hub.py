@@ -29,6 +29,7 @@ from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.networks import allowed
 from router.settings.schema import Settings
 from router.telemetry.process_counts import Totals
+from router.telemetry.pushing import MetricsPush
 from router.telemetry.record import RequestRecord
 from router.tokens.encoder import Prompts, make_prompts
 from router.tokens.request_tokens import Asker
@@ -108,6 +109,10 @@ class Hub:
             self._task(self.observatory.watch(lambda: self.edges.templates()))
         self._task(self.totals.own_stalls.watch())
         self._task(self.history.watch())
+        if s.metrics.otlp_endpoint:
+            push = MetricsPush(self.metrics.families, s.metrics, service_name=s.tracing.service_name)
+            self._stack.push_async_callback(push.close)
+            self._task(push.watch())
         self._task(self._check())
         self._task(self._admit())
 

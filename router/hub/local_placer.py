@@ -35,7 +35,7 @@ class LocalPlacer:
         observe: Callable[[RequestRecord], None],
         failed: Callable[[str, str], None],
         refused: Callable[[str], None],
-        page: Callable[[str, RequestOwner | None], Awaitable[Page | None]],
+        page: Callable[[str, RequestOwner | None, str], Awaitable[Page | None]],
         limits: AdmissionLimits | None = None,
         load_stale_s: float = 3.0,
         shed: Callable[[str, Priority, str], None] = lambda *_: None,
@@ -63,9 +63,9 @@ class LocalPlacer:
         self.refused = refused
         self._page = page
 
-    def page(self, path: str, owner: RequestOwner | None = None) -> Awaitable[Page | None]:
+    def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Awaitable[Page | None]:
         """One of the router's own pages; None if there is none."""
-        return self._page(path, owner)
+        return self._page(path, owner, accept)
 
     def follows(self) -> bool:
         """Whether any replica's events are followed, so that prompts are wanted as token ids."""

@@ -110,6 +110,10 @@ class ReplicaRoster:
             work.append(self._events.watch(replica))
         self._tasks[replica.id] = [asyncio.create_task(guarded(each)) for each in work]
 
+    def engine_version(self, replica: str) -> str:
+        """Version of the replica's engine, in the engine's own words; "" while it has told none."""
+        return self._ranks.version(Replica(replica).url)
+
     # -- what is said of a replica -------------------------------------------------------------------------------
 
     def ready(self, replica: str) -> None:

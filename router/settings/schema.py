@@ -66,11 +66,16 @@ class DiscoverySettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What is on the page of metrics."""
+    """What is on the page of metrics, and who is sent it."""
 
     otel_names: bool = False
     """Whether OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_token_usage`) are on the page
     beside ours. Off: they are what others of ours say already, and about 90 series a model."""
+    otlp_endpoint: str = ""
+    """Where all metrics are sent besides, by OTLP over HTTP: `http://collector:4318`, and `/v1/metrics` unless it names
+    a path. Empty: nowhere. Needs the extra `tracing`; the service has the name `tracing.service_name`."""
+    otlp_interval_s: Annotated[float, Meta(ge=1)] = 60.0
+    """Seconds between two such pushes. As OpenTelemetry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class TracingSettings:
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
     """Part of the requests without a `traceparent` of their own that are traced; with one, the client decides."""
     service_name: str = "warmroute"
-    """Name of this service in traces."""
+    """Name of this service in traces, and in metrics that are pushed."""
     queue_spans_max: Positive = 8_192
     """Spans that wait to be sent; beyond it the newest are dropped, and counted."""
 

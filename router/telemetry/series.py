@@ -47,6 +47,8 @@ class Histogram:
     ) -> None:
         self.name, self.text, self.labels, self.bounds = f"{prefix}{name}", text, labels, bounds
         self.series: dict[Labels, list[float]] = {}
+        # The last traced observation of each bucket: value, trace id in hexadecimal, Unix time in seconds.
+        self.exemplars: dict[Labels, dict[int, tuple[float, str, float]]] = {}
         if not labels:
             self.of()
 
@@ -58,6 +60,13 @@ class Histogram:
         """Count one observation in the first bucket whose bound is not below the value."""
         series[bisect_left(self.bounds, value)] += 1
         series[-1] += value
+
+    def exemplify(self, labels: Labels, value: float, trace_id: str, at_s: float) -> None:
+        """Keep a counted observation as the example of its bucket; `at_s` is its Unix time."""
+        buckets = self.exemplars.get(labels)
+        if buckets is None:
+            buckets = self.exemplars[labels] = {}
+        buckets[bisect_left(self.bounds, value)] = (value, trace_id, at_s)
 
 
 class RecentTokens:

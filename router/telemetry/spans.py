@@ -20,13 +20,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from router.core.dialects.told import Told, told_by, told_by_stream
 from router.core.facts.placements import Ending, Receipt
 from router.core.facts.replicas import Replica
 from router.telemetry.gen_ai import OPERATIONS, error_type
 from router.telemetry.record import RequestRecord
 from router.telemetry.trace_context import Parent, traceparent
 
-Attributes: TypeAlias = dict[str, str | int | float | bool]
+Attributes: TypeAlias = dict[str, str | int | float | bool | tuple[str, ...]]
+
+ID_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))  # engines keep no answer of these
 
 _BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
 
@@ -48,8 +51,8 @@ class Moments:
     """The moments of one traced request."""
 
     __slots__ = (
-        "_new_id", "attempts", "begun_s", "method", "parent", "parsed_s", "path", "provider", "span_id", "state",
-        "tenant", "trace_id", "version",
+        "_new_id", "attempts", "begun_s", "head", "method", "parent", "parsed_s", "path", "provider", "span_id",
+        "state", "stored", "tail", "tenant", "trace_id", "version",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +77,9 @@ class Moments:
         self.tenant = ""  # the tenant that an API key proved; "" for none
         self.provider = ""  # the kind of engine that serves the model; "" where there are several, or none is known
         self.parsed_s: float | None = None
+        self.head = b""  # of an answer that is no error: all of it, or the first bytes of a stream; "" until it ended
+        self.tail: bytes | None = None  # last bytes of an answer that was relayed; None for one that was sent whole
+        self.stored = False  # whether the answer was to be stored: it can then be read by its id
         self.attempts: list[Attempt] = []
         self._new_id = new_id
 
@@ -159,6 +165,9 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
     if moments.tenant:
         about["warmroute.tenant"] = moments.tenant
     _tell_generation(about, record, moments.provider)
+    if moments.head:
+        told = told_by(moments.head) if moments.tail is None else told_by_stream(moments.head, moments.tail)
+        _tell_answer(about, told, with_id=record.route in ID_ROUTES and not moments.stored)
     if record.receipt is not None:
         about |= _placed(record.receipt)
     error = error_type(record)
@@ -186,6 +195,15 @@ def _tell_generation(about: Attributes, record: RequestRecord, provider: str) ->
         about["gen_ai.usage.output_tokens"] = usage.completion_tokens
         if usage.cached_tokens is not None:
             about["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+
+
+def _tell_answer(about: Attributes, told: Told, *, with_id: bool) -> None:
+    if told.model:
+        about["gen_ai.response.model"] = told.model
+    if told.reasons:
+        about["gen_ai.response.finish_reasons"] = told.reasons
+    if told.id and with_id:
+        about["gen_ai.response.id"] = told.id
 
 
 def _placed(receipt: Receipt) -> Attributes:

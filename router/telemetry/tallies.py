@@ -125,6 +125,8 @@ class Tallies:
             waited.add(waited.of(model.label), record.queued_s)
         if record.events or record.ttft_s is not None or record.inter_token_s is not None:
             self._observe_stream(model, record)
+        if record.trace_id:
+            self._exemplify(model, record)
         for failure, _ in record.retries:
             self._of("retries", failure)[0] += 1
         for repair in record.repairs:
@@ -182,6 +184,14 @@ class Tallies:
             if model.events is None:
                 model.events = self._of("stream_events", label)
             model.events[0] += record.events
+
+    def _exemplify(self, model: ModelSeries, record: RequestRecord) -> None:
+        """Name the trace of a sampled request beside what was counted of its times."""
+        at_s = round(record.at_s + record.duration_s, 3)
+        duration = self._histograms["duration_seconds"]
+        duration.exemplify((record.route, model.label), record.duration_s, record.trace_id, at_s)
+        if record.ttft_s is not None:
+            self._histograms["ttft_seconds"].exemplify((model.label,), record.ttft_s, record.trace_id, at_s)
 
     def _observe_receipt(self, model: ModelSeries, receipt: Receipt, record: RequestRecord) -> None:
         prompt, predicted, label = receipt.prompt_tokens, receipt.predicted_cached_tokens, model.label

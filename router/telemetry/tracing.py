@@ -1,4 +1,4 @@
-"""OpenTelemetry traces; the only importer of opentelemetry, and only where `tracing.endpoint` is set.
+"""OpenTelemetry traces; with pushing.py the only importer of opentelemetry, and only where `tracing.endpoint` is set.
 
 While a request is served, nothing is done for its trace but to note moments (spans.py). Spans are made of them once
 the answer is written, for sampled requests only, and wait in a bounded queue for OpenTelemetry's own thread, which
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"  # OTLP's default, where the endpoint has no path
+METRICS_PATH = "/v1/metrics"  # likewise, for metrics (pushing.py)
 FLUSH_S = 2.0  # longest wait, when the router ends, for spans to be sent
 # Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, during which the event loop may wait.
 BATCH_SPANS_MAX = 128
@@ -59,8 +60,8 @@ EXPORTS = ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3")
 _PHRASES = frozenset(status.phrase for status in HTTPStatus)
 
 
-def problems(endpoint: str) -> list[str]:
-    """What is wrong with `tracing.endpoint`, without quoting the URL, which may have a password."""
+def problems(endpoint: str, setting: str = "tracing.endpoint", path: str = PATH) -> list[str]:
+    """What is wrong with the endpoint in this setting, without quoting the URL, which may have a password."""
     if not endpoint:
         return []
     try:
@@ -70,15 +71,15 @@ def problems(endpoint: str) -> list[str]:
     except ValueError:
         fine, parts = False, urlsplit("")
     if not fine:
-        return [f"'tracing.endpoint': is not a URL such as http://collector:4318{PATH}"]
+        return [f"'{setting}': is not a URL such as http://collector:4318{path}"]
     if "@" in parts.netloc or "?" in endpoint or "#" in endpoint:
         what = "what a collector must be shown belongs into OTEL_EXPORTER_OTLP_HEADERS"
-        return [f"'tracing.endpoint': has more than host, port and path; {what}"]
+        return [f"'{setting}': has more than host, port and path; {what}"]
     try:
         missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
     except ModuleNotFoundError:
         missing = True
-    return ["'tracing.endpoint': needs OpenTelemetry: pip install '.[tracing]'"] if missing else []
+    return [f"'{setting}': needs OpenTelemetry: pip install '.[tracing]'"] if missing else []
 
 
 class Tracer:
@@ -261,9 +262,43 @@ class _Outgoing:
                 log.warning("spans are left at the end", extra={"event": "spans_lost", "fields": {"spans": left}})
 
 
-class _Sending(logging.Handler):
-    """OpenTelemetry's exporter with a count, in its thread. It also takes over the log of the libraries below it: an
-    error that they repeat for every batch is logged once when it begins, and once when it is over."""
+class LibraryLog(logging.Handler):
+    """Takes over the log of OpenTelemetry and of the libraries below it, which repeat an error for every batch: whoever
+    sends logs it once when it begins, and once when it is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.why = ""  # why the last batch could not be sent, as far as that is safe to tell
+        for name in NOISY:
+            logging.getLogger(name).addHandler(self)
+            logging.getLogger(name).propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note why a batch could not be sent. Of any other record, such as a variable that OpenTelemetry does not
+        understand, log the text without its values, which may be a key."""
+        if record.levelno < logging.WARNING:
+            return
+        values = record.args if isinstance(record.args, tuple) else ()
+        if record.name.startswith(EXPORTS):
+            self.why = next(filter(None, map(safe, values)), self.why)
+        elif self is next(filter(_takes_over, logging.getLogger(NOISY[0]).handlers), None):  # one of two speaks
+            fields = {"what": record.msg if values else record.name}
+            log.warning("OpenTelemetry warns", extra={"event": "tracing_warning", "fields": fields})
+
+    def let_go(self) -> None:
+        """Restore the libraries' loggers, once nothing is sent any more."""
+        for name in NOISY:
+            logger = logging.getLogger(name)
+            logger.removeHandler(self)
+            logger.propagate = not any(map(_takes_over, logger.handlers))
+
+
+def _takes_over(handler: logging.Handler) -> bool:
+    return isinstance(handler, LibraryLog)
+
+
+class _Sending(LibraryLog):
+    """OpenTelemetry's exporter with a count, in its thread."""
 
     def __init__(self, endpoint: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -275,25 +310,8 @@ class _Sending(logging.Handler):
         self._collector = parts.netloc
         self._results = SpanExportResult
         self.taken = self.sent = self.lost = 0  # numbers of spans
-        self._why, self._failing, self._shut = "", False, False
-        for name in NOISY:
-            logging.getLogger(name).addHandler(self)
-            logging.getLogger(name).propagate = False
+        self._failing, self._shut = False, False
         self._exporter = OTLPSpanExporter(f"{parts.scheme}://{parts.netloc}{path}")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log why a batch could not be sent, as far as that is safe to tell; of any other record, such as a variable
-        that OpenTelemetry does not understand, log the text without its values, which may be a key."""
-        if record.levelno < logging.WARNING:
-            return
-        values = record.args if isinstance(record.args, tuple) else ()
-        if record.name.startswith(EXPORTS):
-            self._why = next(filter(None, map(_safe, values)), self._why)
-        else:
-            log.warning(
-                "OpenTelemetry warns",
-                extra={"event": "tracing_warning", "fields": {"what": record.msg if values else record.name}},
-            )
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send one batch. Called by the processor."""
@@ -301,7 +319,7 @@ class _Sending(logging.Handler):
         try:
             result = self._results.FAILURE if self._shut else self._exporter.export(spans)
         except Exception as error:  # the exporter should raise none
-            self._why, result = _safe(error), self._results.FAILURE
+            self.why, result = safe(error), self._results.FAILURE
         failed = result is not self._results.SUCCESS
         if failed:
             self.lost += len(spans)
@@ -310,7 +328,7 @@ class _Sending(logging.Handler):
         if failed is not self._failing and not self._shut:
             self._failing = failed
             if failed:
-                fields = {"collector": self._collector, "why": self._why or "unknown"}
+                fields = {"collector": self._collector, "why": self.why or "unknown"}
                 log.warning("the collector takes no spans", extra={"event": "collector_down", "fields": fields})
             else:
                 log.info(
@@ -326,15 +344,8 @@ class _Sending(logging.Handler):
             self._shut = True
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def let_go(self) -> None:
-        """Restore the libraries' loggers, once the thread has ended."""
-        for name in NOISY:
-            logger = logging.getLogger(name)
-            logger.removeHandler(self)
-            logger.propagate = not any(isinstance(handler, _Sending) for handler in logger.handlers)
 
-
-def _safe(value: object) -> str:
+def safe(value: object) -> str:
     """A status, or the kind of an error; "" for text that may hold anything."""
     if isinstance(value, BaseException):
         while (cause := value.__cause__ or value.__context__) is not None:

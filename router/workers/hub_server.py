@@ -393,7 +393,7 @@ class WorkerLink(asyncio.Protocol):
 
     def _page(self, said: messages.PageWanted) -> None:
         async def answer() -> None:
-            page = await self._placer.page(said.path, RequestOwner(*said.owner) if said.owner else None)
+            page = await self._placer.page(said.path, RequestOwner(*said.owner) if said.owner else None, said.accept)
             self.say(messages.PageAnswer(said.id, (page.status, page.content_type, page.body) if page else None))
             self.flush()
 

@@ -161,6 +161,7 @@ class PageWanted(Struct, tag=10, array_like=True, gc=False):
     id: Id
     path: Name
     owner: tuple[str | None, bool, bool] | None = None  # the fields of a RequestOwner
+    accept: Name = ""  # the header of whoever asks, in ASCII
 
 
 class Alive(Struct, tag=11, array_like=True, gc=False):

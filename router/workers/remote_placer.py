@@ -274,7 +274,7 @@ class RemotePlacer:
         else:
             self._link.say(report)
 
-    async def page(self, path: str, owner: RequestOwner | None = None) -> Page | None:
+    async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
         """One of the hub's pages; 503 while there is no hub."""
         if not self._link.up:
             return _NO_HUB
@@ -282,7 +282,7 @@ class RemotePlacer:
         future: asyncio.Future[Page | None] = self._loop.create_future()
         self._paging[id_] = future
         said = (owner.tenant, owner.receipts, owner.isolated) if owner is not None else None
-        self._link.say(messages.PageWanted(id_, path, said))
+        self._link.say(messages.PageWanted(id_, path, said, accept))
         try:
             async with asyncio.timeout(PAGE_S):
                 return await future

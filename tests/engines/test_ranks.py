@@ -108,6 +108,40 @@ async def test_a_server_says_how_many(
     assert await ranks.count(engine.url) == count
 
 
+@pytest.mark.parametrize(
+    ("sources", "info", "page", "version"),
+    [
+        (SOURCES, None, {"version": "0.32.0"}, "0.32.0"),
+        (None, {"version": "0.5.23"}, None, "0.5.23"),
+        (None, {"dp_size": 2, "version": "0.5.23"}, {"version": "of something else"}, "0.5.23"),
+        (None, {"dp_size": 2}, None, ""),
+        (None, {"dp_size": 2, "version": 7}, {"version": ["0"]}, ""),
+        (None, None, {"version": "0" * 65}, ""),
+        (None, None, {"version": "0\n1"}, ""),
+        (None, None, {}, ""),
+    ],
+)
+async def test_a_server_says_its_version(
+    engine: FakeEngine, ranks: Ranks, sources: dict | None, info: dict | None, page: dict | None, version: str
+) -> None:
+    """From SGLang's server_info or vLLM's page; what is no short printable text is none, and costs no rank."""
+    engine.kv_event_sources, engine.server_info, engine.version = sources, info, page
+    count = await ranks.count(engine.url)
+    assert ranks.version(engine.url) == version
+    assert count == (2 if sources else (info or {}).get("dp_size", 1))
+
+
+async def test_a_version_is_the_last_that_was_told(engine: FakeEngine, ranks: Ranks) -> None:
+    """An upgrade in place is seen when the server is asked again; a server that is down keeps its version."""
+    engine.version = {"version": "0.31.0"}
+    await ranks.count(engine.url)
+    engine.version = {"version": "0.32.0"}
+    await ranks.count(engine.url)
+    await engine.stop()
+    await ranks.count(engine.url)
+    assert ranks.version(engine.url) == "0.32.0"
+
+
 async def test_silence_changes_nothing(engine: FakeEngine, ranks: Ranks) -> None:
     """A server that is down keeps its ranks; one never heard has one."""
     engine.kv_event_sources = SOURCES
@@ -287,14 +321,18 @@ async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
     seldom = Ranks(ProbeSettings(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0))
     sets = Told()
     found = seldom.follow(sets.watch())
+    engine.version = {"version": "0.31.0"}
     sets.say(Replica(engine.url))
     assert len(await anext(found)) == 1
     engine.kv_event_sources = SOURCES
     first, second = Replica(engine.url, "uid-1", "ns/a", "node"), Replica(engine.url, "uid-2", "ns/b", "node")
     sets.say(first)
     assert await anext(found) == {first}
+    assert seldom.version(engine.url) == "0.31.0"
+    engine.version = {"version": "0.32.0"}
     sets.say(second)
     assert await anext(found) == frozenset(), "the former is gone while the next is asked"
     assert await anext(found) == {second.of_rank(0), second.of_rank(1)}
+    assert seldom.version(engine.url) == "0.32.0"
     await found.aclose()  # type: ignore[attr-defined]
     await seldom.close()

@@ -36,6 +36,7 @@ PAGES = {
     b"/metrics": (404, b""),
     b"/kv_event_sources": (404, b""),
     b"/server_info": (404, b""),
+    b"/version": (404, b""),
 }
 
 

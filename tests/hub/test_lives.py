@@ -53,7 +53,7 @@ def predicted(response: aiohttp.ClientResponse) -> int:
 async def test_another_engine_on_the_same_port(client: ClientSession, told: Told) -> None:
     """A stream of the former ends well while the next serves: no block of the former is credited, the next one's books
     have its own requests only, and at the end there is nothing in anybody's. No connection to the former is kept."""
-    async with FakeEngine() as first:
+    async with FakeEngine(version={"version": "0.32.0"}) as first:
         async with routing(told, Replica(first.url, "uid-1", "ns/a")) as app:
             for expected in (False, True):
                 async with client.post(app.url + CHAT, json=body()) as response:
@@ -87,7 +87,7 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
             assert idle(app)
             assert app.hub.admission._admission._open == {}
             text = app.hub.metrics.page().decode()
-            labels = f'model="m",name="ns/b",namespace="ns",node="",pod="b",replica="{first.url}"'
+            labels = f'model="m",name="ns/b",namespace="ns",node="",pod="b",replica="{first.url}",version="0.32.0"'
             assert f'warmroute_replica_info{{engine="fake",{labels}}} 1.0' in text
             assert "ns/a" not in text
 
@@ -263,9 +263,9 @@ async def test_a_replica_that_leaves_while_we_connect(engine: FakeEngine) -> Non
 
 
 async def test_pages_say_where_replicas_come_from(client: ClientSession, told: Told) -> None:
-    """Name, node and instance of each, and how fresh the list is; the same in metrics; and a log line for each who
-    comes and goes."""
-    async with FakeEngine() as listed, FakeEngine() as found:
+    """Name, node, instance and engine version of each, and how fresh the list is; the same in metrics; and a log line
+    for each who comes and goes."""
+    async with FakeEngine() as listed, FakeEngine(version={"version": "0.32.0"}) as found:
         pod = Replica(found.url, "uid-1", "ns/pod-1", "node-7")
         async with App(settings(listed)) as app:
             told.say(pod)
@@ -273,8 +273,10 @@ async def test_pages_say_where_replicas_come_from(client: ClientSession, told: T
             told.now = Status(fresh=False, why="403: list pods", stale_s=7.5, errors=3, replicas=1)
             async with client.get(app.admin_url + "/admin/replicas") as response:
                 page = await response.json()
-            rows = {row["id"]: [row[key] for key in ("name", "node", "instance")] for row in page["replicas"]}
-            assert rows == {listed.url: ["", "", ""], found.url: ["ns/pod-1", "node-7", "uid-1"]}
+            rows = {
+                row["id"]: [row[key] for key in ("name", "node", "instance", "version")] for row in page["replicas"]
+            }
+            assert rows == {listed.url: ["", "", "", ""], found.url: ["ns/pod-1", "node-7", "uid-1", "0.32.0"]}
             fresh = {"fresh": True, "why": "", "stale_s": 0.0, "errors": 0, "replicas": 1}
             stale = {"fresh": False, "why": "403: list pods", "stale_s": 7.5, "errors": 3, "replicas": 1}
             assert page["discovery"] == {"static": fresh, "told": stale}

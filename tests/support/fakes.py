@@ -64,6 +64,7 @@ class FakeEngine:
     api_key: str | None = None  # /v1/... needs it, as under vLLM's --api-key
     kv_event_sources: dict[str, Any] | None = None  # vLLM's page; there is none unless given
     server_info: dict[str, Any] | None = None  # SGLang's
+    version: dict[str, Any] | None = None  # vLLM's page of its version
     probes: Counter[str] = field(default_factory=Counter)  # requests of each page
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # a client left while we were at work
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,6 +78,7 @@ class FakeEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/kv_event_sources", self._sources)
         app.router.add_get("/server_info", self._info)
+        app.router.add_get("/version", self._version)
         app.router.add_route("*", "/{path:.*}", self._generate)
         self._runner, self.port = await listening(app, self.port, handler_cancellation=True)
         return self
@@ -102,6 +104,9 @@ class FakeEngine:
 
     async def _info(self, _: web.Request) -> web.Response:
         return web.Response(status=404) if self.server_info is None else web.json_response(self.server_info)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.Response(status=404) if self.version is None else web.json_response(self.version)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self.probes["metrics"] += 1

@@ -127,6 +127,7 @@ def test_other_routes_are_not_counted() -> None:
     assert samples(it, "gen_ai_server_request_duration_seconds_count") == {}
 
 
+@pytest.mark.inside  # it replaces a constant
 def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models have the labels of our own metrics; kinds of engines beyond the limit share one."""
     monkeypatch.setattr(gen_ai, "PROVIDERS_MAX", 1)

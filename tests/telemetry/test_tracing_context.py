@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from multidict import CIMultiDict
 
+from loadtest.common.answers import DONE, data_event
 from router.settings.schema import SettingsError
 from router.telemetry import logs
 from router.telemetry.process_counts import SPANS_DROPPED
@@ -20,10 +21,11 @@ from tests.support.fakes import (
     FakeEngine,
     running,
     settings,
+    stream,
 )
 from tests.support.keyring import Keyring
 from tests.telemetry.collector import Collector
-from tests.telemetry.traced import CHAT, ask, check_nested, traced
+from tests.telemetry.traced import CHAT, ask, body, check_nested, traced
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -182,6 +184,43 @@ async def test_ids_of_stored_responses_are_not_told(
         await collector.until(lambda: collector.spans)
     assert collector.named("GET /v1/responses/{id}")
     assert b"canary" not in b"".join(collector.bodies)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "told"),
+    [
+        ("/v1/chat/completions", {}, True),
+        ("/v1/chat/completions", {"stream": True}, True),
+        ("/v1/chat/completions", {"store": True}, False),
+        ("/v1/responses", {"input": "a word", "stream": True}, False),
+        ("/v1/responses", {"input": "a word", "store": False}, False),
+        ("/v1/messages", {"max_tokens": 9, "stream": True}, True),
+    ],
+)
+async def test_ids_of_answers_are_told_where_none_is_stored(
+    client: ClientSession, engine: FakeEngine, collector: Collector, path: str, more: dict[str, Any], told: bool
+) -> None:
+    """Model and reasons to finish are told of every answer, its id only where nobody can fetch the answer by it."""
+    answer = {"id": "canary-1", "model": "m", "choices": [{"index": 0, "finish_reason": "stop"}]}
+    reasons = {"/v1/messages": ["end_turn"], "/v1/responses": ["completed"]}.get(path, ["stop"])
+    if path == "/v1/chat/completions":
+        pieces = [data_event(answer), DONE]
+        engine.script.append(lambda _, request: stream(request, pieces) if more.get("stream") else said(answer))
+    async with running(engine, **traced(collector)) as app:
+        async with client.post(app.url + path, json={**body(), **more}) as response:
+            assert response.status == 200
+            await response.read()
+        await collector.until(lambda: collector.named(f"POST {path}"))
+    about = collector.named(f"POST {path}")[0].about
+    assert about["gen_ai.response.model"] == "m"
+    assert [each.string_value for each in about["gen_ai.response.finish_reasons"].values] == reasons
+    assert ("gen_ai.response.id" in about) is told
+    assert path != "/v1/chat/completions" or (b"canary-1" in b"".join(collector.bodies)) is told
+
+
+async def said(answer: dict[str, Any]) -> web.Response:
+    """An answer, whole."""
+    return web.json_response(answer)
 
 
 def dropped(page: str) -> int:

@@ -96,9 +96,9 @@ class StubHub:
         self._told.extend((source, template) for source, templates in heard for template in templates)
         return self._told
 
-    async def page(self, path: str, owner: RequestOwner | None = None) -> Page | None:
-        """One page, which says its own path."""
-        return Page(200, "text/plain", path.encode()) if path == "/readyz" else None
+    async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
+        """One page, which says its own path, of the type that is asked for."""
+        return Page(200, accept or "text/plain", path.encode()) if path == "/readyz" else None
 
 
 def bound(path: Path) -> socket.socket:

@@ -263,12 +263,15 @@ async def test_a_stored_response_is_found_through_any_worker(path: Path) -> None
 
 
 async def test_pages_come_from_the_hub(path: Path) -> None:
-    """A worker serves the hub's pages; one that does not exist is None."""
+    """A worker serves the hub's pages, in the format that is asked for; one that does not exist is None."""
     async with serving(StubHub("http://a"), path), worker(path) as placer:
         await until(lambda: placer.placing)
         page = await placer.page("/readyz")
         assert page is not None
         assert (page.status, page.body) == (200, b"/readyz")
+        asked = await placer.page("/readyz", accept="application/openmetrics-text")
+        assert asked is not None
+        assert (page.content_type, asked.content_type) == ("text/plain", "application/openmetrics-text")
         assert await placer.page("/x") is None
 
 

@@ -51,9 +51,12 @@
 
 {{- define "warmroute.checkTracing" -}}
 {{- $p := list -}}
-{{- with dig "tracing" "endpoint" "" .Values.config -}}
-  {{- if not (regexMatch "^https?://[^/]" .) -}}
-    {{- $p = append $p "config.tracing.endpoint is no URL: OTLP over HTTP, such as http://collector.monitoring:4318" -}}
+{{- $config := .Values.config -}}
+{{- range $where := list (list "tracing" "endpoint") (list "metrics" "otlp_endpoint") -}}
+  {{- with dig (first $where) (last $where) "" $config -}}
+    {{- if not (regexMatch "^https?://[^/]" .) -}}
+      {{- $p = append $p (printf "config.%s is no URL: OTLP over HTTP, such as http://collector.monitoring:4318" (join "." $where)) -}}
+    {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- $p | toJson -}}

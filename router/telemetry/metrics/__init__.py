@@ -1,18 +1,19 @@
 """The page that Prometheus scrapes; the only importer of prometheus_client.
 
 Counts are plain numbers (tallies.py), which become families when a scrape asks; levels are read then (gauges.py). A
-page of many series is written in slices, between which the event loop serves requests.
+page of many series is written in slices, between which the event loop serves requests. Who asks for OpenMetrics gets
+it, with exemplars: ids of traces beside the times that were counted of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder
 from prometheus_client.registry import Collector
 
 from router.core.placement.router import Router
@@ -30,6 +31,9 @@ from router.telemetry.tallies import Tallies
 __all__ = ["CONTENT_TYPE", "Figures", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+OPENMETRICS = "application/openmetrics-text"
+EOF = b"# EOF\n"  # the end of a page of OpenMetrics
+Encode: TypeAlias = Callable[[Collector], bytes]
 SLICE_SAMPLES = 100  # samples written without a break: about half a millisecond
 SLICE_LINES = SLICE_SAMPLES + 2  # a family has HELP and TYPE lines besides
 
@@ -66,7 +70,7 @@ class Metrics:
         self._totals = figures.totals
         self._read = (
             Gauges(router, self._tallies, figures),
-            Replicas(router, clock),
+            Replicas(router, clock, figures.engine_version),
             Sources(figures),
             Events(router, figures),
         )
@@ -95,13 +99,45 @@ class Metrics:
         return models.rows(self._tallies, models.UnderWay(self._router, self._tallies, self._figures), rows_max)
 
     def page(self) -> bytes:
-        """The whole page, written without a break."""
+        """The whole page in Prometheus's text format, written without a break."""
         return b"".join(self._slices())
 
     async def page_in_slices(self) -> bytes:
         """The same page, written a slice at a time, so that requests go on in between. No series is torn."""
+        return (await self.page_for(""))[1]
+
+    async def page_for(self, accept: str) -> tuple[str, bytes]:
+        """Content type and page for this `Accept` header, written in slices: OpenMetrics where it is asked for,
+        otherwise Prometheus's text format."""
+        encode, content_type = choose_encoder(accept)
+        if not content_type.startswith(OPENMETRICS):
+            return CONTENT_TYPE, await self._written(self._slices())
+        return content_type, await self._written(self._slices(_without_eof(encode))) + EOF
+
+    async def families(self) -> list[Metric]:
+        """All families of the page, a large one in several parts, read in slices between which the loop goes on."""
+        found, samples = list[Metric](), 0
+        for part in self._parts():
+            if samples + len(part.samples) > SLICE_SAMPLES:
+                await asyncio.sleep(0)
+                samples = 0
+            found.append(part)
+            samples += len(part.samples)
+        return found
+
+    def _parts(self) -> Iterator[Metric]:
+        for tally in self._of_tallies():
+            yield from families(tally, SLICE_SAMPLES)
+        for collector in self._read:
+            yield from collector.collect()
+        for tally in self._of_groups():
+            yield from families(tally, SLICE_SAMPLES)
+        if self._process is not None:
+            yield from self._process.collect()
+
+    async def _written(self, texts: Iterator[bytes]) -> bytes:
         slices, lines = [], 0
-        for text in self._slices():
+        for text in texts:
             more = text.count(b"\n")
             if lines + more > SLICE_LINES:  # small families share a slice: a turn takes long where CPU is short
                 await asyncio.sleep(0)
@@ -123,20 +159,25 @@ class Metrics:
         ledger = self._ledger()
         return of_groups(ledger.groups.all if ledger is not None else {})
 
-    def _slices(self) -> Iterator[bytes]:
-        yield from _counted(self._of_tallies())
+    def _slices(self, encode: Encode = generate_latest) -> Iterator[bytes]:
+        yield from _counted(self._of_tallies(), encode)
         for collector in self._read:
             for family in collector.collect():
-                yield generate_latest(_Only(family))
-        yield from _counted(self._of_groups())
+                yield encode(_Only(family))
+        yield from _counted(self._of_groups(), encode)
         if self._process is not None:
-            yield generate_latest(self._process)
+            yield encode(self._process)
 
 
-def _counted(tallies: Iterable[Counter | Histogram]) -> Iterator[bytes]:
+def _without_eof(encode: Encode) -> Encode:
+    """The same encoder for a part of a page, which ends without OpenMetrics's mark."""
+    return lambda collector: encode(collector).removesuffix(EOF)
+
+
+def _counted(tallies: Iterable[Counter | Histogram], encode: Encode) -> Iterator[bytes]:
     for tally in tallies:
         for number, family in enumerate(families(tally, SLICE_SAMPLES)):
-            text = generate_latest(_Only(family))
+            text = encode(_Only(family))
             yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE only once per family
 
 

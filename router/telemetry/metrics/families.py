@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from router.telemetry.series import Counter, Gauge, Histogram
@@ -30,9 +31,23 @@ def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
     for at in range(0, len(series) or 1, step):
         histogram = HistogramMetricFamily(tally.name, tally.text, labels=tally.labels)
         for labels, (*counts, total) in series[at : at + step]:
+            examples = tally.exemplars.get(labels)
             buckets = list(zip(bounds, accumulate(counts), strict=True))
-            histogram.add_metric([str(label) for label in labels], buckets, total)
+            with_examples = buckets if examples is None else [*_exemplified(buckets, examples)]
+            histogram.add_metric([str(label) for label in labels], with_examples, total)
         yield histogram
+
+
+def _exemplified(
+    buckets: list[tuple[str, float]], examples: Mapping[int, tuple[float, str, float]]
+) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Buckets of a series with their examples, as the page of OpenMetrics shows them."""
+    for number, (bound, count) in enumerate(buckets):
+        if number in examples:
+            value, trace_id, at_s = examples[number]
+            yield bound, count, Exemplar({"trace_id": trace_id}, value, at_s)
+        else:
+            yield bound, count
 
 
 def histogram(name: str, text: str, bounds: tuple[float, ...], series: list[float]) -> HistogramMetricFamily:

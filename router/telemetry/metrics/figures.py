@@ -27,6 +27,8 @@ class Figures:
     """The same requests by priority and model."""
     held: Callable[[], int] = int
     """Requests in the queue that are held back."""
+    engine_version: Callable[[str], str] = lambda _: ""
+    """Version of a replica's engine, given the replica's id; "" where the engine tells none."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict
     """How fresh each source's list of replicas is."""
     ledger: Callable[[], Ledger | None] = lambda: None

@@ -112,8 +112,8 @@ class Gauges(Collector):
 class Replicas(Collector):
     """Metrics of each replica, as the Router knows it."""
 
-    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
-        self._router, self._clock = router, clock
+    def __init__(self, router: Router, clock: Callable[[], float], engine_version: Callable[[str], str]) -> None:
+        self._router, self._clock, self._engine_version = router, clock, engine_version
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after another."""
@@ -124,7 +124,7 @@ class Replicas(Collector):
 
         # The replicas are those that are there when a family is made: between two families a replica may leave.
         text = f"Always 1; identity of the replica, for joins. Label name is there until {OLD_NAMES_UNTIL}."
-        yield gauge("replica_info", text, INFO, [(_info(m), 1.0) for m in router.members])
+        yield gauge("replica_info", text, INFO, [(self._info(m), 1.0) for m in router.members])
         text = "Replicas that serve the base model and may be sent requests."
         yield gauge("model_ready_replicas", text, ("model",), _ready(router.members))
         yield each("ready", "1 when the replica may be sent requests.", lambda m: float(m.ready))
@@ -168,6 +168,14 @@ class Replicas(Collector):
             ("replica", "grade"),
             [((m.id, g.value), float(m.grade is g)) for m in router.members for g in Grade],
         )
+
+    def _info(self, member: Member) -> tuple[str, ...]:
+        """Values of INFO; "" for what is not known. The model is the first of those that are no adapters."""
+        replica, version = member.replica, self._engine_version(member.id)
+        bases = [model for model in member.models.values() if model.parent is None]
+        base = min(bases, key=lambda model: model.name, default=None)
+        model, engine = (base.name, base.owned_by) if base is not None else ("", "")
+        return member.id, replica.name, replica.pod, replica.namespace, replica.node, model, engine, version
 
 
 class Sources(Collector):
@@ -248,16 +256,7 @@ def _told(build: Build) -> tuple[str, ...]:
     return build.version, "true" if build.native else "false", build.commit, build.python
 
 
-INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine")
-
-
-def _info(member: Member) -> tuple[str, ...]:
-    """Values of INFO; "" for what is not known. The model is the first of those that are no adapters."""
-    replica = member.replica
-    bases = [model for model in member.models.values() if model.parent is None]
-    base = min(bases, key=lambda model: model.name, default=None)
-    model, engine = (base.name, base.owned_by) if base is not None else ("", "")
-    return member.id, replica.name, replica.pod, replica.namespace, replica.node, model, engine
+INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine", "version")
 
 
 def _speed(router: Router, member: Member) -> float | None:

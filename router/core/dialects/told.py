@@ -1,0 +1,131 @@
+"""What an answer tells of itself besides its tokens: the model that made it, why it ended, its id.
+
+Only traces ask for this, so one lenient form with the fields of all dialects does. The first event of a stream names
+model and id; its last events have the reasons. A reason is the engine's own word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from msgspec import Raw
+
+from router.core.dialects import sse
+from router.core.prompts import bodies
+
+BODY_BYTES_MAX = 256 << 10  # longest answer that is read for this: less than a millisecond of decoding
+NAME_CHARS_MAX = 256  # a longer model, id or reason is left out
+REASONS_MAX = 128  # choices of one answer whose reasons are told
+
+_REASON = re.compile(rb'"(?:finish_reason|stop_reason|status)"\s*:\s*["{]')  # fields that may hold a reason
+
+
+class _Choice(msgspec.Struct):
+    index: Raw = bodies.ABSENT
+    finish_reason: Raw = bodies.ABSENT
+
+
+class _Part(msgspec.Struct):
+    """`message`, `delta` and `response` of an event, and `meta_info` of SGLang."""
+
+    id: Raw = bodies.ABSENT
+    model: Raw = bodies.ABSENT
+    stop_reason: Raw = bodies.ABSENT
+    finish_reason: Raw = bodies.ABSENT
+    status: Raw = bodies.ABSENT
+    incomplete_details: Raw = bodies.ABSENT
+
+
+class _Answer(_Part):
+    choices: Raw = bodies.ABSENT
+    message: Raw = bodies.ABSENT
+    delta: Raw = bodies.ABSENT
+    response: Raw = bodies.ABSENT
+    meta_info: Raw = bodies.ABSENT
+
+
+class _Kind(msgspec.Struct):
+    """SGLang's reason to finish."""
+
+    type: str = ""
+
+
+class _Incomplete(msgspec.Struct):
+    reason: str = ""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What an answer says of itself; "" and no reasons for what it does not say."""
+
+    model: str = ""
+    id: str = ""
+    reasons: tuple[str, ...] = ()  # one for each choice that says why it ended
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def told_by(body: bytes) -> Told:
+    """What an answer that did not stream says of itself."""
+    return _told(body, (body,)) if len(body) <= BODY_BYTES_MAX else Told()
+
+
+def told_by_stream(head: bytes, tail: bytes) -> Told:
+    """What a stream with these first and last bytes says of itself."""
+    return _told(sse.first_payload(head), sse.payloads_backwards(tail))
+
+
+def _told(first: bytes, last: Iterable[bytes]) -> Told:
+    answer = bodies.decoded(_decode, first) or _Answer()
+    parts = [answer, *_parts(answer)]
+    reasons: dict[int, str] = {}
+    for data in last:
+        if _REASON.search(data) is not None and (event := bodies.decoded(_decode, data)) is not None:
+            reasons = dict(_reasons(event)) | reasons  # a choice's last reason is its own
+        if len(reasons) > REASONS_MAX:
+            break
+    return Told(
+        _first(_name(part.model) for part in parts),
+        _first(_name(part.id) for part in parts),
+        tuple(reasons[index] for index in sorted(reasons)[:REASONS_MAX]),
+    )
+
+
+def _parts(answer: _Answer) -> list[_Part]:
+    raws = (answer.message, answer.delta, answer.response, answer.meta_info)
+    return [part for raw in raws if bodies.given(raw) and (part := bodies.as_type(_Part, raw)) is not None]
+
+
+def _reasons(event: _Answer) -> Iterator[tuple[int, str]]:
+    """Numbers of choices, and why they ended."""
+    for choice in bodies.as_type(list[_Choice], event.choices) or ():
+        if reason := _reason(choice.finish_reason):
+            yield bodies.as_type(int, choice.index) or 0, reason
+    for part in (event, *_parts(event)):
+        details = bodies.as_type(_Incomplete, part.incomplete_details)
+        reason = _reason(part.stop_reason) or _reason(part.finish_reason) or (details.reason if details else "")
+        if reason := reason or _ended(part):
+            yield 0, reason[:NAME_CHARS_MAX]
+
+
+def _ended(part: _Part) -> str:
+    """The status of a response of the Responses API that has ended."""
+    status = _name(part.status)
+    return status if status in ("completed", "failed", "cancelled", "incomplete") else ""
+
+
+def _reason(raw: Raw) -> str:
+    """A reason to finish: text, or in SGLang's own dialect an object with a type."""
+    kind = bodies.as_type(_Kind, raw)
+    return kind.type if kind is not None else _name(raw)
+
+
+def _name(raw: Raw) -> str:
+    name = bodies.as_type(str, raw) if bodies.given(raw) else None
+    return name if name and len(name) <= NAME_CHARS_MAX and name.isprintable() else ""
+
+
+def _first(names: Iterable[str]) -> str:
+    return next((name for name in names if name), "")
