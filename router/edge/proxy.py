@@ -22,17 +22,17 @@ from contextlib import suppress
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.observatory.explain import settled
-from router.edge.answering import final_receipt, refuse, request_id
 from router.edge.attempts import Attempts, Call, judge_of
-from router.edge.question import RESPONSES, STORED, Question
-from router.edge.reader import FINAL_RECEIPT, Reader
 from router.edge.relay import Relay
-from router.edge.used import believed, tokens_in, tokens_of
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, Stalled
 from router.http.request import ADDRESS_HEADERS, Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
+from router.reading.answering import final_receipt, refuse, request_id
+from router.reading.question import RESPONSES, STORED, Question
+from router.reading.reader import FINAL_RECEIPT, Reader
+from router.reading.used import believed, tokens_in, tokens_of
 from router.settings.keys import ANYBODY, Caller
 from router.telemetry.record import RequestRecord, session_key
 from router.telemetry.spans import Moments

@@ -13,11 +13,11 @@ from aiohttp import ClientSession
 from deploy.openapi.__main__ import DOCUMENT, PAGE, document, page, rendered
 from router.admin import dashboard, openapi
 from router.core.dialects import PATHS
-from router.edge.callers import METRICS
-from router.edge.question import RESPONSES
 from router.edge.routes import METHODS, RESPONSE_ACTIONS, _about_response
 from router.http.request import Connection, Request
 from router.placer import MODELS, REQUESTS
+from router.reading.callers import METRICS
+from router.reading.question import RESPONSES
 from router.settings.keys import OPEN
 from router.settings.schema import Settings
 from tests.house.test_docs_errors import called_with_code

@@ -29,14 +29,14 @@ from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.prompts.bodies import step_of
 from router.core.prompts.identity import FEWER_TOOLS
-from router.edge import answering
-from router.edge.answering import HISTORY_CHANGED, none_ready
-from router.edge.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
-from router.edge.observer import Observer
-from router.edge.question import STORED, Question
-from router.edge.turns import ReadingTurns
 from router.http.request import HOP_HEADERS, Refusal, Request
 from router.placer import Placer
+from router.reading import answering
+from router.reading.answering import HISTORY_CHANGED, none_ready
+from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
+from router.reading.observer import Observer
+from router.reading.question import STORED, Question
+from router.reading.turns import ReadingTurns
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.tokens.request_tokens import Tokens
 

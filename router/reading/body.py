@@ -28,9 +28,9 @@ from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of
 from router.core.prompts.bodies import has_more_parts, nests_deeper
 from router.core.prompts.identity import with_fewer_tools
-from router.edge.question import RESPONSES
 from router.http.request import Refusal, Request
 from router.placer import Placer
+from router.reading.question import RESPONSES
 from router.settings.keys import OFF, Tenant
 
 # Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.

@@ -15,8 +15,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.core.facts.requests import Priority
-from router.edge.reader import CREDENTIALS, PRIORITY, TENANT
 from router.http.request import Refusal, Request
+from router.reading.reader import CREDENTIALS, PRIORITY, TENANT
 from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"

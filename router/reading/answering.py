@@ -20,7 +20,8 @@ from router.core.facts.misses import Difference, Sighting
 from router.core.facts.placements import Receipt
 from router.core.observatory.explain import settled
 from router.http.request import Refusal, Request, date_line
-from router.placer import MODELS, Page, json_page, no_model_page
+from router.placer import MODELS, Page, RequestOwner, json_page, no_model_page
+from router.settings.keys import Caller
 from router.telemetry.record import CAUSE, RequestRecord
 
 RETRY_AFTER_S = 2
@@ -159,3 +160,12 @@ def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
         return page
     listed = msgspec.json.decode(page.body)
     return json_page({**listed, "data": [row for row in listed["data"] if allows(row["id"])]})
+
+
+def owner_of(caller: Caller, *, receipts: bool) -> RequestOwner:
+    """The caller as whoever may read of their own requests as much as answers to them tell; `receipts` says whether any
+    answer does."""
+    tenant = caller.tenant
+    if tenant is None:
+        return RequestOwner(None, receipts, isolated=False)
+    return RequestOwner(tenant.name, receipts and tenant.receipts, tenant.isolated)
