@@ -57,6 +57,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     seen: Seen
     repairs: Repairs
     thread: Executor | None  # thread that reads; None: the event loop's thread
+    relayed: bool = True  # the answer comes by here
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""

@@ -124,9 +124,13 @@ class Reader:
         """Stop the thread."""
         self._parse_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
-        """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
+    async def understand(
+        self, request: Request, request_id: str, caller: Caller = ANYBODY, *, relayed: bool = True
+    ) -> Question:
+        """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. `relayed`: the
+        answer comes by here, so that what was asked for besides can be taken out of it. Raises Refusal."""
         how = self._reading(request, caller)
+        how.relayed = relayed
         id_ = request_id if caller.tenant is None else answering.engine_id(request, request_id)
         charged = self._charge(caller)
         if how.thread is None:
@@ -198,6 +202,22 @@ class Reader:
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
+
+    def unread(self, request: Request, caller: Caller, model: str | None) -> Question:
+        """The question of a request whose body does not come by here, for this model, or for the only one there is.
+        Raises Refusal."""
+        tenant = caller.tenant
+        if tenant is not None and (tenant.isolated or tenant.models is not None):
+            what = "What this API key may ask depends on the body, which the gateway keeps to itself"
+            raise Refusal(400, "body_needed", f"{what}; set its request_body_mode to BUFFERED.")
+        how = self._reading(request, caller)
+        ask = Ask(model)
+        found = self._model(ask, how)
+        charged = self._charge(caller)
+        wanted = _wanted(request, b"", ask, None, caller)
+        wanted.model, wanted.charged = found, charged
+        id_ = answering.request_id(request)
+        return self._question(request, id_ if tenant is None else answering.engine_id(request, id_), b"", how, wanted)
 
     # -- body ----------------------------------------------------------------------------------------------------
 
@@ -294,7 +314,7 @@ class Reader:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
-        asks = dialect is not None and ask.stream and not ask.wants_usage
+        asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
         strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,

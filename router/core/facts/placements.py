@@ -16,6 +16,10 @@ class Grade(StrEnum):
     EXACT = "exact"
     CATCHING_UP = "catching-up"
     ESTIMATED = "estimated"
+    UNSEEN = "unseen"  # estimated, and no answer comes by here that would correct it
+
+
+OF_REPLICAS = (Grade.EXACT, Grade.CATCHING_UP, Grade.ESTIMATED)  # grades of replicas; the others are of requests
 
 
 class Reason(StrEnum):

@@ -72,6 +72,7 @@ class Member:
     late_s: float = -inf  # last first token that was late
     unseen_end_s: float = 0.0  # end of the last answer that did not stream
     counts: bool = False  # whether the engine's counters move when it works
+    unseen_answers: int = 0  # requests sent there whose answers do not come by here: nothing was learned from them
     left_late: int = 0  # clients that left without a token that was late, since the last sign of life
     left_ms: float = 0.0  # modelled prefill of requests whose clients left before it ended: it may have been worked on
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
