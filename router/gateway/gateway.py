@@ -15,13 +15,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from router.core.dialects import PATHS
 from router.core.facts.misses import Template
-from router.gateway.credentials import credentials
+from router.gateway.credentials import PickerCertificate, read
 from router.gateway.parts import PickerParts, PickerRules
 from router.gateway.picker import SERVICE, Picker
 from router.http.body_budget import BodyBudget
 from router.loop import closed_on_error, in_background
 from router.placer import Placer
 from router.reading.desk import Desk
+from router.settings.keys import files_of_settings
 from router.settings.pairs import objectives
 from router.settings.schema import Settings
 from router.telemetry.process_counts import BODIES
@@ -73,8 +74,12 @@ class Gateway:
     def reload(self, settings: Settings) -> None:
         """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
         has changed, or not at all."""
+        with files_of_settings():
+            pem = read(settings.gateway)
         self._desk.reload(settings)
         self._settings = settings
+        if pem is not None and self._certificate is not None:
+            self._certificate.pem = pem
         self._parts.rules, self._parts.bodies.bytes_max = _rules(settings), settings.limits.bodies_bytes_max
 
     @property
@@ -118,7 +123,9 @@ class Gateway:
         for each in (server, checks):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, each)
             self._stack.push_async_callback(each.stop, None)
-        tls = credentials(s.tls_certificate, s.tls_key, s.tls_client_ca)
+        pem = read(s)
+        self._certificate = PickerCertificate(pem) if pem is not None else None
+        tls = self._certificate.credentials() if self._certificate is not None else None
         self.port = _bound(server, s.host, s.port, tls)
         self.health_port = _bound(checks, s.host, s.health_port, None)
         await server.start()
@@ -160,8 +167,9 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     """Options of the servers of gRPC."""
     keepalive_ms = int(settings.gateway.keepalive_s * 1e3)
     return [
-        ("grpc.max_receive_message_length", settings.limits.body_bytes_max + HEAD_BYTES),
-        ("grpc.max_send_message_length", settings.limits.body_bytes_max + HEAD_BYTES),
+        # A longer message is an error of gRPC, by which a gateway may go past the picker; a long body is refused.
+        ("grpc.max_receive_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
+        ("grpc.max_send_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
         ("grpc.max_concurrent_streams", settings.gateway.streams_max),
         ("grpc.max_metadata_size", 64 << 10),
         ("grpc.keepalive_time_ms", keepalive_ms),

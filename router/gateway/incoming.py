@@ -58,6 +58,17 @@ class GatewayClient:
         raise NotImplementedError
 
 
+def check_length(request: Request, body_bytes_max: int) -> None:
+    """Raises Refusal for a body that is too long by its head, before it comes."""
+    length = request.fields.get(b"content-length", b"")
+    if length.isdigit() and int(length[:20]) > body_bytes_max:
+        raise _too_large(body_bytes_max)
+
+
+def _too_large(body_bytes_max: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"The request body is larger than {body_bytes_max} bytes.")
+
+
 async def read_body(context: Any, request: Request, mode: int, body_bytes_max: int) -> bool:  # noqa: ANN401 - grpc ships no types
     """Read the request's body. Returns whether trailers ended it, which are to be answered too. Raises Refusal for one
     that is too long or has no room, and ClientLeft where it ends unfinished."""
@@ -76,7 +87,7 @@ async def read_body(context: Any, request: Request, mode: int, body_bytes_max: i
         pieces.append(part.body)
         size += len(part.body)
         if size > body_bytes_max:
-            raise Refusal(413, "body_too_large", f"The request body is larger than {body_bytes_max} bytes.")
+            raise _too_large(body_bytes_max)
         request.body_bytes = size
         if not request.hold():
             raise no_room()

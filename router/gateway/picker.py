@@ -62,6 +62,11 @@ class Picker:
         if first.WhichOneof("request") != "request_headers":
             self._complain("request_header_mode", "the gateway sends no heads: set request_header_mode to SEND")
             return
+        parts = self._parts
+        parts.known = parts.known or parts.placer.others_ready(frozenset())
+        if not parts.known:
+            # Nothing was found out yet, which says nothing of the replicas: the gateway may choose, if it fails open.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica is known yet")
         stream, streams = PickerStream(self._parts, context), self._parts.streams
         streams.add(stream)
         self._idle.clear()

@@ -33,7 +33,7 @@ from router.gateway import hints, words
 from router.gateway.endpoints import destinations, endpoint_of
 from router.gateway.following import Following
 from router.gateway.head import HEADERS_MAX, changes, request_of
-from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, read_body
+from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, check_length, read_body
 from router.gateway.parts import PickerParts
 from router.http.client_connection import ClientLeft
 from router.http.request import Refusal, Request, date_line
@@ -110,7 +110,7 @@ class PickerStream:
         """Returns whether a page of ours was the answer. Raises Refusal."""
         parts, rules = self._parts, self._parts.rules
         if len(request.lines) > HEADERS_MAX:
-            raise Refusal(431, "too_many_headers", f"The request has more than {HEADERS_MAX} headers.")
+            raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
         if len(parts.streams) > rules.streams_max:
             raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
         self._caller = caller = parts.desk.callers.who(request)
@@ -126,6 +126,7 @@ class PickerStream:
         mode = BUFFERED if config is None else config.request_body_mode
         whole, trailers = head.end_of_stream or mode in (BUFFERED, DUPLEX), False
         if whole and not head.end_of_stream:
+            check_length(request, rules.body_bytes_max)
             if mode == BUFFERED:
                 await self._context.write(words.CONTINUE_HEADERS)
             trailers = await self._body(request, mode)
@@ -152,7 +153,7 @@ class PickerStream:
             async with asyncio.timeout(rules.body_timeout_s):
                 return await read_body(self._context, request, mode, rules.body_bytes_max)
         except TimeoutError:
-            raise Refusal(408, "body_timeout", "The request's body did not come in time.") from None
+            raise Refusal(408, "request_timeout", "The request's body did not come in time.") from None
 
     async def _page(self, request: Request, client: GatewayClient, caller: Caller) -> None:
         """Answer with one of our own pages that clients know. Raises Refusal where there is none."""
@@ -183,7 +184,7 @@ class PickerStream:
                 request.bring([body], len(body))
             question = await reader.understand(request, record.id, caller, relayed=relayed)
         else:
-            question = reader.unread(request, caller, model or None)
+            question = reader.unread(request, record.id, caller, model or None)
         answering.note(question, record)
         if self._trace is not None:
             question.trace, self._trace.parsed_s = self._trace, parts.clock()
@@ -262,8 +263,9 @@ class PickerStream:
         listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)
         destination = ",".join(listed)
         set_, removed = changes(request, lines)
-        if mode == DUPLEX:
-            set_.append(("content-length", b"%d" % len(body)))  # without it Envoy sends chunks
+        if mode == DUPLEX or (mode == BUFFERED and body is not received):
+            # Without it Envoy sends chunks in full duplex, and refuses a body that was changed.
+            set_.append(("content-length", b"%d" % len(body)))
         common = words.to_engine(destination, set_, removed)
         if mode == BUFFERED:
             return [words.with_body(common, destination, None if body is received else body)]

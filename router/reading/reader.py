@@ -203,7 +203,7 @@ class Reader:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
 
-    def unread(self, request: Request, caller: Caller, model: str | None) -> Question:
+    def unread(self, request: Request, request_id: str, caller: Caller, model: str | None) -> Question:
         """The question of a request whose body does not come by here, for this model, or for the only one there is.
         Raises Refusal."""
         tenant = caller.tenant
@@ -216,8 +216,9 @@ class Reader:
         charged = self._charge(caller)
         wanted = _wanted(request, b"", ask, None, caller)
         wanted.model, wanted.charged = found, charged
-        id_ = answering.request_id(request)
-        return self._question(request, id_ if tenant is None else answering.engine_id(request, id_), b"", how, wanted)
+        wanted.ring_key = request.header(b"x-session-id") or request_id  # without a session they are spread
+        id_ = request_id if tenant is None else answering.engine_id(request, request_id)
+        return self._question(request, id_, b"", how, wanted)
 
     # -- body ----------------------------------------------------------------------------------------------------
 

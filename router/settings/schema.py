@@ -160,7 +160,7 @@ class GatewaySettings:
     """Port of gRPC health checks alone, never with TLS: `liveness`, `readiness`; 0 takes a free one. They are answered
     on `gateway.port` too."""
     tls_certificate: str = ""
-    """PEM file of the picker's certificate chain; empty: no TLS. It and its key are read again when they change."""
+    """PEM file of the picker's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
     tls_key: str = ""
     """PEM file of its private key; empty: it is in `tls_certificate`."""
     tls_client_ca: str = ""
@@ -171,7 +171,7 @@ class GatewaySettings:
     objectives: tuple[str, ...] = ()
     """Priorities of objectives that clients name in `x-llm-d-inference-objective`: `batch=low`, `chat=high`. Others are
     `normal`."""
-    sampled_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    sampled_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.02
     """Part of the answers that the gateway is asked to send here as well, where it sends none: speeds are learned from
     them. It needs `allow_mode_override` there, and costs those answers some 0.2 ms of CPU a chunk."""
     streams_max: Positive = 16_384
