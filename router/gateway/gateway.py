@@ -27,6 +27,7 @@ from router.settings.pairs import objectives
 from router.settings.schema import Settings
 from router.telemetry.process_counts import BODIES
 
+REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that are told so
 HEAD_BYTES = 1 << 20  # room in one message besides the body
 LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
 READY_S = 0.25  # interval of the looks whether a replica is ready
@@ -170,7 +171,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         # A longer message is an error of gRPC, by which a gateway may go past the picker; a long body is refused.
         ("grpc.max_receive_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
         ("grpc.max_send_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
-        ("grpc.max_concurrent_streams", settings.gateway.streams_max),
+        ("grpc.max_concurrent_streams", settings.gateway.streams_max + REFUSED_MAX),
         ("grpc.max_metadata_size", 64 << 10),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),

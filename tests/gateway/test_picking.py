@@ -6,8 +6,6 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("grpc")
-
 from router.gateway.words import CHUNK_BYTES_MAX
 from tests.gateway.asking import CHAT, asking, chat, destinations, endpoint, picking, removed, set_headers
 from tests.support.fakes import FakeEngine
