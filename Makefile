@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist clean
+.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-envoy test-k8s test-supply manifests lock sbom dist clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -21,7 +21,7 @@ evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it:
 test: $(VENV)/.dev  ## the test suite; ARGS=router/core/placement runs the tests of that room
 	$(BIN)/python -m pytest -n auto --dist worksteal $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(ARGS)))
 
-COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/edge tests/engines tests/http tests/hub tests/prewarm tests/reading tests/telemetry tests/tokens tests/workers
+COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/edge tests/engines tests/gateway tests/http tests/hub tests/prewarm tests/reading tests/telemetry tests/tokens tests/workers
 
 test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with the native code that the image has
 	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal $(COMPILED_TESTS) $(ARGS)
@@ -91,6 +91,10 @@ test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, lint
 	$(BIN)/python -m tests.supply.install
 	$(BIN)/python -m pytest tests/supply --timeout=900 $(ARGS)
 
+test-envoy: $(VENV)/.dev  ## the picker behind a real Envoy, which is 107 MB of disk
+	$(BIN)/python -m tests.envoy.install
+	$(BIN)/python -m pytest tests/envoy --timeout=600 $(ARGS)
+
 manifests: $(VENV)/.dev  ## what is made from the chart and for it: plain manifests, the schema of its values
 	$(BIN)/python -m tests.k8s.install
 	$(BIN)/python -m deploy.chart_schema
@@ -116,7 +120,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:  ## remove .venv and everything else that targets made
-	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .compiled .compiled.part .venv-envoy .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 	rm -rf site
 
 $(VENV)/bin/python:

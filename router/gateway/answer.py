@@ -17,6 +17,7 @@ from router.placer import LEFT
 from router.reading.question import Question
 from router.reading.used import believed, tokens_in, tokens_of
 
+UNSEEN = Outcome(Ending.OK, unseen=True)
 STREAM_BYTES_MAX = 32 << 10  # of a stream, what is kept of its end
 
 
@@ -74,13 +75,13 @@ class AnswerWatch:
         """What became of the lease, now that the gateway has ended the stream. `context_tokens` is the longest context
         of the model; `heads_told` says whether this gateway shows heads of answers at all."""
         if not self.status:
-            return LEFT if heads_told else Outcome(Ending.OK)
+            return LEFT if heads_told else UNSEEN
         if self.status >= 500:
             return Outcome(Ending.UNREACHED if self.of_gateway else Ending.FAILED)
         if self.status >= 400:
             return Outcome(Ending.REFUSED_BY_ENGINE)
         if not self.seen:
-            return Outcome(Ending.OK)
+            return UNSEEN
         if not self.ended:
             return Outcome(Ending.CLIENT_LEFT, events=self._used())
         dialect = self._question.dialect

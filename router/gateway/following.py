@@ -15,7 +15,7 @@ from router.core.fleet.models import NoReplica
 from router.core.observatory.explain import settled
 from router.gateway import extproc_pb2 as pb
 from router.gateway import hints, words
-from router.gateway.answer import AnswerWatch
+from router.gateway.answer import UNSEEN, AnswerWatch
 from router.gateway.endpoints import endpoint_of
 from router.gateway.incoming import DUPLEX, NONE
 from router.gateway.parts import PickerParts
@@ -28,6 +28,7 @@ from router.telemetry.record import RequestRecord
 
 ALIVE_S = 0.5  # least time between two signs of life of a replica
 ASKED_MAX = 8  # answers that may be asked for in vain before it counts as known that the gateway sends none
+SHOWN_MIN = 64  # answers that are asked for before only a sample is: speeds must be known first
 LINGER_S_MAX = 600.0
 FALLBACK = "fallback"  # kind of failure: the gateway could not reach the endpoint
 _ADDRESSES = frozenset(name.decode() for name in ADDRESS_HEADERS)
@@ -46,7 +47,8 @@ class Following:
         self._record = record
         self._caller = caller
         self._relayed, self._duplex = answers != NONE, answers == DUPLEX
-        sampled = random.random() < parts.rules.sampled_ratio  # noqa: S311 - a sample, no secret
+        ratio = parts.rules.sampled_ratio
+        sampled = random.random() < ratio or (parts.shown < SHOWN_MIN and ratio > 0)  # noqa: S311 - no secret
         self._asks = sampled and not self._relayed and parts.asked < ASKED_MAX
         # Whether the body of its answer comes by here, as far as known before it does.
         self.shown = self._relayed or (self._asks and parts.answers_come)
@@ -155,8 +157,9 @@ class Following:
     def _body(self, body: pb.HttpBody) -> bytes:
         """A piece of the answer came. Returns what Envoy makes of it."""
         now_s, lease = self._parts.clock(), self.lease
-        if self._asks:
+        if self._asks and not self._watch.seen:
             self._parts.asked, self._parts.answers_come = 0, True
+            self._parts.shown += 1
         if lease is not None and now_s - self._alive_s >= ALIVE_S:
             self._alive_s = now_s
             self._parts.placer.alive(lease.replica)
@@ -196,7 +199,7 @@ class Following:
                 record.inter_token_s = (now_s - lease.first_token_s) / (record.events - 1)
         if self.lingers and not (self._watch.status and not record.stream):
             left_s = self._told_s + _expected_s(lease) - now_s
-            asyncio.get_running_loop().call_later(max(0.0, left_s), self._finish, lease, Outcome(Ending.OK))
+            asyncio.get_running_loop().call_later(max(0.0, left_s), self._finish, lease, UNSEEN)
         else:
             parts.placer.finish(lease, outcome, now_s)
 

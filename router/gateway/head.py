@@ -8,14 +8,13 @@ from urllib.parse import unquote
 from router.gateway import extproc_pb2 as pb
 from router.gateway.hints import DESTINATION
 from router.gateway.words import Header
-from router.http.request import HOP_HEADERS, Connection, Refusal, Request
+from router.http.request import HOP_HEADERS, Connection, Request
 
 HEADERS_MAX = 256  # headers of one request; Envoy's own default is 100
 
 
 def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request:
-    """The request whose head this is. Envoy has checked the names, and made them lower case. Raises Refusal for more
-    headers than are looked at."""
+    """The request whose head this is. Envoy has checked the names, and made them lower case."""
     request = Request(client)
     fields, lines = request.fields, request.lines
     for header in headers:
@@ -31,8 +30,6 @@ def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request
         lines.append((low, low, value))
     path = request.target.partition("?")[0]
     request.path = unquote(path) if "%" in path else path
-    if len(lines) > HEADERS_MAX:
-        raise Refusal(431, "too_many_headers", f"The request has more than {HEADERS_MAX} headers.")
     return request
 
 

@@ -46,4 +46,5 @@ class PickerParts:
     known: bool = False  # a replica has been ready since this process began
     heads_told: bool = False  # it shows heads of answers, so that a stream without one has lost its client
     answers_come: bool = False  # it sends answers that it is asked for
+    shown: int = 0  # answers that were asked for and came
     asked: int = 0  # answers that were asked for, of which nothing came, since the last that came

@@ -172,8 +172,9 @@ class GatewaySettings:
     """Priorities of objectives that clients name in `x-llm-d-inference-objective`: `batch=low`, `chat=high`. Others are
     `normal`."""
     sampled_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.02
-    """Part of the answers that the gateway is asked to send here as well, where it sends none: speeds are learned from
-    them. It needs `allow_mode_override` there, and costs those answers some 0.2 ms of CPU a chunk."""
+    """Part of the answers that the gateway is asked to send here as well, where it sends none, after the first 64:
+    speeds and lengths are learned from them. It needs `allow_mode_override` there, and costs those answers some 0.2 ms
+    of CPU a chunk. 0: none."""
     streams_max: Positive = 16_384
     """Requests that may be under way at once; whoever comes then is told to come again (503)."""
     stream_s_max: Seconds = 3_600.0

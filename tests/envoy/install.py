@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from loadtest.common import envoy
 from tests.support import installing
 
 REPO = Path(__file__).resolve().parents[2]
@@ -20,8 +21,11 @@ run = partial(installing.run, "envoy")
 
 
 def program(venv: Path = VENV) -> Path:
-    """Envoy's program: started directly, since the package's script is a process of its own in between."""
-    return next(venv.glob("lib/python3*/site-packages/envoy/_bin/envoy"))
+    """Envoy's program; InstallFailed where it is not there."""
+    found = envoy.program(venv)
+    if found is None:
+        raise installing.InstallFailed(f"there is no Envoy in {venv}")
+    return found
 
 
 def stamp_text() -> str:

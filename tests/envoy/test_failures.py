@@ -16,9 +16,9 @@ import aiohttp
 import openai
 import pytest
 
+from loadtest.common.envoy import EnvoyMode
 from router.core.facts.placements import Reason
-from tests.envoy.envoy import Mode, fronting
-from tests.envoy.test_routing import MODES, behind, chat
+from tests.envoy.envoy import MODES, behind, chat, front
 from tests.gateway.asking import CHAT, endpoint, picking
 from tests.support.fakes import FakeEngine, events, half_then_waits
 from tests.support.keyring import Keyring
@@ -70,8 +70,8 @@ async def test_a_picker_that_dies_hangs_and_comes_back(tmp_path: Path, client: a
     port = free_port()
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine()) for _ in range(3)]
-        mode = Mode(message_timeout="0.5s")
-        envoy = await stack.enter_async_context(fronting(tmp_path, port, [each.port for each in engines], mode))
+        mode = EnvoyMode(message_timeout="0.5s")
+        envoy = await stack.enter_async_context(front(tmp_path, port, [each.port for each in engines], mode))
         assert await asked(client, envoy.url) == [200] * 6  # nobody listens yet
         async with picker_process(port, *engines) as picker:
             await _picked(client, envoy.url)
@@ -101,7 +101,7 @@ async def test_streams_outlive_their_picker(tmp_path: Path, client: aiohttp.Clie
     port = free_port()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(FakeEngine())
-        envoy = await stack.enter_async_context(fronting(tmp_path, port, [engine.port]))
+        envoy = await stack.enter_async_context(front(tmp_path, port, [engine.port]))
         async with picker_process(port, engine) as picker:
             await _picked(client, envoy.url)
             engine.script.append(half_then_waits)
@@ -138,7 +138,7 @@ async def test_a_dead_replica_is_walked_past_and_the_lease_moves(tmp_path: Path,
 
 async def test_a_replica_that_dies_in_mid_stream(tmp_path: Path, client: aiohttp.ClientSession) -> None:
     """The client's stream breaks off, so that it can tell, the lease comes back, and the next request is served."""
-    for mode in (Mode(), MODES["streamed"]):
+    for mode in (EnvoyMode(), MODES["streamed"]):
         async with behind(tmp_path, count=2, mode=mode) as (envoy, app, engines):
             for each in engines:
                 each.script.append(half_then_waits)
@@ -230,13 +230,13 @@ async def test_two_pickers_decide_alike(tmp_path: Path, engine: FakeEngine, othe
                 folder = tmp_path / str(n)
                 folder.mkdir()
                 ports = [engine.port, other.port]
-                fronts.append(await stack.enter_async_context(fronting(folder, app.gateway.port, ports)))
+                fronts.append(await stack.enter_async_context(front(folder, app.gateway.port, ports)))
             homes = []
             async with aiohttp.ClientSession() as client:
-                for front in fronts:
+                for each in fronts:
                     told = []
                     for n in range(8):
-                        async with client.post(front.url + CHAT, json=chat(f"{n} " * 400)) as answer:
+                        async with client.post(each.url + CHAT, json=chat(f"{n} " * 400)) as answer:
                             told.append(answer.headers["x-warmroute-replica"])
                     homes.append(told)
             assert homes[0] == homes[1]

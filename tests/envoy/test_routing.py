@@ -7,47 +7,16 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 
-from router.app import App
-from tests.envoy.envoy import DESTINATION, FrontEnvoy, Mode, fronting
-from tests.gateway.asking import CHAT, picking
-from tests.support.fakes import USAGE, FakeEngine, events, half_then_waits, mute
+from loadtest.common.envoy import DESTINATION, EnvoyMode
+from tests.envoy.envoy import DUPLEX, DUPLEX_IN, MODES, behind, chat
+from tests.gateway.asking import CHAT
+from tests.support.fakes import USAGE, events, half_then_waits, mute
 from tests.support.waiting import until
-
-MODES = {
-    "headers": Mode(request="NONE"),
-    "cheap": Mode(),
-    "no heads": Mode(response_head="SKIP"),
-    "streamed": Mode(response="STREAMED"),
-    "duplex": Mode(request="FULL_DUPLEX_STREAMED", response="FULL_DUPLEX_STREAMED"),
-    "duplex in": Mode(request="FULL_DUPLEX_STREAMED", response="NONE"),
-    "duplex in, streamed out": Mode(request="FULL_DUPLEX_STREAMED", response="STREAMED"),
-}
-
-
-@asynccontextmanager
-async def behind(
-    folder: Path, count: int = 3, mode: Mode | None = None, **settings: Any
-) -> AsyncIterator[tuple[FrontEnvoy, App, list[FakeEngine]]]:
-    """A real Envoy before a picker and so many engines."""
-    async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(FakeEngine()) for _ in range(count)]
-        app = await stack.enter_async_context(picking(*engines, **settings))
-        ports = [engine.port for engine in engines]
-        envoy = await stack.enter_async_context(fronting(folder, app.gateway.port, ports, mode))
-        yield envoy, app, engines
-
-
-def chat(text: str, **more: Any) -> dict[str, Any]:
-    """The body of a chat."""
-    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -62,9 +31,9 @@ async def test_conversations_stay_where_they_are(tmp_path: Path, client: aiohttp
                     assert answer.status == 200
                     assert await answer.read() == b"".join(events())
         seen = {each.url: Counter(got.json["messages"][0]["content"][:2] for got in each.seen) for each in engines}
-        await until(lambda: not any(member.leases for member in app.router.members) or name == "duplex in")
+        await until(lambda: not any(member.leases for member in app.router.members) or name == DUPLEX_IN)
     assert sum(map(sum, (each.values() for each in seen.values()))) == 36
-    if name == "duplex in":  # no end of an answer is told, so leases are open for as long as answers may take
+    if name == DUPLEX_IN:  # no end of an answer is told, so leases are open for as long as answers may take
         assert all(max(each.values()) == 4 for each in seen.values()), seen
     elif name != "headers":
         assert all(set(each.values()) <= {4} for each in seen.values()), seen
@@ -111,7 +80,7 @@ async def test_the_lease_is_back_when_the_client_leaves(tmp_path: Path) -> None:
 async def test_a_body_of_six_megabytes_passes(tmp_path: Path, client: aiohttp.ClientSession) -> None:
     """Whole, buffered and in full duplex; one beyond `limits.body_bytes_max` is refused in words."""
     text = "word " * 1_250_000
-    for mode in (Mode(), MODES["duplex"]):
+    for mode in (EnvoyMode(), MODES[DUPLEX]):
         limits = {"limits.body_bytes_max": 8 << 20}
         async with behind(tmp_path, mode=mode, **limits) as (envoy, _, engines):
             async with client.post(envoy.url + CHAT, data=io.BytesIO(json.dumps(chat(text)).encode())) as answer:
@@ -126,7 +95,7 @@ async def test_a_body_of_six_megabytes_passes(tmp_path: Path, client: aiohttp.Cl
 async def test_what_is_spliced_reaches_the_engine(tmp_path: Path, client: aiohttp.ClientSession) -> None:
     """The rewritten model is in the body that the engine gets, whose length is right, buffered and in full duplex."""
     headers = {"x-llm-d-model-name-rewrite": "m", "x-warmroute-tenant": "acme"}
-    for mode in (Mode(), MODES["duplex"]):
+    for mode in (EnvoyMode(), MODES[DUPLEX]):
         async with behind(tmp_path, mode=mode) as (envoy, _, engines):
             async with client.post(envoy.url + CHAT, json=chat("x") | {"model": "other"}, headers=headers) as answer:
                 assert answer.status == 200
@@ -157,7 +126,7 @@ async def test_answers_are_asked_for_and_learned_from(tmp_path: Path, client: ai
     first tokens and usage are known. Where it may not be asked (`allow_mode_override`) nothing changes."""
     body = chat("word " * 800, stream=True, stream_options={"include_usage": True})
     for allowed in (True, False):
-        mode = Mode(override=allowed)
+        mode = EnvoyMode(override=allowed)
         async with behind(tmp_path, count=1, mode=mode, **{"gateway.sampled_ratio": 1.0}) as (envoy, app, _):
             for _ in range(12):
                 async with client.post(envoy.url + CHAT, json=body) as answer:

@@ -134,6 +134,7 @@ class Outcome(Struct, gc=False):
     ending: Ending
     usage: Usage | None = None
     events: int = 0  # streamed events: tokens, where usage is not reported
+    unseen: bool = False  # the answer did not come by here: how many tokens it had is not known
 
 
 class Receipt(Struct):

@@ -228,6 +228,10 @@ class Member:
             self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.role == PREFILL:  # means are of clients' requests
             return uncached, cached
+        if outcome.unseen:  # lengths and rates are those of answers that were seen
+            speeds.passed((now_s - lease.placed_s) * 1e3)
+            speeds.asked(lease.prompt_tokens, lease.prefill_ms)
+            return uncached, cached
         tokens = usage.completion_tokens if usage is not None else outcome.events
         speeds.ended((now_s - lease.placed_s) * 1e3, tokens, uncached)
         if lease.first_token_s is not None:
