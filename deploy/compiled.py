@@ -41,7 +41,7 @@ ROOMS = {
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
     "edge": "attempts proxy relay retry_budget routes",
     "http": "body_budget client_connection exchange intake outbox pool receiver request upstream",
-    "reading": "answering body callers paths question reader turns used",
+    "reading": "answering body callers paths placing question reader turns used",
     "hub": "admitter local_placer owners",
     "telemetry": "gen_ai logs record series tallies",
 }

@@ -41,7 +41,7 @@ class EnvoyMode:
     response: str = "NONE"
     response_head: str = "SEND"
     fail_open: bool = True
-    message_timeout: str = "5s"
+    message_timeout: str = "40s"
     override: bool = True  # allow_mode_override
     served: bool = True  # tells which endpoint served
 
