@@ -149,6 +149,8 @@ class Following:
             set_.append((name, value.encode()))
         if rules.conformance and served:
             set_.append((hints.CONFORMANCE_SERVED, served.encode()))
+        elif rules.conformance and hints.CONFORMANCE_SERVED in fields:
+            removed.append(hints.CONFORMANCE_SERVED)  # a backend's own word stands in for nobody's
         kept = {name for name, _ in set_}
         asks = self._asks and not end
         self._parts.asked += asks

@@ -74,13 +74,13 @@ def ttft_ms_of(request: Request) -> float | None:
 
 def subset_of(message: pb.ProcessingRequest, request: Request, *, conformance: bool) -> frozenset[str] | None:
     """Addresses (`ip:port`, or `ip` for all its ports) of the only replicas that may take the request; None: all may.
-    With `conformance` a client's header may say so, too, as the upstream suite does."""
+    With `conformance` a client's header says so before the gateway does, as the upstream suite wants."""
+    if conformance and CONFORMANCE_ASKED in request.fields:
+        return _split(request.header(CONFORMANCE_ASKED))
     if SUBSET_HINT in message.metadata_context.filter_metadata:
         fields = message.metadata_context.filter_metadata[SUBSET_HINT].fields
         if SUBSET in fields:
             return _addresses(fields[SUBSET])
-    if conformance and CONFORMANCE_ASKED in request.fields:
-        return _split(request.header(CONFORMANCE_ASKED))
     return None
 
 

@@ -178,7 +178,7 @@ class PickerStream:
         parts, caller = self._parts, self._caller
         reader, relayed = parts.desk.reader, answers != NONE
         model = hints.model_of(request)
-        if whole and (request.body or not parts.rules.conformance):
+        if whole and is_for_engines(request, parts.rules.inference):
             if model and request.body_bytes:
                 body = named(request.body, model)
                 request.bring([body], len(body))
@@ -195,16 +195,21 @@ class PickerStream:
             lease = await placed(parts.placer, wanted, frozenset(), parts.clock)
         finally:
             record.queued_s = wanted.queued_s
+        try:
+            self._check(request, lease, caller)
+        except Refusal:
+            parts.placer.finish(lease, LEFT, parts.clock())
+            raise
         self._following = following
         following.begin(lease)
-        self._check_promise(request, lease, caller)
+        return question
+
+    def _check(self, request: Request, lease: Placed, caller: Caller) -> None:
+        """Raises Refusal for a replica that no gateway can be told of, and for a request of low priority whose first
+        token is expected later than it is wanted."""
         if not endpoint_of(lease.replica):
             what = f"The replica {lease.replica} has a name where a gateway needs an address"
             raise Refusal(503, "no_address", f"{what}; give its address.")
-        return question
-
-    def _check_promise(self, request: Request, lease: Placed, caller: Caller) -> None:
-        """Raises Refusal for a request of low priority whose first token is expected later than it is wanted."""
         wanted_ms = hints.ttft_ms_of(request)
         if wanted_ms is None or caller.priority != caller.priority.LOW:
             return
