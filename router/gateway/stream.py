@@ -37,7 +37,7 @@ from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, check
 from router.gateway.parts import PickerParts
 from router.http.client_connection import ClientLeft
 from router.http.request import Refusal, Request, date_line
-from router.placer import MODELS, REQUESTS, Placed
+from router.placer import LEFT, MODELS, REQUESTS, Placed
 from router.reading import answering
 from router.reading.answering import CLIENT_LEFT_STATUS, DRAINED, filtered, owner_of, refuse, request_id
 from router.reading.paths import is_for_engines
