@@ -4,14 +4,14 @@ Envoy carries the bytes. For each request it opens a stream here, sends the head
 takes them, and which others if that one cannot be reached. This room asks a hub through `placer.Placer`, reads requests
 in `reading` as the other face does, and imports neither `router.hub` nor `router.edge` (contracts in pyproject.toml).
 
-gateway       owns the listeners, health, TLS, and the life of the face
-picker        what all streams share, and the service that they come to
-stream        the story of one request: read, placed, told, served, ended
+gateway       owns the listeners, health, and the life of the face; credentials are its TLS
+picker        the service that gateways call; parts are what all its streams share
+stream        the story of one request: read, placed, told
+following     from its lease to its end: who served, what the client is told; answer is what is seen of the answer
 incoming      its body, in whatever pieces the gateway sends it
 head          an HTTP request out of Envoy's headers, and what of them goes on
 hints         what gateways and clients say in headers and metadata: subset, served, objective, fairness, SLO, model
 endpoints     replicas as addresses, the chosen one first
-answer        what is seen of an answer, and what became of its lease
 words         answers to Envoy, as bytes
 extproc_pb2   messages, made of extproc.proto by `python -m deploy.protos`
 
