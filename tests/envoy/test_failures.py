@@ -36,13 +36,15 @@ async def asked(client: aiohttp.ClientSession, url: str, count: int = 6) -> list
 
 
 @asynccontextmanager
-async def picker_process(port: int, *engines: FakeEngine) -> AsyncIterator[asyncio.subprocess.Process]:
+async def picker_process(
+    port: int, *engines: FakeEngine, sampled: float = 0.02
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A router in a process of its own, whose picker listens on this port."""
     command = [sys.executable, "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
     for engine in engines:
         command += ["--replica", engine.url]
     for key, value in {
-        "gateway.port": port, "gateway.health_port": 0, "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
+        "gateway.port": port, "gateway.health_port": 0, "gateway.sampled_ratio": sampled, "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
     }.items():  # fmt: skip
         command += ["--set", f"{key}={value}"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=DEVNULL)
@@ -102,7 +104,7 @@ async def test_streams_outlive_their_picker(tmp_path: Path, client: aiohttp.Clie
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(FakeEngine())
         envoy = await stack.enter_async_context(front(tmp_path, port, [engine.port]))
-        async with picker_process(port, engine) as picker:
+        async with picker_process(port, engine, sampled=0.0) as picker:  # one that is shown would be waited for
             await _picked(client, envoy.url)
             engine.script.append(half_then_waits)
             async with client.post(envoy.url + CHAT, json=chat("x", stream=True)) as answer:
