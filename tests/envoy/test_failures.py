@@ -44,7 +44,8 @@ async def picker_process(
     for engine in engines:
         command += ["--replica", engine.url]
     for key, value in {
-        "gateway.port": port, "gateway.health_port": 0, "gateway.sampled_ratio": sampled, "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
+        "gateway.port": port, "gateway.health_port": 0, "gateway.sampled_ratio": sampled,
+        "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
     }.items():  # fmt: skip
         command += ["--set", f"{key}={value}"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=DEVNULL)
