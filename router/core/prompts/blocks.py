@@ -19,8 +19,8 @@ from functools import lru_cache
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from router.core import interpreter
 from router.core.facts.requests import Ask, Beginning, Joint, Prompt
+from router.core.prompts import interpreter
 
 BLOCK_BYTES = 512
 HASHED_BYTES = 512 << 10  # hashed in one go: a quarter of a millisecond

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.core import interpreter
 from router.core.facts.placements import Usage
+from router.core.prompts import interpreter
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 

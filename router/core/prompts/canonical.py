@@ -25,8 +25,8 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
-from router.core import interpreter
 from router.core.facts.requests import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
+from router.core.prompts import interpreter
 from router.core.prompts.blocks import SPANS_MAX
 from router.core.prompts.bodies import UNREADABLE
 

@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core import interpreter
 from router.core.facts.requests import Ask, Heading, Prompt
-from router.core.prompts import bodies
+from router.core.prompts import bodies, interpreter
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.compiled import MODULES
-from router.core import interpreter
 from router.core.dialects import OPENAI
+from router.core.prompts import interpreter
 from router.core.prompts.blocks import BLOCK_BYTES, HASHED_BYTES, chain, chain_of
 from router.core.prompts.bodies import COUNTED_BYTES, SLICE_BYTES, has_more_parts, nests_deeper
 
@@ -33,7 +33,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_it_is_not_compiled() -> None:
     """Native code that calls native code lets nobody run."""
-    assert "router/core/interpreter.py" not in MODULES
+    assert "router/core/prompts/interpreter.py" not in MODULES
 
 
 @pytest.mark.parametrize(
