@@ -7,16 +7,15 @@ parser has accepted before.
 from __future__ import annotations
 
 import re
-from typing import Final
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
 BYTES_MIN = 54  # of the shortest such chunk; `event: message_stop` and its data have up to 53 bytes
-CHUNK_END: Final = b"}\n\n\r\n"  # end of an object, an event and a chunk
+CHUNK_END = b"}\n\n\r\n"  # end of an object, an event and a chunk
 NEWLINES_OF_TWO = 6  # newlines of two events and of the framing of their chunk, at least
 
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
-sizes: Final[dict[bytes, int]] = {}  # size line -> size; events have few sizes, which come again and again
+sizes = dict[bytes, int]()  # size line -> size; events have few sizes, which come again and again
 
 
 def learn(data: bytes) -> None:
