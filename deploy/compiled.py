@@ -40,7 +40,7 @@ ROOMS = {
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
     "edge": "answering attempts body callers charge proxy question reader relay retry_budget routes turns used",
-    "http": "body_budget client_connection exchange intake outbox pace pool receiver request upstream",
+    "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "hub": "admitter local_placer owners",
     "telemetry": "gen_ai logs record series tallies",
 }

@@ -26,7 +26,7 @@ from router.core.facts.requests import Ask
 from router.core.observatory.memory.templates import TOOLS
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of
-from router.core.prompts.bodies import has_more_parts, nests_deeper
+from router.core.prompts.bodies import DEPTH, PARTS, excess
 from router.core.prompts.identity import with_fewer_tools
 from router.edge.question import RESPONSES
 from router.http.request import Refusal, Request
@@ -161,12 +161,12 @@ def not_allowed() -> Refusal:
 
 def _check_shape(body: bytes, how: Reading) -> None:
     """Raises BadBody for JSON of so many parts that decoding it would take many times its size in memory, and hold the
-    event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on.
-    Parts come first: to measure the depth of millions of brackets takes seconds."""
-    if has_more_parts(body, how.parts_max):
+    event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on."""
+    found = excess(body, how.depth_max, how.parts_max)
+    if found == PARTS:
         said = f"The request body has more than {how.parts_max} objects and arrays (limits.json_parts_max)"
         raise BadBody("too_many_parts", f"{said}; send fewer messages, parts or tools.")
-    if nests_deeper(body, how.depth_max):
+    if found == DEPTH:
         said = f"The request body has more than {how.depth_max} levels of JSON within one another."
         raise BadBody("invalid_json", said)
 

@@ -11,12 +11,12 @@ from router.core.dialects import PATHS, BadBody, Dialect, tenancy, warming
 from router.core.dialects.forms import form_model
 from router.core.dialects.repairs import REPAIRS, Repairs
 from router.core.facts.requests import Ask
-from router.core.prompts.bodies import nests_deeper, step_of
+from router.core.prompts.bodies import step_of
 from router.prewarm import prefixes
 from tests.attack.target import Target
 from tests.core.prompts.test_beginnings import memory, told
 from tests.core.prompts.test_beginnings import read as reading
-from tests.core.prompts.test_nesting import depth
+from tests.core.prompts.test_nesting import depth, nests_deeper
 
 DEPTH_MAX = 64
 SALT = b"5" * 64
