@@ -21,12 +21,13 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 try:
     import torch
@@ -37,6 +38,8 @@ try:
     import triton.language as tl
 except ImportError:  # plain kernels only
     triton = tl = None
+
+Tensor: TypeAlias = Any  # PyTorch may not be there when types are checked
 
 LEFT_OUT = (
     "all-reduce between GPUs: two a layer under tensor parallelism, which one GPU cannot show",
@@ -124,11 +127,18 @@ WHOLE_SWEEP = Sweep(
 TINY_SWEEP = Sweep((1, 3), (32, 64), (8, 32), (0, 64), ((3, 32, 16, 32),), 512, 16)
 
 
-# Kernels in Triton. Their dimensions are powers of two except where a mask says otherwise.
+# Kernels in Triton. Their dimensions are powers of two except where a mask says otherwise. Triton evaluates annotations
+# of arguments, and knows no names but its own.
 
 
 def add_norm_kernel(
-    x: Any, residual: Any, weight: Any, normed: Any, total: Any, hidden: tl.constexpr, block: tl.constexpr
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    normed: tl.tensor,
+    total: tl.tensor,
+    hidden: tl.constexpr,
+    block: tl.constexpr,
 ) -> None:
     """A row's sum with its residual, and the RMS norm of that."""
     row = tl.program_id(0).to(tl.int64)
@@ -142,7 +152,7 @@ def add_norm_kernel(
     tl.store(normed + row * hidden + cols, (value * scale * gain).to(normed.dtype.element_ty), mask=mask)
 
 
-def gate_kernel(x: Any, out: Any, width: tl.constexpr, block: tl.constexpr) -> None:
+def gate_kernel(x: tl.tensor, out: tl.tensor, width: tl.constexpr, block: tl.constexpr) -> None:
     """SiLU of a row's first half times its second."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * block + tl.arange(0, block)
@@ -153,7 +163,7 @@ def gate_kernel(x: Any, out: Any, width: tl.constexpr, block: tl.constexpr) -> N
 
 
 def turn_kernel(
-    source: Any, target: Any, gain: Any, cos: Any, sin: Any,
+    source: tl.tensor, target: tl.tensor, gain: tl.tensor, cos: tl.tensor, sin: tl.tensor,
     count: tl.constexpr, dim: tl.constexpr, norms: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm and rotary embedding of `count` heads in a row."""
@@ -170,7 +180,8 @@ def turn_kernel(
 
 
 def rotate_kernel(
-    qkv: Any, q: Any, k: Any, v: Any, gains: Any, angles: Any, positions: Any, slots: Any,
+    qkv: tl.tensor, q: tl.tensor, k: tl.tensor, v: tl.tensor, gains: tl.tensor, angles: tl.tensor,
+    positions: tl.tensor, slots: tl.tensor,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, norms: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm and rotary embedding of a row's queries and keys; its keys and values go to its slot of the cache."""
@@ -186,7 +197,8 @@ def rotate_kernel(
 
 
 def split_kernel(
-    q: Any, k: Any, v: Any, table: Any, parts: Any, tops: Any, totals: Any, pages: Any, pages_a_split: Any, scale: Any,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, table: tl.tensor, parts: tl.tensor, tops: tl.tensor,
+    totals: tl.tensor, pages: tl.tensor, pages_a_split: tl.tensor, scale: tl.tensor,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, padded: tl.constexpr,
 ) -> None:  # fmt: skip
     """One sequence's queries of one KV head over a run of its pages (flash decoding); contexts are whole pages."""
@@ -218,7 +230,13 @@ def split_kernel(
 
 
 def merge_kernel(
-    parts: Any, tops: Any, totals: Any, out: Any, splits: Any, dim: tl.constexpr, padded: tl.constexpr
+    parts: tl.tensor,
+    tops: tl.tensor,
+    totals: tl.tensor,
+    out: tl.tensor,
+    splits: tl.tensor,
+    dim: tl.constexpr,
+    padded: tl.constexpr,
 ) -> None:
     """A head's output out of those of its splits."""
     head = tl.program_id(0)
@@ -248,25 +266,28 @@ def power(least: int) -> int:
 class FusedKernels:
     """The steps between matrix products, each one kernel in Triton, as engines have them."""
 
-    def __init__(self, shape: LayerShape, page: int) -> None:
-        self._shape, self._page = shape, page
-        self._parallel = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 4
+    def __init__(self, shape: LayerShape, page: int, stages: int = 3, programs: int = 4) -> None:
+        """`stages` of the pipeline of loads in attention, and its `programs` for each of the GPU's processors."""
+        self._shape, self._page, self._stages, self._programs = shape, page, stages, programs
+        self._processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 4
 
-    def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The RMS norm of x + residual, and that sum; (rows, hidden)."""
         normed, total = torch.empty_like(x), torch.empty_like(x)
         hidden = x.shape[1]
         add_norm_jit[(x.shape[0],)](x, residual, weight, normed, total, hidden, power(hidden), num_warps=8)
         return normed, total
 
-    def gate(self, x: Any) -> Any:
+    def gate(self, x: Tensor) -> Tensor:
         """SiLU of the first half of each row times the second."""
         width = x.shape[1] // 2
         out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         gate_jit[(x.shape[0], -(-width // 1024))](x, out, width, 1024)
         return out
 
-    def rotate(self, qkv: Any, gains: Any, angles: Any, positions: Any, slots: Any, cache: tuple[Any, Any]) -> Any:
+    def rotate(
+        self, qkv: Tensor, gains: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """Queries, (rows, heads, head_dim); keys and values go to `slots` of the cache."""
         s = self._shape
         q = torch.empty((qkv.shape[0], s.heads, s.head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -274,17 +295,19 @@ class FusedKernels:
         rotate_jit[(qkv.shape[0],)](qkv, q, *cache, gains, angles, positions, slots, *sizes)
         return q
 
-    def decode(self, q: Any, cache: tuple[Any, Any], table: Any) -> Any:
+    def decode(self, q: Tensor, cache: tuple[Tensor, Tensor], table: Tensor) -> Tensor:
         """Attention of one query a sequence to its pages, (sequences, heads, head_dim)."""
         s, n, pages = self._shape, q.shape[0], table.shape[1]
-        wanted = min(SPLITS_MAX, max(1, -(-4 * self._parallel // (n * s.kv_heads))))
+        wanted = min(SPLITS_MAX, max(1, -(-self._programs * self._processors // (n * s.kv_heads))))
         pages_a_split = max(min(pages, 4), -(-pages // wanted))
         splits = -(-pages // pages_a_split)
         parts = torch.empty((n, s.heads, splits, s.head_dim), dtype=torch.float32, device=q.device)
         tops, totals = torch.empty_like(parts[..., 0]), torch.empty_like(parts[..., 0])
         sizes = (s.heads, s.kv_heads, s.head_dim, self._page, max(16, power(s.heads // s.kv_heads)))
         numbers = (pages, pages_a_split, s.head_dim**-0.5)
-        split_jit[(n, s.kv_heads, splits)](q, *cache, table, parts, tops, totals, *numbers, *sizes, num_stages=3)
+        split_jit[(n, s.kv_heads, splits)](
+            q, *cache, table, parts, tops, totals, *numbers, *sizes, num_stages=self._stages
+        )
         out = torch.empty_like(q)
         merge_jit[(n * s.heads,)](parts, tops, totals, out, splits, s.head_dim, power(splits))
         return out
@@ -296,17 +319,19 @@ class PlainKernels:
     def __init__(self, shape: LayerShape, page: int, *, gather: bool) -> None:
         self._shape, self._page, self._gather = shape, page, gather
 
-    def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `FusedKernels` has it."""
         total = x + residual
         return torch.nn.functional.rms_norm(total, (x.shape[1],), weight, 1e-6), total
 
-    def gate(self, x: Any) -> Any:
+    def gate(self, x: Tensor) -> Tensor:
         """As `FusedKernels` has it."""
         gate, up = x.chunk(2, 1)
         return torch.nn.functional.silu(gate) * up
 
-    def rotate(self, qkv: Any, gains: Any, angles: Any, positions: Any, slots: Any, cache: tuple[Any, Any]) -> Any:
+    def rotate(
+        self, qkv: Tensor, gains: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """As `FusedKernels` has it."""
         s = self._shape
         q, k, v = qkv.view(len(qkv), -1, s.head_dim).split((s.heads, s.kv_heads, s.kv_heads), 1)
@@ -321,7 +346,7 @@ class PlainKernels:
         cache[1].index_copy_(0, slots, v)
         return rotated[0]
 
-    def decode(self, q: Any, cache: tuple[Any, Any], table: Any) -> Any:
+    def decode(self, q: Tensor, cache: tuple[Tensor, Tensor], table: Tensor) -> Tensor:
         """As `FusedKernels` has it; without `gather` the pages' order is not kept: the same bytes, but in a row."""
         s, n, tokens = self._shape, q.shape[0], table.shape[1] * self._page
         k, v = (x.view(-1, self._page, s.kv_heads, s.head_dim) for x in cache)
@@ -334,22 +359,22 @@ class PlainKernels:
 # Attention of a chunk: q is (1, heads, tokens, dim), k and v are (1, kv heads, prior + tokens, dim).
 
 
-def plain_chunk(q: Any, k: Any, v: Any) -> Any:
+def plain_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """PyTorch's own choice, with a mask."""
     tokens, total = q.shape[2], k.shape[2]
     mask = torch.ones(tokens, total, dtype=torch.bool, device=q.device).tril(total - tokens)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
-def flash_chunk(q: Any, k: Any, v: Any) -> Any:
+def flash_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """FlashAttention 2 as PyTorch has it: its causal mask is aligned to the last token."""
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)[0]
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)[0]  # noqa: SLF001 - only it takes both
 
 
-def cudnn_chunk(q: Any, k: Any, v: Any) -> Any:
+def cudnn_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The cuDNN kernel, over the chunk itself and over what is before it, merged by their sums of exponentials."""
     tokens, prior = q.shape[2], k.shape[2] - q.shape[2]
-    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention  # noqa: SLF001 - only it tells the sums
     if not prior:
         return kernel(q, k, v, None, False, 0.0, True, False)[0]
     own, own_sum = kernel(q, k[:, :, prior:], v[:, :, prior:], None, True, 0.0, True, False)[:2]
@@ -358,7 +383,8 @@ def cudnn_chunk(q: Any, k: Any, v: Any) -> Any:
     return torch.lerp(old, own, share)
 
 
-CHUNK_KERNELS: dict[str, Callable[[Any, Any, Any], Any]] = {
+ChunkKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+CHUNK_KERNELS: dict[str, ChunkKernel] = {
     "cudnn": cudnn_chunk, "flash": flash_chunk, "plain": plain_chunk,
 }  # fmt: skip
 
@@ -370,7 +396,7 @@ class KernelBench:
         self.device, self.sweep, self.out, self.deadline = device, sweep, out, deadline
         self.cuda = device == "cuda"
         self.found: dict[str, Any] = {
-            "what": "kernels", "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "what": "kernels", "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(self.cuda), "left_out": list(LEFT_OUT), "ceilings": {}, "shapes": {},
             "kernels": [], "points": [], "failed": [], "skipped": [], "fits": {}, "complete": False,
         }  # fmt: skip
@@ -392,7 +418,7 @@ class KernelBench:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def _lap_ms(self, call: Callable[[], Any], times: int) -> float:
+    def _lap_ms(self, call: Callable[[], object], times: int) -> float:
         if not self.cuda:
             start = time.perf_counter()
             for _ in range(times):
@@ -406,7 +432,7 @@ class KernelBench:
         end.synchronize()
         return float(begin.elapsed_time(end)) / times
 
-    def timed(self, run: Callable[[], Any]) -> dict[str, Any]:
+    def timed(self, run: Callable[[], object]) -> dict[str, Any]:
         """Milliseconds of `run` in a CUDA graph, or without one where it cannot be captured."""
         began = time.monotonic()
         for _ in range(2):
@@ -451,9 +477,7 @@ class ShapeBench:
         s = shape
         width = (s.heads + 2 * s.kv_heads) * s.head_dim
         sizes = ((width, s.hidden), (s.hidden, s.heads * s.head_dim), (2 * s.intermediate, s.hidden))
-        self.weights = [
-            [self.random(*size) for size in (*sizes, (s.hidden, s.intermediate))] for _ in range(self.sets)
-        ]
+        self.weights = [[self.random(*size) for size in (*sizes, (s.hidden, s.intermediate))] for _ in range(self.sets)]
         self.caches = [
             tuple(self.random(bench.sweep.pool_tokens, s.kv_heads, s.head_dim, scale=1.0) for _ in "kv")
             for _ in range(self.sets)
@@ -465,23 +489,25 @@ class ShapeBench:
         self.angles = 1e6 ** (-half / s.head_dim)
         plain = PlainKernels(shape, bench.sweep.page, gather=False)
         self.ops = {name: getattr(plain, name) for name in ("add_norm", "gate", "rotate", "decode")}
-        self.chunk = {True: plain_chunk, False: plain_chunk}  # by whether there is something before the chunk
+        self.chunk: dict[bool, ChunkKernel] = dict.fromkeys(
+            (True, False), plain_chunk
+        )  # by whether there is something before the chunk
 
-    def random(self, *size: int, scale: float = 0.02) -> Any:
+    def random(self, *size: int, scale: float = 0.02) -> Tensor:
         """Random bf16 numbers: zeros would be faster than real ones."""
         made = torch.empty(size, device=self.bench.device, dtype=torch.bfloat16)
         return made.normal_(0.0, scale)
 
     # Which kernels
 
-    def choose(self, what: str, candidates: dict[str, Callable[[], Any]], right: Any) -> str | None:
+    def choose(self, what: str, candidates: Mapping[str, Callable[[], Tensor]], right: Tensor) -> str | None:
         """The fastest of the candidates whose result is right, and a line in the results on each."""
         best, best_ms = None, math.inf
         for name, run in candidates.items():
             try:
                 error = apart(run(), right)
                 ms = self.bench.timed(run)["ms"]
-            except Exception as failure:  # noqa: BLE001 — one kernel less, whatever it was
+            except Exception as failure:  # one kernel less, whatever it was
                 self.bench.failed(f"{self.shape.name} {what} {name}", failure)
                 continue
             line = {"shape": self.shape.name, "what": what, "kernel": name, "error": error, "ms": ms}
@@ -496,9 +522,14 @@ class ShapeBench:
         plain = PlainKernels(s, sweep.page, gather=True)
         sets: dict[str, Any] = {"plain": plain}
         if triton is not None and (self.bench.cuda or os.environ.get("TRITON_INTERPRET") == "1"):
-            sets = {"triton": FusedKernels(s, sweep.page)} | sets
+            tunings = ((3, 4), (3, 8), (4, 4), (4, 8))
+            sets |= {f"triton {a} x {b}": FusedKernels(s, sweep.page, a, b) for a, b in tunings}
         rows, context = (32, 4 * K) if self.bench.cuda else (3, 32)
-        x, residual, wide = self.random(rows, s.hidden), self.random(rows, s.hidden), self.random(rows, 2 * s.intermediate)
+        x, residual, wide = (
+            self.random(rows, s.hidden),
+            self.random(rows, s.hidden),
+            self.random(rows, 2 * s.intermediate),
+        )
         qkv = self.random(rows, (s.heads + 2 * s.kv_heads) * s.head_dim, scale=1.0)
         places = torch.arange(rows, device=device) * 7 + 5
         q = self.random(rows, s.heads, s.head_dim, scale=1.0)
@@ -506,20 +537,21 @@ class ShapeBench:
         table = torch.randperm(sweep.pool_tokens // sweep.page, device=device)[:pages].view(rows, -1).to(torch.int32)
         cache = self.caches[0]
 
-        def rotated(one: Any) -> Any:
+        def rotated(one: FusedKernels | PlainKernels) -> Tensor:
             queries = one.rotate(qkv, self.gains, self.angles, places, places, cache)
             return torch.cat([queries.flatten(), cache[0][places].flatten(), cache[1][places].flatten()])
 
-        runs: dict[str, Callable[[Any], Any]] = {
+        runs: dict[str, Callable[..., Any]] = {
             "add_norm": lambda one: torch.stack(one.add_norm(x, residual, self.gain)),
             "gate": lambda one: one.gate(wide),
             "rotate": rotated,
             "decode": lambda one: one.decode(q, cache, table),
         }
         for what, run in runs.items():
-            taken = self.choose(what, {name: (lambda one=one, run=run: run(one)) for name, one in sets.items()}, run(plain))
-            if taken == "triton":
-                self.ops[what] = getattr(sets["triton"], what)
+            tried = sets if what == "decode" else dict(list(sets.items())[:2])
+            taken = self.choose(what, {name: partial(run, one) for name, one in tried.items()}, run(plain))
+            if taken not in (None, "plain"):
+                self.ops[what] = getattr(sets[str(taken)], what)
         self.choose_chunks()
 
     def choose_chunks(self) -> None:
@@ -531,13 +563,13 @@ class ShapeBench:
             k, v = (x[: prior + tokens].unsqueeze(0).transpose(1, 2) for x in self.caches[0])
             right = plain_chunk(q.float(), k.float(), v.float())
             names = CHUNK_KERNELS if self.bench.cuda else {"plain": plain_chunk}
-            runs = {name: (lambda kernel=kernel: kernel(q, k, v)) for name, kernel in names.items()}  # noqa: B023 — run in this pass
+            runs = {name: partial(kernel, q, k, v) for name, kernel in names.items()}
             taken = self.choose(f"chunk of {tokens} after {prior}", runs, right)
             self.chunk[prior > 0] = CHUNK_KERNELS[taken or "plain"]
 
     # Steps
 
-    def step(self, point: StepPoint, layers: int) -> Callable[[], Any]:
+    def step(self, point: StepPoint, layers: int) -> Callable[[], object]:
         """A function that runs so many layers on the point's tokens."""
         s, sweep, device = self.shape, self.bench.sweep, self.bench.device
         n, chunk_end = point.sequences, point.prior + point.tokens
@@ -551,14 +583,14 @@ class ShapeBench:
         x = self.random(len(slots), s.hidden, scale=1.0)
         ops, chunk = self.ops, self.chunk[point.prior > 0]
 
-        def attention(q: Any, cache: tuple[Any, Any]) -> Any:
+        def attention(q: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
             outs = [ops["decode"](q[:n], cache, table).view(n, -1)] if n else []
             if point.tokens:
                 k, v = (part[:chunk_end].unsqueeze(0).transpose(1, 2) for part in cache)
                 outs.append(chunk(q[n:].unsqueeze(0).transpose(1, 2), k, v).transpose(1, 2).reshape(point.tokens, -1))
             return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-        def run() -> Any:
+        def run() -> Tensor:
             y, residual = x, x
             for weights, cache in zip(self.weights[:layers], self.caches, strict=False):
                 qkv, out, gate_up, down = weights
@@ -591,7 +623,7 @@ class ShapeBench:
         return {"shape": self.shape.name, **asdict(point), **whole, **kept, "graph": some["graph"]}
 
 
-def apart(got: Any, right: Any) -> float:
+def apart(got: Tensor, right: Tensor) -> float:
     """How far a result is off: the norm of the difference over that of the right one; infinite for NaN."""
     got, right = got.float(), right.float()
     error = float((got - right).norm() / right.norm())
@@ -671,7 +703,7 @@ def run_shape(bench: KernelBench, shape: LayerShape, deadline: float) -> None:
     one = ShapeBench(bench, shape)
     try:
         one.choose_all()
-    except Exception as error:  # noqa: BLE001 — plain kernels are left
+    except Exception as error:  # plain kernels are left
         bench.failed(f"{shape.name} choice of kernels", error)
     kind = ""
     for point in bench.sweep.points():
@@ -683,7 +715,7 @@ def run_shape(bench: KernelBench, shape: LayerShape, deadline: float) -> None:
             continue
         try:
             bench.found["points"].append(one.measure(point))
-        except Exception as error:  # noqa: BLE001 — one point less
+        except Exception as error:  # one point less
             bench.failed(f"{shape.name} {point}", error)
         if bench.cuda and point.tokens:
             torch.cuda.empty_cache()
@@ -705,7 +737,9 @@ def show(found: dict[str, Any]) -> None:
     """A short table of what was found."""
     print(f"{found['machine']}\nceilings {found['ceilings']}\nnot included: {'; '.join(found['left_out'])}")
     for line in found["kernels"]:
-        print(f"  {line['shape']:18} {line['what']:26} {line['kernel']:7} {line['ms']:8.3f} ms  error {line['error']:.1e}")
+        print(
+            f"  {line['shape']:18} {line['what']:26} {line['kernel']:7} {line['ms']:8.3f} ms  error {line['error']:.1e}"
+        )
     for point in found["points"]:
         where = f"{point['sequences']:4} x {point['context']:6}, {point['tokens']:6} after {point['prior']:6}"
         spread = (point["most_ms"] - point["least_ms"]) / point["ms"]
@@ -763,13 +797,13 @@ def measure_all(bench: KernelBench, shapes: Sequence[LayerShape]) -> None:
         torch.set_num_threads(1)
     try:
         bench.measure_ceilings()
-    except Exception as error:  # noqa: BLE001 — the points do without
+    except Exception as error:  # the points do without
         bench.failed("ceilings", error)
     for number, shape in enumerate(shapes):
         now = time.monotonic()
         try:
             run_shape(bench, shape, now + (bench.deadline - now) / (len(shapes) - number))
-        except Exception as error:  # noqa: BLE001 — the other shapes are left
+        except Exception as error:  # the other shapes are left
             bench.failed(shape.name, error)
         if bench.cuda:
             torch.cuda.empty_cache()
