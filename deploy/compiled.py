@@ -39,8 +39,8 @@ ROOMS = {
     "core/placement": "candidates credit evictions learner match receipts router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
-    "edge": "answering attempts body callers proxy question reader relay retry_budget routes turns used",
-    "http": "body_budget client_connection exchange intake outbox pool receiver request upstream",
+    "edge": "answering attempts body callers charge proxy question reader relay retry_budget routes turns used",
+    "http": "body_budget client_connection exchange intake outbox pace pool receiver request upstream",
     "hub": "admitter local_placer owners",
     "telemetry": "gen_ai logs record series tallies",
 }

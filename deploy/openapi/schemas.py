@@ -254,7 +254,7 @@ def _replicas() -> Part:
     }
     breaker = {"state": one_of(*State), "why": text(), "for_s": number("Seconds until it is tried again.")}
     replica = {
-        **each(text(), "id name node instance why grade_why"),
+        **each(text(), "id name node instance version why grade_why"),
         "added": flag("Added at run time."),
         "warming": flag("Its cache is being filled."),
         "ready": flag("It may be sent requests."),

@@ -1,9 +1,9 @@
 """What a client asks: a request is parsed, and its prompt hashed, before anything is decided.
 
 Long bodies are parsed and hashed in one thread beside the event loop. Several threads would fight each other, and the
-loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none: its request is
-charged before its body is read. The router passes on what it cannot read; it refuses only what no engine could take
-(not JSON, or compressed), what has more parts than may be decoded, and what no replica serves.
+loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none (charge.py).
+The router passes on what it cannot read; it refuses only what no engine could take (not JSON, or compressed), what has
+more parts than may be decoded, and what no replica serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from msgspec import Struct
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
 from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
-from router.core.facts.placements import Shed
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.observatory.memory.suspect import Suspect
@@ -32,6 +31,7 @@ from router.core.prompts.identity import FEWER_TOOLS
 from router.edge import answering
 from router.edge.answering import HISTORY_CHANGED, none_ready
 from router.edge.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
+from router.edge.charge import charge
 from router.edge.observer import Observer
 from router.edge.question import STORED, Question
 from router.edge.turns import ReadingTurns
@@ -128,7 +128,7 @@ class Reader:
         """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
         how = self._reading(request, caller)
         id_ = request_id if caller.tenant is None else answering.engine_id(request, request_id)
-        charged = self._charge(caller)
+        charged = charge(self._placer, request, caller)
         if how.thread is None:
             read = await self._read(request, how, id_)
         else:
@@ -138,16 +138,6 @@ class Reader:
             finally:
                 self.turns.give_back()
         return await self._asked(request, id_, caller, how, read, charged=charged)
-
-    def _charge(self, caller: Caller) -> bool:
-        """Whether the request was taken from its tenant's rate, before its body is read. Raises Refusal."""
-        tenant = caller.tenant
-        if tenant is None or not (tenant.requests_per_min or tenant.tokens_per_min):
-            return False
-        try:
-            return self._placer.charge(caller.name, caller.priority)
-        except Shed as shed:
-            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
     async def _read(self, request: Request, how: Reading, id_: str) -> _Read:
         """All that is read of a body, in the thread of long ones or here. Engines know the request as `id_`. Raises

@@ -8,7 +8,8 @@ from collections.abc import Awaitable
 from router import __version__
 from router.core.dialects import PATHS, spoken_on
 from router.edge.answering import filtered, refuse, request_id
-from router.edge.callers import METRICS, Callers, Met
+from router.edge.callers import METRICS, Callers
+from router.edge.charge import Met, charge
 from router.edge.proxy import Proxy
 from router.edge.question import STORED
 from router.http.body_budget import no_room
@@ -73,11 +74,14 @@ class Routes:
 
     def admit(self, request: Request) -> bool:
         """Whether the body of a request is wanted, of which only the head has come: no page of ours has one. It is held
-        in the name of its tenant. Raises Refusal for a client that shows no key."""
+        in the name of its tenant. Raises Refusal for a client without a key, and for a tenant that is over its rate."""
         caller = self._callers.meet(request)
         if caller.tenant is not None:
             request.holder = caller.tenant.name
-        return self._is_for_engines(request)
+        wanted = self._is_for_engines(request)
+        if wanted:
+            charge(self._placer, request, caller)
+        return wanted
 
     def _holds(self, request: Request, caller: Caller) -> bool:
         """Whether there is room for a body that is here. One that counts already stays with whose key it was then."""

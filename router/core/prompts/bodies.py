@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.placements import Usage
+from router.core.prompts import interpreter
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 
@@ -23,6 +24,7 @@ METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 charac
 VALUES_A_PART = 32  # numbers and strings that may come with each object or array: ids of two million tokens by default
 LOOKS_MAX = 2_048  # brackets looked at one by one, before the whole body is scanned
 SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
+COUNTED_BYTES = 256 << 10  # counted in one go: a quarter of a millisecond
 _BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -78,7 +80,13 @@ def has_more_parts(body: bytes, parts_max: int) -> bool:
     Below a millisecond a megabyte where there are few brackets and commas at all, strings included, else some 5 ms.
     """
     values_max = VALUES_A_PART * parts_max
-    if body.count(b"{") + body.count(b"[") <= parts_max and body.count(b",") <= values_max:
+    brackets = commas = 0
+    for at in range(0, len(body), COUNTED_BYTES):
+        end = at + COUNTED_BYTES
+        brackets += body.count(b"{", at, end) + body.count(b"[", at, end)
+        commas += body.count(b",", at, end)
+        interpreter.let_others()
+    if brackets <= parts_max and commas <= values_max:
         return False
     parts = values = 0
     for piece in _outside_strings(body):
@@ -111,6 +119,7 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape stays whole
             piece = body[at : at + SLICE_BYTES + 1]
         at += len(piece)
+        interpreter.let_others()
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b"".join(parts[inside::2])
         inside ^= ~len(parts) & 1

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import Ask, Heading, Prompt
-from router.core.prompts import bodies
+from router.core.prompts import bodies, interpreter
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
@@ -133,6 +133,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 
 def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
+    interpreter.let_others()
     chat = Chat()
     if given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
@@ -162,6 +163,7 @@ def _messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
     at = chat.texts(messages)
     while at < len(messages):
         _message(chat, messages[at])
+        interpreter.let_others()
         at = chat.texts(messages, at + 1)
 
 
