@@ -353,6 +353,7 @@ def _observatory() -> Part:
         "pages": rows(text("A path that the dashboard may ask for.")),
         "links": by_name(text()),
         **each(text(), "version no_advice"),
+        "build": text("Version, native code or pure Python, Python's version, and the commit where known."),
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),
