@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 from msgspec import Struct
 
@@ -104,6 +105,7 @@ class Reader:
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
         self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
+        self._aside_lock = Lock()
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
         self.credentials(passed_on=True, api_key="")
@@ -134,6 +136,7 @@ class Reader:
         else:
             await self.turns.take(caller.name, caller.priority, request.body_bytes)
             try:
+                how.shorten(request)
                 read = await self._read(request, how, id_)
             finally:
                 self.turns.give_back()
@@ -194,7 +197,7 @@ class Reader:
         wanted = _wanted(request, body, ask, read.chain, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, id_, body, how, wanted)
-        question.repairs, question.warning = read.repairs, read.warning
+        question.repairs, question.warning, ask.stream_options = read.repairs, read.warning, None
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
@@ -221,6 +224,7 @@ class Reader:
             self._seen_aside if aside else self._seen,
             self._repairs_aside if aside else self._repairs,
             self._parse_thread if aside else None,
+            self._aside_lock,
         )
 
     def _model(self, ask: Ask, how: Reading) -> str | None:
@@ -299,7 +303,7 @@ class Reader:
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
-            dialect.with_usage(body) if strip_usage and dialect else body,
+            dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
             dialect or spoken_on(request.path),
             wanted,
             strip_usage,

@@ -21,9 +21,14 @@ USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of what engines
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
 VALUES_A_PART = 32  # numbers and strings that may come with each object or array: ids of two million tokens by default
-LOOKS_MAX = 2_048  # brackets looked at one by one, before the whole body is scanned
+# Brackets looked at one by one before the whole body is scanned: so many, or one for so many bytes.
+LOOKS_MAX, BYTES_A_LOOK = 2_048, 128
 SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
-_BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
+_WHITE = b" \t\r\n"
+_BEFORE_BRACKET = b"[,:" + _WHITE  # an object or array begins behind one of these
+# What the bracket of an object or an array that has anything in it is followed by. Quotes within strings are escaped.
+_IN_OBJECT = b'"' + _WHITE
+_IN_ARRAY = b'"[{-0123456789tfnNI' + _WHITE
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -52,16 +57,21 @@ def nests_deeper(body: bytes, depth_max: int) -> bool:
 
     A few microseconds where few brackets are where an object or array may begin, else some 5 ms a megabyte.
     """
-    left = depth_max - 1  # the first of all has nothing before it
     if len(body) <= 2 * depth_max:
         return False
-    for bracket in (b"[", b"{"):
+    left = depth_max - 2  # the first of all has nothing before it, the innermost nothing in it
+    if left < 0:
+        return _depth(body, depth_max) > depth_max
+    looks_max = max(LOOKS_MAX, len(body) // BYTES_A_LOOK)
+    for bracket, inside in ((b"[", _IN_ARRAY), (b"{", _IN_OBJECT)):
         at = body.find(bracket)
-        for _ in range(LOOKS_MAX):
+        for _ in range(looks_max):
             if at < 0:
                 break
-            if body[at - 1] in _BEFORE_BRACKET:
-                left -= 1
+            before = body[at - 1]
+            if body[at + 1 : at + 2] in inside and before in _BEFORE_BRACKET:
+                # Code and prose in strings have brackets behind a blank: behind that blank stands a word or a sign.
+                left -= before not in _WHITE or body[at - 2] in _BEFORE_BRACKET
                 if left < 0:
                     return _depth(body, depth_max) > depth_max
             at = body.find(bracket, at + 1)
