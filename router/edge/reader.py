@@ -94,17 +94,21 @@ class Reader:
         rules: ReadingRules,
         *,
         secret: str = "",
+        messages_bytes_max: int = 0,
         observer: Observer | None = None,
     ) -> None:
         """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. Isolated tenants' salts
-        are made from the `secret`. The `observer` sees the texts of prompts, which are dropped behind it."""
+        are made from the `secret`. Of long bodies whose token ids are wanted, decoded messages of `messages_bytes_max`
+        bytes are kept besides, for the conversations' next turns. The `observer` sees the texts of prompts, which are
+        dropped behind it."""
         self._placer = placer
         self._tokens = tokens
         self._observer = observer
         self._secret = secret.encode()
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
-        self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
+        sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
+        self._seen, self._seen_aside = (Seen(bytes_max=size, seed=secrets.randbits(64)) for size in sizes)
         self._aside_lock = Lock()
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)

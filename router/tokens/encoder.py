@@ -378,12 +378,18 @@ def _longer(given: TemplateInput, bytes_max: int) -> bool:
     return size > bytes_max
 
 
+def messages_bytes_max(settings: Settings) -> int:
+    """Bytes of `tokens.cache_bytes_max` for decoded messages, of which templates are rendered: about as many as a
+    conversation's ids take. 0 where no template is rendered here."""
+    return settings.tokens.cache_bytes_max * 3 // 8 if settings.tokens.sources else 0
+
+
 def make_prompts(settings: Settings) -> Prompts:
     """The encoder of the templates and tokenizers that the settings name."""
     s = settings.tokens
     return Prompts(
         tokenizers(s.sources),
         deadline_s=s.deadline_s,
-        cache_bytes_max=s.cache_bytes_max,
+        cache_bytes_max=s.cache_bytes_max - messages_bytes_max(settings),
         template_kwargs=template_kwargs(s.template_kwargs),
     )
