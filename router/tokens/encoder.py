@@ -79,12 +79,15 @@ class Model:
     def rendered(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendered:
         """The prompt's text, and what is known of its ids. Raises CannotRender and Unfit."""
         if given.text is not None:
-            return Rendered(self.encoder.begin(given.text), given.add_special_tokens)
+            return self._begun(given.text, given.add_special_tokens)
         if self._template is None:
             raise Unfit(self._no_template or "the model has no chat template")
         fitted = self._template.fit(given, engine, defaults)
         special = given.add_special_tokens and engine != SGLANG  # SGLang has no such field for chats
-        return Rendered(self.encoder.begin(self._template.render(fitted)), special, fitted.suffix)
+        return self._begun(self._template.render(fitted), special, fitted.suffix)
+
+    def _begun(self, text: str, special: bool, suffix: str = "") -> Rendered:
+        return Rendered(Begun(text, [], []) if special else self.encoder.begin(text), special, suffix)
 
     def encoded(self, rendered: Rendered) -> bytes:
         """Token ids of a text as uint32 little-endian. Raises Unfit."""

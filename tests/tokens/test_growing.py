@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,5 +214,7 @@ async def test_a_long_conversation_goes_on_without_a_thread(tmp_path: Path, toke
     assert await prompts.encode(second, "m", "vllm", new_bytes=1_000) == wanted
     with pytest.raises(RuntimeError):
         await prompts.encode(second, "m", "vllm", new_bytes=100_000)
+    with pytest.raises(RuntimeError):  # what is put around a text is not remembered with it
+        await prompts.encode(replace(second, add_special_tokens=True), "m", "vllm", new_bytes=1_000)
     with pytest.raises(RuntimeError):
         await prompts.encode(talk(61, "other words, and more of them "), "m", "vllm", new_bytes=1_000)
