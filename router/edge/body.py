@@ -39,7 +39,7 @@ from router.settings.keys import OFF, Tenant
 REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
 
 # A long body is read on the event loop if so little of it is new, and it is no longer than that: half a millisecond.
-HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 1 << 20
+HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 
 _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
 
