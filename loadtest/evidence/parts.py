@@ -89,6 +89,7 @@ COMPILED = Command(("make", "compiled"), optional=True)
 
 PARTS = (
     Part("cost", 5, "CPU of decisions and of following KV events", (_loadtest("cost", "--check"),)),
+    Part("memory", 2, "bytes by what they are kept for, and the start", (_loadtest("cost", "--memory", "--check"),)),
     Part(
         "overhead",
         20,

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 from msgspec import Struct
 
@@ -93,17 +94,22 @@ class Reader:
         rules: ReadingRules,
         *,
         secret: str = "",
+        messages_bytes_max: int = 0,
         observer: Observer | None = None,
     ) -> None:
         """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. Isolated tenants' salts
-        are made from the `secret`. The `observer` sees the texts of prompts, which are dropped behind it."""
+        are made from the `secret`. Of long bodies whose token ids are wanted, decoded messages of `messages_bytes_max`
+        bytes are kept besides, for the conversations' next turns. The `observer` sees the texts of prompts, which are
+        dropped behind it."""
         self._placer = placer
         self._tokens = tokens
         self._observer = observer
         self._secret = secret.encode()
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
-        self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
+        sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
+        self._seen, self._seen_aside = (Seen(bytes_max=size, seed=secrets.randbits(64)) for size in sizes)
+        self._aside_lock = Lock()
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
         self.credentials(passed_on=True, api_key="")
@@ -134,6 +140,7 @@ class Reader:
         else:
             await self.turns.take(caller.name, caller.priority, request.body_bytes)
             try:
+                how.shorten(request)
                 read = await self._read(request, how, id_)
             finally:
                 self.turns.give_back()
@@ -184,7 +191,7 @@ class Reader:
         wanted = _wanted(request, body, ask, read.chain, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, id_, body, how, wanted)
-        question.repairs, question.warning = read.repairs, read.warning
+        question.repairs, question.warning, ask.stream_options = read.repairs, read.warning, None
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
@@ -211,6 +218,7 @@ class Reader:
             self._seen_aside if aside else self._seen,
             self._repairs_aside if aside else self._repairs,
             self._parse_thread if aside else None,
+            self._aside_lock,
         )
 
     def _model(self, ask: Ask, how: Reading) -> str | None:
@@ -289,7 +297,7 @@ class Reader:
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
-            dialect.with_usage(body) if strip_usage and dialect else body,
+            dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
             dialect or spoken_on(request.path),
             wanted,
             strip_usage,

@@ -26,6 +26,7 @@ BLOCK_BYTES = 512
 HASHED_BYTES = 512 << 10  # hashed in one go: a quarter of a millisecond
 SPANS_MAX = 4  # latest assistant messages whose keys are made
 UNSALTED_MAX = 256  # models whose identity is remembered
+SIZES_MAX = 64  # sizes of engines' blocks that are remembered
 HEADS_MAX = 8  # chains remembered of one beginning: one for each identity and each head (tools) it is seen with
 
 _BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
@@ -234,6 +235,11 @@ def token_root(adapter: str, salt: bytes, block_tokens: int) -> int:
 def token_chain(ids: bytes | memoryview, block_tokens: int, root: int) -> list[int]:
     """Keys of all full blocks of `ids` (uint32, little-endian), first block first; a partial last block has none."""
     width, key = 4 * block_tokens, root
-    return [
-        key := xxh3_64_intdigest(ids[start : start + width], key) for start in range(0, len(ids) - width + 1, width)
-    ]
+    whole = memoryview(ids)[: len(ids) // width * width]  # as in `chain`
+    return [key := xxh3_64_intdigest(block, key) for (block,) in _tokens_of(width).iter_unpack(whole)]
+
+
+@lru_cache(maxsize=SIZES_MAX)
+def _tokens_of(width: int) -> struct.Struct:
+    """What cuts ids into blocks of so many bytes."""
+    return struct.Struct(f"{width}s")

@@ -22,11 +22,16 @@ USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of what engines
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
 VALUES_A_PART = 32  # numbers and strings that may come with each object or array: ids of two million tokens by default
-LOOKS_MAX = 2_048  # brackets looked at one by one, before the whole body is scanned
+# Brackets looked at one by one before the whole body is scanned: so many, or one for so many bytes.
+LOOKS_MAX, BYTES_A_LOOK = 2_048, 128
 SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
 QUOTES_MAX = 1_024  # quotes in a slice that are looked at one by one; where they are denser, escapes are taken out
 PARTS, DEPTH = "parts", "depth"  # what there may be too much of
-_BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
+_WHITE = b" \t\r\n"
+_BEFORE_BRACKET = b"[,:" + _WHITE  # an object or array begins behind one of these
+# What the bracket of an object or an array that has anything in it is followed by. Quotes within strings are escaped.
+_IN_OBJECT = b'"' + _WHITE
+_IN_ARRAY = b'"[{-0123456789tfnNI' + _WHITE
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -83,15 +88,19 @@ def _is_plain(body: bytes, depth_max: int, parts_max: int) -> bool:
         return True
     if size > VALUES_A_PART * parts_max:  # a value takes a byte at least
         return False
-    begin, parts = depth_max - 1, parts_max  # as many may yet begin; the first of all has nothing before it
-    for bracket in (b"[", b"{"):
+    # As many may yet begin. The first of all has nothing before it, and the innermost may have nothing in it.
+    begin, parts = depth_max - 2, parts_max
+    looks_max = max(LOOKS_MAX, size // BYTES_A_LOOK)
+    for bracket, inside in ((b"[", _IN_ARRAY), (b"{", _IN_OBJECT)):
         at = body.find(bracket)
-        for _ in range(LOOKS_MAX):
+        for _ in range(looks_max):
             if at < 0:
                 break
             parts -= 1
-            if body[at - 1] in _BEFORE_BRACKET:
-                begin -= 1
+            before = body[at - 1]
+            if body[at + 1 : at + 2] in inside and before in _BEFORE_BRACKET:
+                # Code and prose in strings have brackets behind a blank: behind that blank stands a word or a sign.
+                begin -= before not in _WHITE or body[at - 2] in _BEFORE_BRACKET
             if begin < 0 or parts < 0:
                 return False
             at = body.find(bracket, at + 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,3 +86,13 @@ def test_long_bodies() -> None:
     for levels, found in ((255, False), (256, True), (100_000, True)):
         body = f'{{"a":{text},"b":{"[" * levels}{"]" * levels}}}'.encode()
         assert nests_deeper(body, 256) == found
+
+
+def test_code_in_strings_is_not_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets of a program's text are told from those of JSON by what stands beside them."""
+    lines = "x[0] = {'a': z[1]}\ny = [y for y in z]\nif (a) { return [b]; }\n"
+    code = (lines + "# what that does, in words\n" * 40) * 5
+    said = [{"role": "user", "content": code} for _ in range(100)]
+    monkeypatch.setattr(bodies, "_outside_strings", lambda *_: 1 / 0)
+    for style in STYLES:
+        assert not nests_deeper(json.dumps({"messages": said}, **style).encode(), 256)
