@@ -86,3 +86,18 @@ def test_another_file_is_told_from_one_of_kernels(
     capsys.readouterr()
     assert command.main([str(path)]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_what_is_kept_can_be_compared(gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The measured steps that the documents speak of are there, whole, and no calibration is faster than a GPU's kernels
+    without all that is left out of them, taken over its decode steps."""
+    file = Path(command.__file__).parents[1] / "data" / f"kernels_{gpu}.json"
+    found = json.loads(file.read_text())
+    assert (found["failed"], found["skipped"]) == ([], [])
+    assert command.main([str(file)]) == 0
+    out = capsys.readouterr().out
+    assert gpu.upper() in out
+    rows = [line for line in out.splitlines() if line.startswith("│ decode") and len(line.split("│")) == 7]
+    assert len(rows) == 3
+    assert all(float(row.split("│")[4]) > 1.0 for row in rows)
