@@ -90,8 +90,8 @@ def test_another_file_is_told_from_one_of_kernels(
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_what_is_kept_can_be_compared(gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The measured steps that the documents speak of are there, whole, and no calibration is faster than a GPU's kernels
-    without all that is left out of them, taken over its decode steps."""
+    """The measured steps that the documents speak of are there, whole, and no calibration decodes faster than
+    a GPU's kernels alone, which leave out a part of a step."""
     file = Path(command.__file__).parents[1] / "data" / f"kernels_{gpu}.json"
     found = json.loads(file.read_text())
     assert (found["failed"], found["skipped"]) == ([], [])
