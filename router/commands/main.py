@@ -314,7 +314,7 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
             serving = True
             reloading = asyncio.create_task(reloader.watch())
             tell_build()
-            print(f"listening {app.url} admin {app.admin_url}", flush=True)
+            logs.say_listening(app.url, app.admin_url)
             first = await stop
             reloading.cancel()
             if first == signal.SIGTERM:
